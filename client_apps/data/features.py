@@ -25,7 +25,6 @@ from tp_flower.learning.models.local_model import (
     CPU,
     FeatureArray,
     Features,
-    PlacedFeatures,
     resolve,
 )
 from tp_flower.node_config import IN_MEMORY
@@ -118,7 +117,7 @@ def mapped(folder: Path) -> FeatureArray:
 class _Copy:
     """Features on a device, and when they were used last."""
 
-    placed: PlacedFeatures
+    placed: Features
     used: float
 
 

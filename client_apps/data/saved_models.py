@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import msgspec
 import numpy as np
 import safetensors.numpy
 
@@ -93,7 +94,7 @@ class SavedModel:
         facts = {
             "version": VERSION,
             "table": self.table,
-            "model": self.spec.to_json(),
+            "model": msgspec.to_builtins(self.spec),
             "encoder": self.encoder.to_json(),
             "fragment": self.fragment.to_json(),
             "versions": dict(self.versions),
@@ -123,7 +124,7 @@ class SavedModel:
             return cls(
                 table=str(facts["table"]),
                 encoder=SiteEncoder.from_json(facts["encoder"]),
-                spec=ModelSpec.from_json(facts["model"]),
+                spec=msgspec.convert(facts["model"], ModelSpec),
                 parameters=safetensors.numpy.load(files[_PARAMETERS])[_THETA],
                 fragment=Fragment.from_json(facts["fragment"]),
                 versions={str(k): str(v) for k, v in facts["versions"].items()},

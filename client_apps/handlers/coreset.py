@@ -35,7 +35,6 @@ from tp_flower.coresets.importance import (
     leverage_total,
     leverages,
     penalised,
-    weighted_gram,
     whitening,
 )
 from tp_flower.coresets.sampling import draw_rows
@@ -43,6 +42,7 @@ from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.codec import check_sizes, parse, required
@@ -76,7 +76,7 @@ _SUMS: Final = (
 TOLERANCE: Final = 1e-3
 """By which rounding may take a row's share of its own direction beyond all of it."""
 _BLOCK_VALUES: Final = 1 << 21
-_OF_CLUSTERS: Final = ("labels", "distances", "masses", "centres")
+_OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
 
 
 def rows(site: Site, request: RowsRequest) -> RowsReply:
@@ -173,18 +173,18 @@ def _measure_columns(
     columns: "_Columns", weights: FloatArray, body: MeasurePart
 ) -> tuple[Entry, MeasuredPart]:
     penalty = required(body.penalty, "penalty")
-    gram = np.zeros((columns.width, columns.width))
+    matrix = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():
-        gram += weighted_gram(rows, weights[block])
-    if not is_gram(gram):
+        matrix += gram(rows, weights[block])
+    if not is_gram(matrix):
         raise SiteError("a feature or the label is too large for a sum of its squares")
-    arrays = {"masses": weights, "gram": gram}
+    arrays = {"multiplicity": weights, "gram": matrix}
     if columns.label is not None:
         arrays["label"] = columns.label
     meta = {"of": REGRESSION, "classes": columns.classes, "penalty": penalty}
     features = int(columns.features.shape[1])
-    total = leverage_total(gram, whitening(penalised(gram, features, penalty)))
-    reply = MeasuredPart(gram=gram) if body.is_shard else MeasuredPart(total=total)
+    total = leverage_total(matrix, whitening(penalised(matrix, features, penalty)))
+    reply = MeasuredPart(gram=matrix) if body.is_shard else MeasuredPart(total=total)
     return Entry(arrays, meta), reply
 
 
@@ -245,7 +245,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
             scores = body.scale * _cluster_scores(measured, body.cost)
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
-        mass = measured.arrays["masses"] * scores
+        mass = measured.arrays["multiplicity"] * scores
         sample = _computed(draw_rows, mass, body.count, site.round.noise.generator())
         parts[number] = DrawnPart(sample.astype(np.uint32))
         site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
@@ -266,24 +266,24 @@ def _leverages(
     site: Site, number: int, measured: Entry, whole_gram: AnyArray | None
 ) -> FloatArray:
     """Return the scores (n,), by the sum of the Gram matrices of all shards."""
-    gram = measured.arrays["gram"]
+    matrix = measured.arrays["gram"]
     if whole_gram is not None:
-        if whole_gram.shape != gram.shape:
+        if whole_gram.shape != matrix.shape:
             raise MessageError(
-                f"array 'gram' has shape {whole_gram.shape}; allowed: {gram.shape}"
+                f"array 'gram' has shape {whole_gram.shape}; allowed: {matrix.shape}"
             )
-        gram = whole_gram
-        if not is_gram(gram):
+        matrix = whole_gram
+        if not is_gram(matrix):
             raise MessageError("array 'gram' is no Gram matrix")
     encoder = SiteEncoder.from_json(measured.meta["encoder"])
     features = site.tables.encode(number, encoder, measured.arrays["positions"])
     label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
     width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
-    basis = whitening(penalised(gram, width, penalty))
+    basis = whitening(penalised(matrix, width, penalty))
     scores = np.zeros(len(features))
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = leverages(rows, basis)
-    if (measured.arrays["masses"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
+    if (measured.arrays["multiplicity"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
         raise MessageError("array 'gram' is no sum over shards of which this is one")
     return scores
 

@@ -154,7 +154,7 @@ def _update(
         if taken + pace.batch > rows:
             order, taken = rng.permutation(rows), 0
         batch = order[taken : taken + pace.batch]
-        theta = theta - pace.rate * objective.batch_gradient(theta, batch)
+        theta = theta - pace.rate * objective.gradient(theta, batch)
         taken += pace.batch
     return part.finite((start - theta) / (pace.rate * pace.steps))
 

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import chain
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, place
@@ -194,7 +195,7 @@ def _start(
     check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
-    spec = parse(body.model, "model", ModelSpec.from_json)
+    spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     loss = parse(spec.outputs, "model", partial(loss_of, request.loss))
     classes = [] if loss.name == "squared" else request.classes
     labels = _labels(extracted.label, loss, classes)[rows]

@@ -6,8 +6,10 @@ limit the planned releases, and cannot announce less than the site counts itself
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from client_apps.data.database import cannot_write
@@ -130,7 +132,7 @@ def _prepare_part(
     )
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
-    spec = parse(body.model, "model", ModelSpec.from_json)
+    spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     _check_model(outline, privacy, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, body.device)

@@ -4,6 +4,9 @@ Every action takes the site and the request and returns the reply. It changes th
 state last, so that an action that fails has changed nothing.
 """
 
+from functools import partial
+
+import msgspec
 import numpy as np
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
@@ -27,7 +30,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.extraction.select_plan import without_values
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.statistics import (
-    Sample,
+    CountedRows,
     declared_statistics,
     feature_statistics,
 )
@@ -206,8 +209,10 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
 def _statistics_of(site: Site, number: int, body: StatisticsPart) -> StatisticsOfPart:
     source, extracted = site.source(number), site.extracted(number)
     rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
-    choice = parse(body.encoders, "encoders", TableChoice.from_json)
-    sample = Sample(site.hasher(), rows=rows, min_count=source.min_count)
+    choice = parse(
+        body.encoders, "encoders", partial(msgspec.convert, type=TableChoice)
+    )
+    sample = CountedRows(site.hasher(), rows=rows, min_count=source.min_count)
     kinds = _kinds(site, number, choice)
     fitted = [
         name for name, kind in kinds.items() if not choice.is_declared(name, kind)

@@ -116,7 +116,7 @@ class ShardData:
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
             **{name: meta[name] for name in _VALUES},
-            spec=ModelSpec.from_json(meta["model"]),
+            spec=msgspec.convert(meta["model"], ModelSpec),
             update=Update(meta["update"]),
             plan=msgspec.convert(meta["privacy"], PartPlan),
             solver=solver,
@@ -128,7 +128,11 @@ class ShardData:
         """Return the entry that :meth:`read` reads, with further arrays and values."""
         arrays = {"features": on_host(self.features), **further_arrays}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
-        meta = {**further, "model": self.spec.to_json(), "update": str(self.update)}
+        meta = {
+            **further,
+            "model": self.msgspec.to_builtins(spec),
+            "update": str(self.update),
+        }
         meta |= {name: getattr(self, name) for name in _VALUES}
         meta["privacy"] = msgspec.to_builtins(self.plan)
         if self.solver is not None:

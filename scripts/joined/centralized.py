@@ -35,7 +35,7 @@ from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import Sample, feature_statistics
+from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.joins.mapping import split_rows
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.learning.losses import Loss
@@ -126,7 +126,7 @@ def join_tables(
                 connection,
                 fragment,
                 choices[fragment.table],
-                Sample(
+                CountedRows(
                     simulated_hasher(settings.seed),
                     rows=~held_out if fragment.label is not None else None,
                 ),
@@ -305,7 +305,7 @@ def fit_encoder(
     connection: duckdb.DuckDBPyConnection,
     fragment: Fragment,
     choice: TableChoice,
-    sample: Sample,
+    sample: CountedRows,
 ) -> SiteEncoder:
     """Fit the encoder to a whole table, or to these of its rows after the filters."""
     features = fragment.features
@@ -322,7 +322,7 @@ def fit_encoder(
 
 
 def encoder_of(
-    choice: TableChoice, columns: Mapping[str, Column], sample: Sample
+    choice: TableChoice, columns: Mapping[str, Column], sample: CountedRows
 ) -> SiteEncoder:
     """Fit a table's encoder to its columns, by feature."""
     statistics = {

@@ -30,7 +30,7 @@ from tp_flower.features.choice import choose_encoders
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding
-from tp_flower.features.statistics import Sample
+from tp_flower.features.statistics import CountedRows
 from tp_flower.query import Query
 from tp_flower.sources.shards import column_types
 
@@ -78,7 +78,7 @@ def fit_encoders(
     for table in dict.fromkeys(table for table, _ in values if table):
         columns = {name: value for (t, name), value in values.items() if t == table}
         choice = choose_encoders((), {table: list(columns)})[table]
-        sample = Sample(simulated_hasher(0), rows=rows)
+        sample = CountedRows(simulated_hasher(0), rows=rows)
         encoders[table] = encoder_of(choice, columns, sample)
     return encoders
 

@@ -376,7 +376,7 @@ def check_scores(
     bound = np.zeros(len(drawn))
     weights = joined.weighting.train
     for name, rows in joined.train.tables.items():
-        masses = rows.multiplicity if weights is None else weights.masses[name]
+        masses = rows.multiplicity if weights is None else weights.multiplicity[name]
         inverse = np.append(most / np.maximum(masses, np.finfo(np.float32).tiny), 0.0)
         bound += inverse[rows.row_of[drawn]]
     is_beyond = scores > bound * (1.0 + TOLERANCE)

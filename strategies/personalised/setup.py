@@ -128,7 +128,7 @@ def set_up_personalised(
     participants = {
         part.number: PersonalisePart(
             encoder=encoders[name].to_json(),
-            model=spec.to_json(),
+            model=spec,
             l2=settings.l2,
             device=settings.device,
             trained=pack_bits(~mask),

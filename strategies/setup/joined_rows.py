@@ -248,7 +248,7 @@ class JoinedRows(SplitRows):
             return replace(self, weighting=replace(self.weighting, train=None))
         row_weights = RowWeights.of(weights, self.train)
         layouts = {
-            name: layout.weighted(row_weights.masses[name])
+            name: layout.weighted(row_weights.multiplicity[name])
             for name, layout in self.layouts.items()
         }
         weighting = replace(self.weighting, train=row_weights)

@@ -324,7 +324,7 @@ class TrainingProblem(PreparedRun):
         weights = self.weighting.train
         if weights is not None:
             message = weights.rows[:, None] * message
-        inverse = {} if weights is None else weights.inverse_masses
+        inverse = {} if weights is None else weights.inverse_multiplicity
         return {
             name: targets(
                 self.train.tables[name], scores, message, kappa, inverse.get(name)

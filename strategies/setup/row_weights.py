@@ -14,7 +14,7 @@ import numpy as np
 from strategies.setup.problem import Weighting
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import TableMapping, entity_weights
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import Settings
@@ -127,7 +127,9 @@ def row_weights(
         mapping = mapping.select(rows)
         weights = None if weights is None else weights[rows]
     if declared.entity:
-        by_entity = entity_weights(mapping.tables[declared.entity])
+        # each joined row has a row of the entity's table
+        entity = mapping.tables[declared.entity]
+        by_entity = entity.inverse_multiplicity[entity.row_of]
         weights = by_entity if weights is None else weights * by_entity
     # equal weights are none: such a run is the same to the bit
     is_constant = weights is None or bool(np.all(weights[:1] == weights))

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
 
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
@@ -49,7 +50,8 @@ def fit_encoders(
     choices = joined.choices
     bodies = {
         part.number: StatisticsPart(
-            encoders=choices[part.table].to_json(), rows=trained.get(part.number)
+            encoders=msgspec.to_builtins(choices[part.table]),
+            rows=trained.get(part.number),
         )
         for part in extracted.all_parts
     }
@@ -139,7 +141,7 @@ def prepare(
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
         encoder = preparation.encoders[table].to_json()
-        model, scale = specs[table].to_json(), preparation.label_scale
+        model, scale = msgspec.to_builtins(specs[table]), preparation.label_scale
         for number, fields in layout.set_up_fields().items():
             parts[number] = PreparePart(
                 encoder=encoder,

@@ -25,7 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets.importance import weighted_gram, whitening
+from tp_flower.coresets.importance import whitening
+from tp_flower.learning.solvers import gram
 
 LEAST_GAMMA_SQUARED: Final = 0.01
 MOST_TAU: Final = 100.0
@@ -35,19 +36,18 @@ MOST_PAIRS: Final = 100_000
 def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
     """Return the smallest singular value of [U_1, ..., U_T], 0 to 1.
 
-    Args:
-        blocks: by table (m, p_i): its columns on the sampled joined rows, at the label
-            table with the intercept's and the label's.
-        weights: (m,), > 0: their sums stand for sums over all joined rows.
+    Of each table the block (m, p_i) has the columns on the sampled joined rows, at the
+    label table with the intercept's and the label's; sums of the weights (m,), > 0,
+    stand for sums over all joined rows.
 
-    >>> own = np.array([[1.0], [2.0]])
-    >>> others = (np.array([[2.0], [-1.0]]), 3.0 * own)
-    >>> [round(gamma([own, other], np.ones(2)), 9) for other in others]
+    >>> first = np.array([[1.0], [2.0]])
+    >>> others = (np.array([[2.0], [-1.0]]), 3.0 * first)
+    >>> [round(gamma([first, other], np.ones(2)), 9) for other in others]
     [1.0, 0.0]
     """
-    bases = [block @ whitening(weighted_gram(block, weights)) for block in blocks]
+    bases = [block @ whitening(gram(block, weights)) for block in blocks]
     together = np.concatenate(bases, axis=1)
-    least = np.linalg.eigvalsh(weighted_gram(together, weights)).min(initial=1.0)
+    least = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # a square: rounding makes of 0 what is 1e-8 as a root
     return float(np.sqrt(np.clip(least, 0.0, 1.0))) if least > 1e-12 else 0.0
 
@@ -56,9 +56,8 @@ def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
 class PairRatio:
     """How much of two joined rows' distance one table sees.
 
-    Attributes:
-        largest: tau over the pairs looked at; infinite where no table tells some apart.
-        median: over the pairs, at the table where it is least.
+    ``largest`` is tau over the pairs, infinite where no table tells some apart;
+    ``median`` is over the pairs, at the table where it is least.
     """
 
     largest: float

@@ -25,7 +25,7 @@ The paper adds 1/N at every party. That share reads no data, and the server draw
 
 Notation:
     T_i     ``rows``  (n, p): the encoded columns, at the label table with 1 and label
-    G^w_i   ``masses``  (n,): what the joined training rows of each row weigh
+    G^w_i   ``multiplicity``  (n,): summed weights of each row's joined training rows
     W       ``whitening``  (p, r): W W^T = (T^T diag(G^w) T)^+, r its rank
 
 Reference:
@@ -46,8 +46,7 @@ from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
 
 REGRESSION: Final = "regression"
 CLUSTERS: Final = "clusters"
-SENSITIVITIES: Final = (REGRESSION, CLUSTERS)
-"""What rows are sensitive for: leverages for a regression, or those of k-means."""
+"""Rows matter for a regression, by their leverage, or for k-means."""
 
 RANK_TOLERANCE: Final = 1e-10
 """A direction below it, over the largest of the scaled Gram matrix, is none.
@@ -78,15 +77,6 @@ def augmented(
     return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
-def weighted_gram(rows: npt.NDArray[Any], masses: npt.NDArray[Any]) -> FloatArray:
-    """Return T^T diag(G^w) T, (p, p), of rows (n, p); those of shards add up."""
-    total = np.zeros((rows.shape[1], rows.shape[1]))
-    for block in _row_blocks(rows):
-        weighted = rows[block] * np.sqrt(masses[block], dtype=np.float64)[:, None]
-        total += weighted.T @ weighted
-    return total
-
-
 def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
     """Return the Gram matrix (p, p) with the penalty's rows in it.
 
@@ -106,10 +96,6 @@ def whitening(gram: FloatArray) -> FloatArray:
     The columns are scaled to length 1 first, so that their units do not decide what
     counts as zero; copies, constants beside an intercept and empty columns lower the
     rank r, nothing else.
-
-    Raises:
-        ValueError: the matrix has values that are not finite, or its diagonal one
-            below 0: it is no Gram matrix.
     """
     lengths = np.sqrt(np.diag(gram), where=np.diag(gram) >= 0, out=-np.ones(len(gram)))
     if not np.isfinite(gram).all() or (lengths < 0).any():
@@ -137,32 +123,12 @@ def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
 
 
 def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
-    """Return what a shard's scores sum to: trace(gram_q gram^+), 0 to its columns.
+    """Return the sum of a shard's scores: trace(gram_q gram^+), 0 to its columns.
 
     ``gram`` is without the penalty's rows, ``whitening`` of the sum over the
     shards, with them.
     """
     return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
-
-
-def regression_scores(
-    rows: npt.NDArray[Any],
-    masses: npt.NDArray[Any],
-    *,
-    features: int = 0,
-    penalty: float = 0.0,
-) -> FloatArray:
-    """Return the scores (n,) of a table of one shard, of which d columns are penalised.
-
-    A row that is joined twice is half of its direction each time; one that is alone
-    in its direction is all of it:
-
-    >>> scores = regression_scores(np.array([[1.0, 0], [0, 5]]), np.array([2, 1]))
-    >>> scores.round(9).tolist()
-    [0.5, 1.0]
-    """
-    gram = penalised(weighted_gram(rows, masses), features, penalty)
-    return leverages(rows, whitening(gram))
 
 
 def _row_blocks(rows: npt.NDArray[Any]) -> list[slice]:
@@ -202,34 +168,30 @@ ZERO_COST: Final = 1e-10
 
 @dataclass(frozen=True)
 class ShardClusters:
-    """A shard's rows in their clusters.
+    """A shard's rows in clusters: labels, squared distances to centres (n,).
 
-    Attributes:
-        labels: (n,), each row's cluster.
-        distances: (n,), squared distance of each row to its centre.
-        masses: (n,), what each row counts.
-        centres: (k, d), of the clusters that have a row.
+    The multiplicity (n,) is weighted; centres (k, d) are of clusters that have a row.
     """
 
     labels: LabelArray
     distances: FloatArray
-    masses: FloatArray
+    multiplicity: FloatArray
     centres: FloatArray
 
     @cached_property
-    def cluster_masses(self) -> FloatArray:
-        """What the rows of each cluster count, (k,)."""
-        return _sums(self.labels, self.masses, self.used)
+    def cluster_sizes(self) -> FloatArray:
+        """Weighted number of rows in each cluster, (k,)."""
+        return _sums(self.labels, self.multiplicity, self.used)
 
     @cached_property
     def cluster_costs(self) -> FloatArray:
-        """What the rows of each cluster cost, (k,)."""
-        return _sums(self.labels, self.masses * self.distances, self.used)
+        """Summed squared distances in each cluster, (k,)."""
+        return _sums(self.labels, self.multiplicity * self.distances, self.used)
 
     @property
     def cost(self) -> float:
-        """What all rows cost."""
-        return float(self.masses @ self.distances)
+        """Summed squared distances."""
+        return float(self.multiplicity @ self.distances)
 
     @property
     def used(self) -> int:
@@ -239,12 +201,12 @@ class ShardClusters:
 
 def cluster_shard(
     features: npt.NDArray[Any],
-    masses: npt.NDArray[Any],
+    multiplicity: npt.NDArray[Any],
     clusters: int,
     rng: np.random.Generator,
 ) -> ShardClusters:
     """Return the rows of a shard in at most ``clusters`` clusters, by k-means++."""
-    weights = np.asarray(masses, np.float64)
+    weights = np.asarray(multiplicity, np.float64)
     counted = weights > 0
     if not counted.any():
         nothing = np.zeros(len(weights))
@@ -259,31 +221,28 @@ def cluster_shard(
     return ShardClusters(labels, distances, weights, centres)
 
 
-def kmeans_scores(shard: ShardClusters, table_cost: float | None = None) -> FloatArray:
+def kmeans_scores(shard: ShardClusters, cost: float) -> FloatArray:
     """Return the scores (n,) of a shard's rows; 0 where a row counts nothing.
 
-    ``table_cost`` is of the rows of all shards; None where this is the only one.
+    ``cost`` is of the rows of all the table's shards.
     """
-    cost = shard.cost if table_cost is None else table_cost
     if not shard.used:
-        return np.zeros(len(shard.masses))
+        return np.zeros(len(shard.multiplicity))
     share = ALPHA / cost if cost > 0 else 0.0
-    cluster = (share * shard.cluster_costs + 2.0 * ALPHA) / shard.cluster_masses
+    cluster = (share * shard.cluster_costs + 2.0 * ALPHA) / shard.cluster_sizes
     scores = share * shard.distances + cluster[shard.labels]
-    return np.where(shard.masses > 0, scores, 0.0)
+    return np.where(shard.multiplicity > 0, scores, 0.0)
 
 
-def kmeans_total(own_cost: float, table_cost: float, used: int) -> float:
-    """Return what the scores of a shard sum to, of what it says of its clusters.
+def kmeans_total(cost: float, table_cost: float, used: int) -> float:
+    """Return the sum of a shard's scores, from its cost and its number of clusters.
 
     >>> kmeans_total(1.0, 4.0, 3), kmeans_total(0.0, 0.0, 2)
     (13.0, 8.0)
     """
-    share = own_cost / table_cost if table_cost > 0 else 0.0
+    share = cost / table_cost if table_cost > 0 else 0.0
     return 2.0 * ALPHA * (share + used)
 
 
 def _sums(labels: LabelArray, values: FloatArray, clusters: int) -> FloatArray:
-    """Return the sums (k,) of values (n,) by cluster."""
-    total: npt.NDArray[Any] = np.bincount(labels, values, minlength=clusters)
-    return total
+    return np.bincount(labels, values, minlength=clusters)

@@ -46,28 +46,23 @@ Generator = np.random.Generator
 
 
 def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArray:
-    """Return how many of ``size`` draws each party makes, (T,).
-
-    ``totals`` (T,), >= 0 and not all 0, are the sums of the parties' scores.
-    """
+    """Return the draws of each party, (T,), from the sums of the parties' scores."""
     sums = np.asarray(totals, np.float64)
     if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
         raise ValueError(f"totals are {sums.tolist()}: finite, >= 0, not all 0")
-    counts: IntArray = rng.multinomial(size, sums / sums.sum())
-    return counts
+    return rng.multinomial(size, sums / sums.sum())
 
 
-def draw_rows(mass: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
-    """Return ``count`` positions, each r with probability mass_r / sum of mass."""
-    ends = np.cumsum(mass, dtype=np.float64)
+def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
+    """Return ``count`` positions, drawn with probabilities in proportion to weights."""
+    ends = np.cumsum(weights, dtype=np.float64)
     if not count:
         return np.zeros(0, np.int64)
     if not len(ends) or not ends[-1] > 0:
-        raise ValueError(f"{count} rows are to be drawn, and none has a mass above 0")
-    # the first end above the number: a row without mass has none of the interval
+        raise ValueError(f"{count} rows are to be drawn, and none has a weight above 0")
+    # the first end above the number: a row of weight 0 has none of the interval
     at = rng.random(count) * ends[-1]
-    positions: IntArray = np.searchsorted(ends, at, side="right")
-    return positions
+    return np.searchsorted(ends, at, side="right")
 
 
 def draw_joined(
@@ -103,8 +98,7 @@ def draw_joined(
         at = ends[starts] + share * (ends[stops] - ends[starts])
         places = np.searchsorted(ends, at, side="right") - 1
     # a rounding error at the edge of a group must not reach into the next
-    found: IntArray = joined[np.clip(places, starts, stops - 1)]
-    return found
+    return joined[np.clip(places, starts, stops - 1)]
 
 
 def draw_uniform(
@@ -112,8 +106,7 @@ def draw_uniform(
 ) -> IntArray:
     """Return ``count`` joined rows, each with probability w0_j / W: the server's share.
 
-    With them every score has the term T / W (paper: 1/n at each of T parties), which
-    bounds the weight of a draw by total / (m T / W).
+    Its term T / W of a score (paper: T times 1/n) bounds the weights of the draws.
     """
     if row_weights is None:
         return rng.integers(joined_rows, size=count)
@@ -122,13 +115,10 @@ def draw_uniform(
 
 @dataclass(frozen=True)
 class Sample:
-    """A weighted sample of joined rows.
+    """A weighted sample of joined rows, from m = ``size`` draws.
 
-    Attributes:
-        joined: (k,) int64, ascending: the distinct joined rows.
-        counts: (k,), how often each was drawn.
-        weights: (k,), > 0: its weighted sums estimate sums over all joined rows.
-        size: m, the number of draws.
+    The distinct rows ``joined`` (k,) ascend; weighted sums over them, with weights > 0,
+    estimate sums over all joined rows. ``counts`` (k,) are their draws.
     """
 
     joined: IntArray
@@ -148,7 +138,7 @@ class Sample:
 
 
 def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
-    """Return the draws merged, and what each weighs: total / (m s_j) per draw.
+    """Return the draws merged, each with the weight total / (m s_j) per draw.
 
     ``scores`` (k,), s_j > 0, are of the distinct rows of ``draws`` in ascending
     order, with the uniform term; ``total`` is what w0_j s_j sum to over all joined

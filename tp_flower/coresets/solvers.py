@@ -39,34 +39,39 @@ def solve(
     l1: float = 0.0,
     solver: Solver = "exact",
 ) -> FloatArray:
-    """Return theta and b, (p + 1,), by scikit-learn.
+    """Return theta and b, (p + 1,), by scikit-learn, of a finite design.
 
-    Args:
-        design: (n, p), finite.
-        targets: (n,).
-        weights: (n,).
-        l2: >= 0; with both penalties 0 theta is the least of those that fit, once the
-            columns have length 1: copies and combinations of columns do no harm.
-        l1: >= 0.
-        solver: "exact" (singular values; coordinate descent where l1 is above 0), or
-            "saga": stochastic average gradients (Defazio et al. 2014), which stop after
-            ``MAX_PASSES`` passes where they have not converged.
+    With both penalties 0 theta is the least of those that fit, once the columns have
+    length 1: copies and combinations of columns do no harm.
+
+    The solver is "exact" (singular values; coordinate descent where l1 is above 0), or
+    "saga": stochastic average gradients (Defazio et al. 2014), which stop after
+    ``MAX_PASSES`` passes where they have not converged.
     """
     scaled = weights * (len(weights) / weights.sum())
     if l1 > 0 and solver == "saga":
         raise ValueError("SAGA solves ridge regression: l1 is 0 with it")
-    own_design = np.asarray(design, np.float64)
+    columns = np.asarray(design, np.float64)
     if l1 == 0 and l2 == 0 and solver == "exact":
-        return _least_squares(own_design, targets, scaled)
+        return _least_squares(columns, targets, scaled)
     from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import ElasticNet, Ridge
 
     with warnings.catch_warnings():
         # the best that was reached is used, and its cost is in the report
         warnings.simplefilter("ignore", ConvergenceWarning)
         if solver == "saga":
-            return _saga(own_design, targets, scaled, l2)
-        model = _model(l2, l1, len(scaled))
-        model.fit(own_design, targets, sample_weight=scaled)
+            return _saga(columns, targets, scaled, l2)
+        if l1 > 0:
+            # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
+            alpha, ratio = l1 + l2, l1 / (l1 + l2)
+            model = ElasticNet(
+                alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE
+            )
+        else:
+            # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
+            model = Ridge(alpha=l2 * len(scaled), solver="svd")
+        model.fit(columns, targets, sample_weight=scaled)
     return np.append(model.coef_, model.intercept_)
 
 
@@ -106,22 +111,6 @@ def _least_squares(
     return np.append(model.coef_ * units, model.intercept_)
 
 
-def _model(l2: float, l1: float, rows: int) -> Any:
-    """Return scikit-learn's model whose objective is a multiple of ours."""
-    from sklearn.linear_model import ElasticNet, Ridge
-
-    if l1 > 0:
-        # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
-        return ElasticNet(
-            alpha=l1 + l2,
-            l1_ratio=l1 / (l1 + l2),
-            max_iter=MAX_PASSES,
-            tol=TOLERANCE,
-        )
-    # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
-    return Ridge(alpha=l2 * rows, solver="svd")
-
-
 LabelArray = npt.NDArray[np.intp]
 
 MAX_STEPS: Final = 300
@@ -140,7 +129,7 @@ def weighted_kmeans(
     starts: int = STARTS,
 ) -> FloatArray:
     """Return the centres, (<= k, d), of the best of ``starts`` runs of k-means++."""
-    weighted, own_weights = points[weights > 0], weights[weights > 0]
+    weighted, positive_weights = points[weights > 0], weights[weights > 0]
     if not len(weighted):
         raise ValueError("no point has a weight above 0: there is nothing to cluster")
     # scikit-learn takes a second to import, and few messages cluster
@@ -156,9 +145,8 @@ def weighted_kmeans(
     with warnings.catch_warnings():
         # fewer distinct points than clusters: some centres are the same
         warnings.filterwarnings("ignore", "Number of distinct", ConvergenceWarning)
-        solver.fit(weighted, sample_weight=own_weights)
-    distinct: FloatArray = np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
-    return distinct
+        solver.fit(weighted, sample_weight=positive_weights)
+    return np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
 
 
 def nearest(
@@ -182,20 +170,6 @@ def nearest(
     return labels, distances
 
 
-def kmeans_cost(
-    points: npt.NDArray[Any],
-    centres: FloatArray,
-    weights: npt.NDArray[Any] | None = None,
-) -> float:
-    """Return cost(C), summed over the points.
-
-    >>> kmeans_cost(np.array([[0.0], [7.0]]), np.array([[1.0]]), np.array([2.0, 1.0]))
-    38.0
-    """
-    _, distances = nearest(points, centres)
-    return float(distances.sum() if weights is None else weights @ distances)
-
-
 def distdim(
     labels: npt.NDArray[np.integer],
     centres: Sequence[FloatArray],
@@ -203,7 +177,7 @@ def distdim(
     clusters: int,
     rng: np.random.Generator,
 ) -> FloatArray:
-    """Return centres (<= k, d_1 + ... + d_T) of what parties say of their columns.
+    """Return centres (<= k, d_1 + ... + d_T) from the parties' local clusterings.
 
     Every party clusters its columns. A point is then taken for the combination of its
     local centres; those that occur are clustered, by the weight of their points.
@@ -216,9 +190,9 @@ def distdim(
         that occur are made.
     """
     combinations, which = np.unique(labels, axis=0, return_inverse=True)
-    mass = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
+    totals = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
     grid = np.concatenate(
         [of_party[combinations[:, place]] for place, of_party in enumerate(centres)],
         axis=1,
     )
-    return weighted_kmeans(grid, mass, clusters, rng)
+    return weighted_kmeans(grid, totals, clusters, rng)

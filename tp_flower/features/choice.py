@@ -8,22 +8,18 @@ quotes, as in SQL.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final
 
 import msgspec
 
 from tp_flower.errors import SchemaError, SettingsError
-from tp_flower.features.spec import MOST_COLUMNS, EncoderSpec, default_spec
+from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, EncoderSpec
 
+_Text = Annotated[str, msgspec.Meta(min_length=1)]
 Entry = tuple[str, str, str]
 """Table, column and the text of a spec."""
 
-
 KEY_PREFIX: Final = "encode."
-_FIELDS: Final = tuple[
-    str, dict[str, str | None], Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)]
-]
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
 _QUOTED: Final = r'"(?:[^"]|"")+"'
 _PLAIN: Final = r'(?:[^"=;]|"[^"]*")*'
@@ -76,16 +72,15 @@ def entry_of_key(key: str, value: object) -> Entry:
 
 
 def read_entries(value: object) -> tuple[Entry, ...]:
-    """Return the entries of a text, or of a tuple of texts and entries, each once.
-
-    Raises:
-        ValueError: an entry is malformed, or a feature has two encoders.
-    """
+    """Return the entries of a text, or of a tuple of texts and entries, each once."""
     entries: list[Entry] = []
     for item in value if isinstance(value, tuple) else (value,):
         entries += parse_entries(item) if isinstance(item, str) else (item,)
-    if not all(map(_is_entry, entries)):
-        raise ValueError(f"{value!r} is not a list of (table, column, encoder)")
+    try:
+        msgspec.convert(entries, list[tuple[_Text, _Text, _Text]])
+    except msgspec.ValidationError:
+        message = f"{value!r} is not a list of (table, column, encoder)"
+        raise ValueError(message) from None
     distinct: dict[tuple[str, str], tuple[EncoderSpec, Entry]] = {}
     for table, column, text in entries:
         feature, entry = (table.lower(), column.lower()), (table, column, text)
@@ -98,24 +93,29 @@ def read_entries(value: object) -> tuple[Entry, ...]:
     return tuple(entry for _, entry in distinct.values())
 
 
-@dataclass(frozen=True)
-class TableChoice:
+class TableChoice(msgspec.Struct, frozen=True):
     """The encoder of each feature of a table, as the settings choose it.
 
-    The table is its alias in the query. Specs go by feature name, in the query's order;
-    None is the default. ``max_categories`` is of a one-hot that does not say how many.
+    The table is its alias in the query. The texts of specs go by feature name, in the
+    query's order; None is the default. ``max_categories`` is of a one-hot that does not
+    say how many.
     """
 
     table: str
-    specs: Mapping[str, EncoderSpec | None]
-    max_categories: int = 256
+    specs: Mapping[str, str | None]
+    max_categories: Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)] = 256
+
+    def __post_init__(self) -> None:
+        for text in self.specs.values():
+            if text is not None:
+                EncoderSpec.parse(text)
 
     def spec_for(self, feature: str, kind: str) -> EncoderSpec:
         """Return the full spec of a feature; SchemaError where none fits."""
         where = f"encoder of {self.table}.{feature}"
         if feature not in self.specs:
             raise SchemaError(f"{where}: there is no such feature")
-        spec = self.specs[feature] or default_spec(kind)
+        spec = EncoderSpec.parse(self.specs[feature] or DEFAULTS[kind])
         try:
             return spec.for_kind(kind, self.max_categories)
         except SchemaError as error:
@@ -123,26 +123,10 @@ class TableChoice:
 
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is not known."""
-        if feature not in self.specs:
+        text = self.specs.get(feature) or DEFAULTS.get(kind)
+        if feature not in self.specs or text is None:
             return False
-        spec = self.specs[feature] or (default_spec(kind) if kind else None)
-        return spec is not None and not spec.needs_of(kind)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain JSON types, as the server sends them to a site."""
-        specs = {name: spec and str(spec) for name, spec in self.specs.items()}
-        return {**vars(self), "specs": specs}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild the choice from ``to_json``."""
-        fields = data["table"], data["specs"], data["max_categories"]
-        table, texts, most = msgspec.convert(fields, _FIELDS)
-        specs = {
-            name: None if text is None else EncoderSpec.parse(text)
-            for name, text in texts.items()
-        }
-        return cls(table, specs, most)
+        return not EncoderSpec.parse(text).needs_of(kind)
 
 
 def choose_encoders(
@@ -150,17 +134,13 @@ def choose_encoders(
     features: Mapping[str, Sequence[str]],
     max_categories: int = 256,
 ) -> dict[str, TableChoice]:
-    """Return the choice for each feature of each table, whose names go by its alias.
-
-    Raises:
-        SettingsError: an entry names a table or a column that the query does not have.
-    """
-    chosen: dict[tuple[str, str], EncoderSpec] = {}
+    """Return the choice for the features of each table, which goes by its alias."""
+    chosen: dict[tuple[str, str], str] = {}
     for table, column, spec in entries:
         alias = _find(table, features, f"encoders names table {table!r}; the query has")
         where = f"encoders names column {column!r} of table {alias!r}, whose features"
         name = _find(column, features[alias], f"{where} are")
-        chosen[alias, name] = EncoderSpec.parse(spec)
+        chosen[alias, name] = str(EncoderSpec.parse(spec))
     return {
         table: TableChoice(
             table, {name: chosen.get((table, name)) for name in names}, max_categories
@@ -185,11 +165,3 @@ def _bare(name: str) -> str:
 def _quoted(name: str) -> str:
     is_plain = re.fullmatch(r'[^".=;\s]+', name)
     return name if is_plain else '"' + name.replace('"', '""') + '"'
-
-
-def _is_entry(item: object) -> bool:
-    return (
-        isinstance(item, tuple)
-        and len(item) == 3
-        and all(isinstance(part, str) and part for part in item)
-    )

@@ -7,21 +7,20 @@ Notation
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tp_flower.arrays import BoolArray, FloatArray, IndexArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IndexArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.spec import TIME_PARTS
 
 Float32Array = npt.NDArray[np.float32]
 CodeArray = npt.NDArray[np.int32]
 Rows = slice | IndexArray | BoolArray
-
 
 _DAY: Final = 86400
 _EPOCH_WEEKDAY: Final = 4  # 1970 began on a Thursday; Sunday is 0
@@ -30,7 +29,21 @@ TimePart = Callable[[FloatArray], FloatArray]
 
 
 @dataclass(frozen=True, eq=False)
-class NumericColumn:
+class _ArrayColumn:
+    values: AnyArray
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, n."""
+        return len(self.values)
+
+    def take(self, rows: Rows) -> Self:
+        """Return the column of these rows."""
+        return type(self)(self.values[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class NumericColumn(_ArrayColumn):
     """A feature with numbers: booleans are 0 and 1, times seconds since 1970 (UTC).
 
     The values are float64 (n,), NaN where missing.
@@ -39,18 +52,29 @@ class NumericColumn:
     values: FloatArray
 
     @property
-    def rows(self) -> int:
-        """Number of rows, n."""
-        return len(self.values)
-
-    @property
     def is_missing(self) -> BoolArray:
         """Mask of the rows without a value, (n,)."""
         return np.isnan(self.values)
 
-    def take(self, rows: Rows) -> "NumericColumn":
-        """Return the column of these rows."""
-        return NumericColumn(self.values[rows])
+
+@dataclass(frozen=True, eq=False)
+class VectorColumn(_ArrayColumn):
+    """A feature with vectors of one length, such as embeddings.
+
+    The values are float32 (n, d), NaN where missing: a whole row, or single elements.
+    """
+
+    values: Float32Array
+
+    @property
+    def width(self) -> int:
+        """Length of the vectors, d."""
+        return int(self.values.shape[1])
+
+    @property
+    def is_missing(self) -> BoolArray:
+        """Mask of the rows without any element, (n,)."""
+        return np.asarray(np.isnan(self.values).all(axis=1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,35 +113,6 @@ class CategoricalColumn:
     def take(self, rows: Rows) -> "CategoricalColumn":
         """Return the column of these rows, with the same ``texts``."""
         return CategoricalColumn(self.codes[rows], self.texts)
-
-
-@dataclass(frozen=True, eq=False)
-class VectorColumn:
-    """A feature with vectors of one length, such as embeddings.
-
-    The values are float32 (n, d), NaN where missing: a whole row, or single elements.
-    """
-
-    values: Float32Array
-
-    @property
-    def rows(self) -> int:
-        """Number of rows, n."""
-        return len(self.values)
-
-    @property
-    def width(self) -> int:
-        """Length of the vectors, d."""
-        return int(self.values.shape[1])
-
-    @property
-    def is_missing(self) -> BoolArray:
-        """Mask of the rows without any element, (n,)."""
-        return np.asarray(np.isnan(self.values).all(axis=1))
-
-    def take(self, rows: Rows) -> "VectorColumn":
-        """Return the column of these rows."""
-        return VectorColumn(self.values[rows])
 
 
 FeatureColumn = NumericColumn | CategoricalColumn | VectorColumn

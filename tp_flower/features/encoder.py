@@ -22,14 +22,9 @@ from tp_flower.arrays import IndexArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
-    BinEncoding,
     CategoryEncoding,
-    CyclicEncoding,
+    FeatureEncoding,
     HashedEncoding,
-    HashEncoding,
-    ListedEncoding,
-    MissingEncoding,
-    NumberEncoding,
     Targets,
     VectorEncoding,
     Writer,
@@ -38,17 +33,6 @@ from tp_flower.features.encodings import (
 )
 from tp_flower.features.statistics import category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
-
-FeatureEncoding = (
-    NumberEncoding
-    | BinEncoding
-    | CyclicEncoding
-    | VectorEncoding
-    | MissingEncoding
-    | ListedEncoding
-    | CategoryEncoding
-    | HashEncoding
-)
 
 VERSION: Final = 2
 BLOCK_VALUES: Final = 1 << 18  # float32 values written at a time: about a core's cache
@@ -76,22 +60,18 @@ class TableEncoder:
     @property
     def width(self) -> int:
         """Number of encoded columns, d."""
-        return sum(len(encoding.feature_names) for encoding in self.encodings)
+        return len(self.feature_names)
 
     @property
     def columns(self) -> int:
-        """About the mean squared norm of an encoded row, whatever the rows are.
-
-        A standardised number adds one to it, and so does a category; a vector adds
-        about one per entry.
-        """
+        """About the mean squared norm of an encoded row: a number adds about one."""
         return sum(
             each.width if isinstance(each, VectorEncoding) else 1
             for each in self.encodings
         )
 
     def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
-        """Return the features of another kind than their encoding; no value decides.
+        """Return the features of another kind than their encoding, by name.
 
         ``kinds`` are those of a shard's features, with the length of vectors.
         """
@@ -111,14 +91,15 @@ class TableEncoder:
         }
         return SiteEncoder(self, keys)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON types, with a version."""
         return {"version": VERSION, **msgspec.to_builtins(self)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Mapping[str, object]) -> Self:
         """Rebuild an encoder from ``to_json``."""
-        _check_version(data)
+        if (version := data.get("version")) != VERSION:
+            raise SchemaError(f"encoder of version {version!r}, expected {VERSION}")
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
@@ -149,9 +130,6 @@ class SiteEncoder:
 
         Beside ``out``, such as a memory map, little is held: it is written in blocks of
         rows. ``rows`` are positions, encoded in this order; None for all rows.
-
-        Raises:
-            SchemaError: a column is missing or of another kind than when fitted.
         """
         writers = self._writers(columns)
         # a table without features has rows, too: ``out`` knows how many
@@ -192,18 +170,16 @@ class SiteEncoder:
                 names += encoding.feature_names
         return tuple(names)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain JSON types, with the keys: for the site's own files only."""
         return {
-            "version": VERSION,
             "encoder": self.encoder.to_json(),
             "keys": {name: key.secret.hex() for name, key in self.keys.items()},
         }
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
+    def from_json(cls, data: Any) -> Self:
         """Rebuild a site's encoder from ``to_json``; SchemaError of other data."""
-        _check_version(data)
         try:
             encoder = TableEncoder.from_json(data["encoder"])
             keys = {
@@ -258,10 +234,3 @@ def _fits(encoding: FeatureEncoding, column: FeatureColumn) -> bool:
     except SchemaError:
         return False
     return True
-
-
-def _check_version(data: Mapping[str, Any]) -> None:
-    if data.get("version") != VERSION:
-        raise SchemaError(
-            f"encoder of version {data.get('version')!r}, expected {VERSION}"
-        )

@@ -61,6 +61,14 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 
     name: str
 
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """Names of the encoded columns; of a category the start of its hash."""
+        return tuple(self._names())
+
+    def _names(self) -> Sequence[str]:
+        raise NotImplementedError
+
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         values = self._values(column)
@@ -95,9 +103,7 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
                 f"{self.name!r}: centre, scale, fill or limit is out of range"
             )
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Name of the encoded column."""
+    def _names(self) -> Sequence[str]:
         return (f"length of {self.name}" if self.of_length else self.name,)
 
     def _values(self, column: FeatureColumn) -> AnyArray:
@@ -129,9 +135,7 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
             raise ValueError(f"{self.name!r}: the edges do not ascend")
         _check_missing_column(self, len(self.edges) + 1)
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
+    def _names(self) -> Sequence[str]:
         edges = [f"{edge:g}" for edge in self.edges]
         between = [f"{self.name} from {low} to {high}" for low, high in pairwise(edges)]
         return (
@@ -147,10 +151,7 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
 
 
 class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
-    """Two columns: sine and cosine of the place in a cycle; zeros where missing.
-
-    The cycle is a period, or a part of a time.
-    """
+    """Two columns: sine and cosine of a place in the period, or part of a time."""
 
     cycle: float | str
 
@@ -159,9 +160,7 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
         if not is_part and (isinstance(self.cycle, str) or not 0 < self.cycle < np.inf):
             raise ValueError(f"{self.name!r}: {self.cycle!r} is no cycle")
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
+    def _names(self) -> Sequence[str]:
         place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
         return (f"sin {place}{self.name}", f"cos {place}{self.name}")
 
@@ -182,9 +181,7 @@ class VectorEncoding(_Encoding, frozen=True, tag="vector"):
 
     width: int
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
+    def _names(self) -> Sequence[str]:
         return tuple(f"{self.name}[{place}]" for place in range(self.width))
 
     def _values(self, column: FeatureColumn) -> AnyArray:
@@ -197,9 +194,7 @@ class VectorEncoding(_Encoding, frozen=True, tag="vector"):
 class MissingEncoding(_Encoding, frozen=True, tag="missing"):
     """One column: 1 where the feature has no value."""
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Name of the encoded column."""
+    def _names(self) -> Sequence[str]:
         return (f"{self.name} is missing",)
 
     def _values(self, column: FeatureColumn) -> AnyArray:
@@ -211,12 +206,9 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
 
 @dataclass(frozen=True)
 class Targets:
-    """The encoded column of each distinct value of a feature.
+    """The encoded column of each distinct value of a feature, (k + 1,); -1 for none.
 
-    Attributes:
-        hot: intp (k + 1,), the encoded column of each value, -1 for none; the last
-            entry is that of a missing value.
-        signs: float32 (k + 1,), written there; None for ones.
+    The last entry is that of a missing value; ``signs`` are written there, or ones.
     """
 
     hot: PositionArray
@@ -236,10 +228,8 @@ class Targets:
 class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     """One column per category, in the order of their hashes, then one for all others.
 
-    Attributes:
-        hashes: 32 hexadecimal digits for each category that has a column; ascending.
-        fill: position of the category that stands for a missing value; None: zeros.
-        has_other: without the last column, all others are encoded as zeros.
+    The hashes have 32 hexadecimal digits and ascend; ``fill`` is the position of the
+    category that stands for a missing value; None, and ``has_other`` false: zeros.
     """
 
     hashes: tuple[str, ...]
@@ -253,9 +243,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
             raise ValueError(f"{self.name!r}: the categories are no hashes")
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns: the start of a category's hash for its name."""
+    def _names(self) -> Sequence[str]:
         return self.names_of(self.short_hashes)
 
     @property
@@ -300,9 +288,7 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
         if not 1 <= self.buckets <= MOST_COLUMNS:
             raise ValueError(f"{self.name!r}: {self.buckets} is no number of columns")
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
+    def _names(self) -> Sequence[str]:
         return tuple(f"{self.name} hash {place}" for place in range(self.buckets))
 
     def targets(self, hashes: HashArray) -> Targets:
@@ -326,9 +312,7 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
         if not self.categories or len(set(self.categories)) != len(self.categories):
             raise ValueError(f"{self.name!r}: no categories, or one of them twice")
 
-    @property
-    def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns."""
+    def _names(self) -> Sequence[str]:
         return tuple(f"{self.name}={category}" for category in self.categories)
 
     def writer(self, column: FeatureColumn) -> Writer:
@@ -342,6 +326,16 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
 
 
 HashedEncoding = CategoryEncoding | HashEncoding
+FeatureEncoding = (
+    NumberEncoding
+    | BinEncoding
+    | CyclicEncoding
+    | VectorEncoding
+    | MissingEncoding
+    | ListedEncoding
+    | CategoryEncoding
+    | HashEncoding
+)
 
 
 def categories_for(
@@ -375,10 +369,7 @@ def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) 
 def _write_one_hot(
     hot: PositionArray, out: Float32Array, values: Float32Array | None = None
 ) -> None:
-    """Write values (b,), or ones, into the hot columns (b,) of ``out``, else zeros.
-
-    A negative column is none.
-    """
+    """Write values (b,), or ones, into the hot columns (b,) from 0 on, else zeros."""
     out[...] = 0.0
     rows = np.flatnonzero(hot >= 0)
     out[rows, hot[rows]] = 1.0 if values is None else values[rows]

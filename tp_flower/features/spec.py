@@ -14,7 +14,7 @@ import math
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -36,8 +36,6 @@ TIME_PARTS: Final[Mapping[str, int]] = {
 """Parts of a time, and after how many of them they start again."""
 
 MOST_COLUMNS: Final = 1 << 20
-
-
 _NARROWEST: Final = sys.float_info.min
 _COMMAS: Final = re.compile(r',(?=(?:[^"]*"[^"]*")*[^"]*$)')
 _CATEGORY: Final = re.compile(r'(?P<bare>[^"()]+)|"(?P<quoted>(?:[^"]|"")*)"')
@@ -153,7 +151,7 @@ class _Rule:
     """The kinds of values that an encoder takes, and the rules that go with it.
 
     The first rule for missing values is the default; ``needs`` are the statistics it is
-    fitted to; ``argument`` is "" (none), "count", "period", "range" or "categories".
+    fitted to; ``argument`` is the property of a spec that reads it, "" for none.
     """
 
     fits: tuple[str, ...]
@@ -169,26 +167,27 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "min-max": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,)),
     # the standard deviation takes over where the quartiles agree
     "robust": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES, Need.MOMENTS)),
-    "quantile-bins": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES,), "count"),
-    "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "count"),
-    "cyclic": _Rule(("number", "time"), ("zero",), argument="period"),
+    "quantile-bins": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES,), "columns"),
+    "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
+    "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
     "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
     "categories": _Rule(
         ("number", "boolean", "text"), ("zero",), argument="categories"
     ),
     "one-hot": _Rule(
-        (*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "count"
+        (*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "columns"
     ),
-    "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="count"),
+    "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="columns"),
     "length": _Rule(("text",), _MEAN_FIRST, (Need.MOMENTS,)),
     "none": _Rule((*NUMERIC, "vector"), _MEAN_FIRST, (Need.MOMENTS,)),
 }
 ENCODERS: Final = tuple(_RULES)
-_DEFAULTS: Final[Mapping[str, str]] = {
+DEFAULTS: Final[Mapping[str, str]] = {
     **dict.fromkeys(NUMERIC, "standard"),
     "text": "one-hot",
     "vector": "none",
 }
+"""By kind of value, the encoder for which the settings have none."""
 _MISSING_NEEDS: Final[Mapping[str, Need]] = {
     "mean": Need.MOMENTS,
     "median": Need.QUANTILES,
@@ -210,39 +209,36 @@ _FORM: Final = re.compile(
 _MISSING: Final = "missing="
 _INDICATOR: Final = "indicator"
 
-Argument = int | float | str | None
-
 
 @dataclass(frozen=True)
 class EncoderSpec:
     """The encoder of one feature.
 
-    Attributes:
-        kind: one of ``ENCODERS``.
-        argument: number of encoded columns (one-hot, hash) or of bins; period or part
-            of a time (cyclic); the text of what is declared (range, categories); None
-            for what takes none, and for a one-hot that keeps as many categories as the
-            run's ``max-categories`` says.
-        missing: what stands for a missing value; "" for the default.
-        indicator: whether a column "<name> is missing" is added.
+    The argument of a kind is the number of encoded columns (one-hot, hash) or of bins,
+    the period or part of a time (cyclic), or what is declared (range, categories); ""
+    for the others, and for a one-hot of the run's ``max-categories``. ``missing`` is
+    the rule for missing values, "" the default; with ``indicator`` a column "<name> is
+    missing" is added.
     """
 
     kind: str
-    argument: Argument = None
+    argument: str = ""
     missing: str = ""
     indicator: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in _RULES:
+        if (rule := _RULES.get(self.kind)) is None:
             raise ValueError(
                 f"{self.kind!r} is no encoder: it must be one of {', '.join(ENCODERS)}"
             )
-        _check_argument(self.kind, self.argument)
-        allowed = _RULES[self.kind].missing
-        if self.missing and self.missing not in allowed:
+        if rule.argument and not self._is_open:
+            getattr(self, rule.argument)
+        elif self.argument:
+            raise ValueError(f"{self.kind} takes no argument, not ({self.argument})")
+        if self.missing and self.missing not in rule.missing:
             raise ValueError(
                 f"missing={self.missing} does not go with {self.kind}: "
-                f"it must be {' or '.join(allowed)}"
+                f"it must be {' or '.join(rule.missing)}"
             )
 
     @classmethod
@@ -255,38 +251,57 @@ class EncoderSpec:
                 f"[missing=<rule>] [indicator]; encoders: {', '.join(ENCODERS)}"
             )
         missing, indicator = _parse_options(form["rest"].split())
-        kind, argument = form["kind"], form["argument"]
-        if argument is not None:
-            argument = argument.strip()
-        if argument is not None and kind not in _READERS:
-            argument = _parse_argument(argument)
-        return cls(kind, argument, missing, indicator)
+        argument = (form["argument"] or "").strip()
+        return cls(form["kind"], argument, missing, indicator)
 
     def __str__(self) -> str:
-        argument = "" if self.argument is None else f"({self.argument})"
+        argument = f"({self.argument})" if self.argument else ""
         missing = f" {_MISSING}{self.missing}" if self.missing else ""
         return f"{self.kind}{argument}{missing}{' indicator' * self.indicator}"
 
     @property
+    def _is_open(self) -> bool:
+        return self.kind == "one-hot" and not self.argument
+
+    @property
     def columns(self) -> int:
-        """Number of encoded columns or bins; 0 where it is not given."""
-        return self.argument if isinstance(self.argument, int) else 0
+        """Number of encoded columns or bins."""
+        number = int(self.argument) if self.argument.isdecimal() else 0
+        if not 2 <= number <= MOST_COLUMNS:
+            raise ValueError(
+                f"{self.kind} needs a whole number from 2 to {MOST_COLUMNS}, "
+                f"as in {self.kind}(16), not ({self.argument})"
+            )
+        return number
+
+    @property
+    def cycle(self) -> float | str:
+        """A period above 0, or a part of a time."""
+        if self.argument in TIME_PARTS:
+            return self.argument
+        try:
+            period = float(self.argument)
+        except ValueError:
+            period = math.nan
+        if not 0 < period < math.inf:
+            raise ValueError(
+                f"{self.kind} needs a period above 0 or one of "
+                f"{', '.join(TIME_PARTS)}, as in cyclic(12), not ({self.argument})"
+            )
+        return int(period) if period.is_integer() else period
 
     @property
     def range(self) -> DeclaredRange:
         """The range that a ``range`` declares."""
-        return DeclaredRange.parse(str(self.argument))
+        return DeclaredRange.parse(self.argument)
 
     @property
     def categories(self) -> tuple[str, ...]:
         """The texts that a ``categories`` declares."""
-        return parse_categories(str(self.argument))
+        return parse_categories(self.argument)
 
     def needs_of(self, kind: str) -> frozenset[Need]:
-        """Return the statistics that the encoder of a kind of value is fitted to.
-
-        Vectors that stay unchanged need only their length to be known.
-        """
+        """Return the statistics that the encoder of a kind of value is fitted to."""
         if kind == "vector" and self.kind == "none":
             return frozenset()
         needs = frozenset(_RULES[self.kind].needs)
@@ -313,12 +328,8 @@ class EncoderSpec:
                     f"missing={self.missing} does not fit a vector: it must be zero"
                 )
             return replace(self, missing="zero")
-        is_open = self.kind == "one-hot" and self.argument is None
-        return replace(
-            self,
-            argument=max_categories if is_open else self.argument,
-            missing=self.missing or rule.missing[0],
-        )
+        argument = str(max_categories) if self._is_open else self.argument
+        return replace(self, argument=argument, missing=self.missing or rule.missing[0])
 
     def _check_declared(self, kind: str) -> None:
         """Refuse a declaration of another kind of value."""
@@ -334,62 +345,6 @@ class EncoderSpec:
                 raise SchemaError(message) from None
             if len(set(numbers)) != len(numbers):
                 raise SchemaError(f"encoder {self} names a number twice")
-
-
-def default_spec(kind: str) -> EncoderSpec:
-    """Return the spec of a kind of value for which the settings have none.
-
-    >>> str(default_spec("text"))
-    'one-hot'
-    """
-    return EncoderSpec(_DEFAULTS[kind])
-
-
-_READERS: Final[Mapping[str, Callable[[str], object]]] = {
-    "range": DeclaredRange.parse,
-    "categories": parse_categories,
-}
-
-
-def _check_argument(kind: str, argument: Argument) -> None:
-    wanted = _RULES[kind].argument
-    if kind in _READERS:
-        _READERS[kind]("" if argument is None else str(argument))
-    elif not wanted:
-        if argument is not None:
-            raise ValueError(f"{kind} takes no argument, not ({argument})")
-    elif wanted == "count":
-        _check_count(kind, argument)
-    elif not (argument in TIME_PARTS or _is_period(argument)):
-        raise ValueError(
-            f"{kind} needs a period above 0 or one of {', '.join(TIME_PARTS)}, "
-            f"as in {kind}(12), not ({'' if argument is None else argument})"
-        )
-
-
-def _check_count(kind: str, argument: Argument) -> None:
-    if argument is None and kind == "one-hot":
-        return
-    if not isinstance(argument, int) or not 2 <= argument <= MOST_COLUMNS:
-        raise ValueError(
-            f"{kind} needs a whole number from 2 to {MOST_COLUMNS}, "
-            f"as in {kind}(16), not ({'' if argument is None else argument})"
-        )
-
-
-def _is_period(argument: Argument) -> bool:
-    return (
-        isinstance(argument, int | float) and argument > 0 and math.isfinite(argument)
-    )
-
-
-def _parse_argument(text: str) -> Argument:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _parse_options(words: list[str]) -> tuple[str, bool]:

@@ -9,10 +9,11 @@ Notation
     mean, m2 mean, and sum of squared deviations from it
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial, reduce
-from typing import Final, TypeVar
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -36,11 +37,10 @@ from tp_flower.keyed_hash import HashArray, KeyedHasher
 
 CountArray = npt.NDArray[np.int64]
 PositionArray = npt.NDArray[np.intp]
-Part = TypeVar("Part")
+Moments = tuple[int, float, float]
 
 MOST_POINTS: Final = 1000
 """Points of one shard's summary, m."""
-
 
 MOST_CATEGORIES: Final = 100_000
 """Categories that one shard lists at most: 2.4 MB on the wire."""
@@ -104,12 +104,14 @@ class QuantileSummary:
         return float(min(max(between, below), above))
 
 
+NO_POINTS: Final = QuantileSummary(np.zeros(0), np.zeros(0, np.int64), 0)
+
+
 def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
     """Return the summary of a shard's finite values, (n,)."""
     groups = min(MOST_POINTS, len(values) // min_count)
     if not groups:
-        nothing = np.zeros(0, dtype=np.int64)
-        return QuantileSummary(np.zeros(0), nothing, len(values))
+        return replace(NO_POINTS, rank_error=len(values))
     edges = np.arange(groups + 1, dtype=np.int64) * len(values) // groups
     points = np.sort(values)[(edges[:-1] + edges[1:] - 1) // 2]
     weights = np.diff(edges)
@@ -131,10 +133,7 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
 def _ordered(
     values: FloatArray, weights: CountArray, rank_error: int
 ) -> QuantileSummary:
-    """Return the summary of these points; equal points go by weight.
-
-    So a summary is the same in whatever order it was merged, or not merged at all.
-    """
+    """Return the summary of points; the same in whatever order they were merged."""
     order = np.lexsort((weights, values))
     return QuantileSummary(values[order], weights[order], rank_error)
 
@@ -148,25 +147,18 @@ class CategoryStatistics:
     ``tail`` rows, and says what ``tail`` is. Which categories are the most frequent is
     then still known exactly, or known to be unknown.
 
-    Attributes:
-        hashes: uint64 (k, 2), in ascending order: 128 bits of the keyed hash.
-        counts: int64 (k,), rows that are known to be of the category.
-        most: int64 (k,), rows that may be: shards whose lists were cut short may have
-            some that they did not list.
-        tail: rows that a category may have which no shard lists; 0 if no list was cut.
+    The hashes (k, 2) are 128 bits of the keyed hash and ascend. ``counts`` are rows
+    that are known to be of the category, ``most`` those that may be: shards whose lists
+    were cut short may have some that they did not list.
     """
 
-    hashes: HashArray
-    counts: CountArray
-    most: CountArray
-    tail: int
+    hashes: HashArray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
+    counts: CountArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    most: CountArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    tail: int = 0
 
     def most_frequent(self, number: int) -> PositionArray:
-        """Return the positions of the most frequent categories; ties: smallest hash.
-
-        Raises:
-            SchemaError: lists were cut too short to tell.
-        """
+        """Return the positions of the most frequent categories; ties: smallest hash."""
         ranked = np.argsort(-self.counts, kind="stable")
         chosen, others = ranked[:number], ranked[number:]
         if self.tail:
@@ -181,6 +173,9 @@ class CategoryStatistics:
                     "leave it out"
                 )
         return chosen
+
+
+NO_CATEGORIES: Final = CategoryStatistics()
 
 
 def count_categories(
@@ -234,64 +229,47 @@ def category_purpose(table: str, feature: str) -> str:
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Count, mean and sum of squared deviations of the values that are not missing."""
-
-    count: int = 0
-    mean: float = 0.0
-    m2: float = 0.0
-
-    @property
-    def scale(self) -> float:
-        """Population standard deviation; 0 for a constant or empty column."""
-        return float(np.sqrt(self.m2 / self.count)) if self.count else 0.0
-
-
-@dataclass(frozen=True)
-class Range:
-    """The smallest and the largest value: of single rows, whatever min_count is."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class ColumnStatistics:
-    """Statistics of a feature over some rows.
+    """Statistics of a feature over some rows; those that its encoder needs.
 
-    Attributes:
-        kind: of value: number, boolean, time, text or vector.
-        spec: the encoder that it is for; None where there are no values: a column
-            without values has no kind, and fits any other.
-        count: rows with a value; it and ``rows`` are 0 where the encoder needs none.
-        moments: of the values, or of the numbers that the encoder derives from them;
-            range and quantiles are of the same numbers.
-        width: length of a vector; 0 for other kinds.
-        is_declared: whether the encoder needs no statistics.
+    The kind is number, boolean, time, text or vector. Without values there is no spec:
+    the column fits any other. Numbers are of the values, or of those that the encoder
+    derives from them; NaN where they are not needed. ``low`` and ``high`` are values of
+    single rows, whatever min_count is; ``width`` is the length of a vector.
+
+    A declared encoder needs no statistics: ``rows`` and ``count`` are 0.
     """
 
     kind: str
     spec: EncoderSpec | None
     rows: int
     count: int
-    moments: Moments | None = None
-    range: Range | None = None
-    quantiles: QuantileSummary | None = None
-    categories: CategoryStatistics | None = None
+    mean: float = math.nan
+    m2: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    quantiles: QuantileSummary = NO_POINTS
+    categories: CategoryStatistics = NO_CATEGORIES
     width: int = 0
     is_declared: bool = False
 
+    @property
+    def deviation(self) -> float:
+        """The population's standard deviation; 0 of a constant column."""
+        return math.sqrt(self.m2 / self.count)
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The statistics that the encoder is fitted to."""
+        return frozenset() if self.spec is None else self.spec.needs_of(self.kind)
+
 
 @dataclass(frozen=True)
-class Sample:
-    """The rows that a site computes statistics of, and on what terms.
+class CountedRows:
+    """The rows (n,) that a site computes statistics of, None for all; and its hasher.
 
-    Attributes:
-        hasher: of the site, for the categories.
-        min_count: the fewest rows that a category or a point of the quantiles stands
-            for. The points are values of single rows still, and so are the ends of a
-            range, which no count protects.
-        rows: bool (n,), the rows that count; None for all.
+    A category or a point of the quantiles stands for ``min_count`` rows at least. The
+    points are values of single rows still, and so are the ends of a range.
     """
 
     hasher: KeyedHasher
@@ -300,50 +278,60 @@ class Sample:
 
 
 def feature_statistics(
-    choice: TableChoice, name: str, kind: str, column: FeatureColumn, sample: Sample
+    choice: TableChoice,
+    name: str,
+    kind: str,
+    column: FeatureColumn,
+    counted: CountedRows,
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
 
     Those of an encoder that needs none are its kind of value and the length of vectors.
-
-    ``kind`` is number, boolean, time, text or vector.
     """
     if choice.is_declared(name, kind):
         width = column.width if isinstance(column, VectorColumn) else 0
         width = 0 if column.is_missing.all() else width
         return declared_statistics(choice, name, kind, width)
-    if sample.rows is not None:
-        column = column.take(sample.rows)
+    if counted.rows is not None:
+        column = column.take(counted.rows)
     count = column.rows - int(np.count_nonzero(column.is_missing))
     if not count:
         return ColumnStatistics(kind, None, column.rows, 0)
     spec = choice.spec_for(name, kind)
-    needs = spec.needs_of(kind)
-    counted = ColumnStatistics(kind, spec, column.rows, count)
-    if Need.CATEGORIES in needs:
-        hasher = sample.hasher.purpose(category_purpose(choice.table, name))
+    statistics = ColumnStatistics(kind, spec, column.rows, count)
+    if Need.CATEGORIES in statistics.needs:
+        hasher = counted.hasher.purpose(category_purpose(choice.table, name))
         values = (
             number_texts(column)
             if isinstance(column, NumericColumn)
             else as_categorical(name, column)
         )
-        categories = count_categories(values, hasher, sample.min_count)
-        return replace(counted, categories=categories)
+        categories = count_categories(values, hasher, counted.min_count)
+        return replace(statistics, categories=categories)
     if spec.kind == "length":
         column = text_lengths(as_categorical(name, column))
     numbers = as_numeric(name, column).values
-    present = numbers[~np.isnan(numbers)]
     try:
-        return replace(
-            counted,
-            moments=moments_of(present) if Need.MOMENTS in needs else None,
-            range=_range(present) if Need.RANGE in needs else None,
-            quantiles=summarise(present, sample.min_count)
-            if Need.QUANTILES in needs
-            else None,
-        )
+        return _with_numbers(statistics, numbers[~np.isnan(numbers)], counted.min_count)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
+
+
+def _with_numbers(
+    statistics: ColumnStatistics, present: FloatArray, min_count: int
+) -> ColumnStatistics:
+    """Add what the encoder needs of the numbers (n,), at least one."""
+    if Need.MOMENTS in statistics.needs:
+        mean, m2 = moments_of(present)
+        statistics = replace(statistics, mean=mean, m2=m2)
+    if Need.RANGE in statistics.needs:
+        low, high = float(present.min()), float(present.max())
+        if not np.isfinite(high - low):
+            raise SchemaError("some values are too large to scale")
+        statistics = replace(statistics, low=low, high=high)
+    if Need.QUANTILES in statistics.needs:
+        statistics = replace(statistics, quantiles=summarise(present, min_count))
+    return statistics
 
 
 def declared_statistics(
@@ -361,10 +349,8 @@ def declared_statistics(
     return ColumnStatistics(kind, spec, 0, 0, width=width, is_declared=True)
 
 
-def moments_of(present: FloatArray) -> Moments:
-    """Return the moments of values, (n,), none of them missing."""
-    if not present.size:
-        return Moments()
+def moments_of(present: FloatArray) -> tuple[float, float]:
+    """Return mean and m2 of values, (n,), none of them missing."""
     # Deviations from the first value: a constant column has m2 == 0 and its exact
     # value as mean, in every shard, so that it is recognised after any merge.
     first = float(present[0])
@@ -376,20 +362,11 @@ def moments_of(present: FloatArray) -> Moments:
     if not np.isfinite(m2):
         # how large is the owner's business: it is the value of a row
         raise SchemaError("some values are too large to standardise")
-    return Moments(int(present.size), first + shift, m2)
-
-
-def _range(present: FloatArray) -> Range:
-    low, high = float(present.min()), float(present.max())
-    if not np.isfinite(high - low):
-        raise SchemaError("some values are too large to scale")
-    return Range(low, high)
+    return first + shift, m2
 
 
 def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
-    """Return the statistics of the union of the shards' rows."""
-    if not statistics:
-        raise ValueError("no statistics to merge")
+    """Return the statistics of the union of the shards' rows; there is a shard."""
     rows = sum(shard.rows for shard in statistics)
     filled = [shard for shard in statistics if shard.spec is not None]
     if not filled:
@@ -398,17 +375,18 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
     for other in filled:
         if (other.spec, other.width) != (first.spec, first.width):
             raise SchemaError(f"{_a(first)} in one shard and {_a(other)} in another")
+    moments = [(shard.count, shard.mean, shard.m2) for shard in filled]
+    count, mean, m2 = reduce(merge_moments, moments)
     return replace(
         first,
         rows=rows,
-        count=sum(shard.count for shard in filled),
-        moments=_merged([s.moments for s in filled], partial(reduce, merge_moments)),
-        range=_merged(
-            [s.range for s in filled],
-            lambda spans: Range(min(s.low for s in spans), max(s.high for s in spans)),
-        ),
-        quantiles=_merged([s.quantiles for s in filled], merge_quantiles),
-        categories=_merged([s.categories for s in filled], merge_categories),
+        count=count,
+        mean=mean,
+        m2=m2,
+        low=min(shard.low for shard in filled),
+        high=max(shard.high for shard in filled),
+        quantiles=merge_quantiles([shard.quantiles for shard in filled]),
+        categories=merge_categories([shard.categories for shard in filled]),
     )
 
 
@@ -416,29 +394,22 @@ def _a(column: ColumnStatistics) -> str:
     return f"a vector of {column.width}" if column.width else f"a {column.kind}"
 
 
-def _merged(
-    parts: Sequence[Part | None], merge_parts: Callable[[list[Part]], Part]
-) -> Part | None:
-    present = [part for part in parts if part is not None]
-    return merge_parts(present) if present else None
-
-
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Return the moments of the union of two sets of values, neither of them empty.
+    """Return count, mean and m2 of the union of two sets of values.
 
-    >>> merge_moments(Moments(1, 1.0, 0.0), Moments(1, 3.0, 0.0))
-    Moments(count=2, mean=2.0, m2=2.0)
+    >>> merge_moments((1, 1.0, 0.0), (1, 3.0, 0.0))
+    (2, 2.0, 2.0)
 
     Reference:
         Chan, Golub and LeVeque, Updating formulae and a pairwise algorithm for
         computing sample variances, 1979, Eq. 2.1.
     """
-    count = a.count + b.count
-    delta = b.mean - a.mean
-    return Moments(
-        count,
-        a.mean + delta * (b.count / count),
-        a.m2 + b.m2 + delta * delta * (a.count * (b.count / count)),
+    (count_a, mean_a, m2_a), (count_b, mean_b, m2_b) = a, b
+    share, delta = count_b / max(count_a + count_b, 1), mean_b - mean_a
+    return (
+        count_a + count_b,
+        mean_a + delta * share,
+        m2_a + m2_b + delta * delta * (count_a * share),
     )
 
 
@@ -446,17 +417,10 @@ def merge_tables(
     shards: Sequence[Mapping[str, ColumnStatistics]],
 ) -> dict[str, ColumnStatistics]:
     """Merge the statistics of all columns of a table's shards."""
-    if not shards:
-        raise ValueError("no statistics to merge")
     merged: dict[str, ColumnStatistics] = {}
     for name in shards[0]:
         try:
             merged[name] = merge([shard[name] for shard in shards])
-        except KeyError:
-            raise SchemaError(f"feature {name!r} is missing in a shard") from None
         except SchemaError as error:
             raise SchemaError(f"feature {name!r} is {error}") from error
-    for shard in shards:
-        if extra := shard.keys() - merged.keys():
-            raise SchemaError(f"feature {min(extra)!r} is missing in a shard")
     return merged

@@ -6,6 +6,7 @@ checks types, signs and shapes; here it is checked that some data have such stat
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import numpy as np
@@ -20,9 +21,7 @@ from tp_flower.features.statistics import (
     MOST_POINTS,
     CategoryStatistics,
     ColumnStatistics,
-    Moments,
     QuantileSummary,
-    Range,
     declared_statistics,
     rank_error_of,
 )
@@ -35,30 +34,32 @@ MOST_WIDTH: Final = 1 << 20  # of a vector
 
 def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     """Return a shard's statistics, by feature, as its site sends them."""
-    columns = list(statistics.values())
-    quantiles = {str(j): c.quantiles for j, c in enumerate(columns) if c.quantiles}
-    categories = {str(j): c.categories for j, c in enumerate(columns) if c.categories}
-    features = [
-        FeatureStatistics(
-            name=name,
-            kind=column.kind,
-            rows=None if column.is_declared else column.rows,
-            count=None if column.is_declared else column.count,
-            width=column.width if column.kind == "vector" else None,
-            mean=None if column.moments is None else column.moments.mean,
-            m2=None if column.moments is None else column.moments.m2,
-            low=None if column.range is None else column.range.low,
-            high=None if column.range is None else column.range.high,
-            tail=None if column.categories is None else column.categories.tail,
-        )
-        for name, column in statistics.items()
-    ]
+    columns = {str(place): column for place, column in enumerate(statistics.values())}
+    points = {j: c.quantiles for j, c in columns.items() if Need.QUANTILES in c.needs}
+    listed = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
     return StatisticsOfPart(
-        statistics=features,
-        quantile_values={key: q.values for key, q in quantiles.items()},
-        quantile_weights={key: q.weights for key, q in quantiles.items()},
-        category_hashes={key: c.hashes for key, c in categories.items()},
-        category_counts={key: c.counts for key, c in categories.items()},
+        statistics=[_feature(name, column) for name, column in statistics.items()],
+        quantile_values={key: each.values for key, each in points.items()},
+        quantile_weights={key: each.weights for key, each in points.items()},
+        category_hashes={key: each.hashes for key, each in listed.items()},
+        category_counts={key: each.counts for key, each in listed.items()},
+    )
+
+
+def _feature(name: str, column: ColumnStatistics) -> FeatureStatistics:
+    has_moments = Need.MOMENTS in column.needs
+    has_range = Need.RANGE in column.needs
+    return FeatureStatistics(
+        name=name,
+        kind=column.kind,
+        rows=None if column.is_declared else column.rows,
+        count=None if column.is_declared else column.count,
+        width=column.width if column.kind == "vector" else None,
+        mean=column.mean if has_moments else None,
+        m2=column.m2 if has_moments else None,
+        low=column.low if has_range else None,
+        high=column.high if has_range else None,
+        tail=column.categories.tail if Need.CATEGORIES in column.needs else None,
     )
 
 
@@ -67,12 +68,7 @@ def from_wire(
 ) -> dict[str, ColumnStatistics]:
     """Return a shard's statistics by feature, in the query's order.
 
-    ``choice`` has the encoders that they were asked for; ``rows`` is the most rows that
-    they can be of.
-
-    Raises:
-        SchemaError: no data of these features and so many rows have them; names the
-            feature.
+    A SchemaError says that no ``rows`` rows, or fewer, have statistics of this choice.
     """
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
@@ -80,11 +76,13 @@ def from_wire(
             f"statistics of {len(reported)} features, not of {len(names)}"
         )
     columns = {}
-    for number, (name, feature) in enumerate(zip(names, reported, strict=True)):
+    for place, (name, feature) in enumerate(zip(names, reported, strict=True)):
         if feature.name != name:
             raise SchemaError(f"no statistics of feature {name!r} in its place")
         try:
-            columns[name] = _Reader(sent, feature, str(number)).read(choice, rows)
+            column = _counted_column(feature, choice, rows)
+            column = _with_numbers(column, feature)
+            columns[name] = _with_arrays(column, feature, sent, str(place))
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
     return columns
@@ -94,81 +92,73 @@ class ImpossibleError(ValueError):
     """A statistic that no data have."""
 
 
-class _Reader:
-    """Reads the statistics of one feature, whose arrays have the key ``key``."""
+def _counted_column(
+    feature: FeatureStatistics, choice: TableChoice, rows: int
+) -> ColumnStatistics:
+    name, kind = feature.name, feature.kind
+    if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
+        raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
+    if choice.is_declared(name, kind):
+        is_vector = kind == "vector"
+        width = _count(feature.width, "width", MOST_WIDTH) if is_vector else 0
+        return declared_statistics(choice, name, kind, width)
+    feature_rows = _count(feature.rows, "rows", rows)
+    count = _count(feature.count, "count", feature_rows)
+    spec = choice.spec_for(name, kind) if count else None
+    return ColumnStatistics(kind, spec, feature_rows, count)
 
-    def __init__(
-        self, sent: StatisticsOfPart, feature: FeatureStatistics, key: str
-    ) -> None:
-        self._sent, self._feature, self._key = sent, feature, key
 
-    def read(self, choice: TableChoice, rows: int) -> ColumnStatistics:
-        """Return the statistics, or raise ImpossibleError."""
-        feature, name, kind = self._feature, self._feature.name, self._feature.kind
-        if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
-            raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
-        if choice.is_declared(name, kind):
-            is_vector = kind == "vector"
-            width = _count(feature.width, "width", MOST_WIDTH) if is_vector else 0
-            return declared_statistics(choice, name, kind, width)
-        feature_rows = _count(feature.rows, "rows", rows)
-        count = _count(feature.count, "count", feature_rows)
-        if not count:
-            return ColumnStatistics(kind, None, feature_rows, 0)
-        spec = choice.spec_for(name, kind)
-        needs = spec.needs_of(kind)
-        return ColumnStatistics(
-            kind,
-            spec,
-            feature_rows,
-            count,
-            moments=self._moments(count) if Need.MOMENTS in needs else None,
-            range=self._range() if Need.RANGE in needs else None,
-            quantiles=self._quantiles(count) if Need.QUANTILES in needs else None,
-            categories=self._categories(count) if Need.CATEGORIES in needs else None,
-        )
-
-    def _moments(self, count: int) -> Moments:
-        m2 = _present(self._feature.m2, "m2")
-        return Moments(count, _present(self._feature.mean, "mean"), m2)
-
-    def _range(self) -> Range:
-        low = _present(self._feature.low, "low")
-        high = _present(self._feature.high, "high")
+def _with_numbers(
+    column: ColumnStatistics, feature: FeatureStatistics
+) -> ColumnStatistics:
+    if Need.MOMENTS in column.needs:
+        mean, m2 = _present(feature.mean, "mean"), _present(feature.m2, "m2")
+        column = replace(column, mean=mean, m2=m2)
+    if Need.RANGE in column.needs:
+        low, high = _present(feature.low, "low"), _present(feature.high, "high")
         if not 0 <= high - low < math.inf:
             raise ImpossibleError("low and high do not span a range")
-        return Range(low, high)
+        column = replace(column, low=low, high=high)
+    return column
 
-    def _quantiles(self, count: int) -> QuantileSummary:
-        values = self._array(self._sent.quantile_values, "points", MOST_POINTS)
-        weights = self._array(self._sent.quantile_weights, "weights", MOST_POINTS)
+
+def _with_arrays(
+    column: ColumnStatistics,
+    feature: FeatureStatistics,
+    sent: StatisticsOfPart,
+    key: str,
+) -> ColumnStatistics:
+    if Need.QUANTILES in column.needs:
+        values = _array(sent.quantile_values.get(key), "points", MOST_POINTS)
+        weights = _array(sent.quantile_weights.get(key), "weights", MOST_POINTS)
         if (np.diff(values) < 0).any():
             raise ImpossibleError("quantile points without order")
-        _check_counts(weights, count)
-        return QuantileSummary(values, weights, rank_error_of(weights, count))
-
-    def _categories(self, count: int) -> CategoryStatistics:
-        hashes = self._array(self._sent.category_hashes, "hashes", MOST_CATEGORIES)
-        counts = self._array(self._sent.category_counts, "counts", MOST_CATEGORIES)
-        first, second = hashes[:, 0], hashes[:, 1]
-        is_after = (first[1:] > first[:-1]) | (
-            (first[1:] == first[:-1]) & (second[1:] > second[:-1])
-        )
-        if not is_after.all():
+        _check_counts(weights, column.count)
+        rank_error = rank_error_of(weights, column.count)
+        points = QuantileSummary(values, weights, rank_error)
+        column = replace(column, quantiles=points)
+    if Need.CATEGORIES in column.needs:
+        hashes = _array(sent.category_hashes.get(key), "hashes", MOST_CATEGORIES)
+        counts = _array(sent.category_counts.get(key), "counts", MOST_CATEGORIES)
+        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+        is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
+        if is_copy.any() or (np.diff(order) < 0).any():
             raise ImpossibleError("categories that are not distinct and in order")
-        _check_counts(counts, count)
-        tail = _count(self._feature.tail, "tail", count)
+        _check_counts(counts, column.count)
+        tail = _count(feature.tail, "tail", column.count)
         if (counts <= tail).any():
             raise ImpossibleError(f"categories of no more than tail = {tail} rows")
-        return CategoryStatistics(hashes, counts, counts, tail)
+        listed = CategoryStatistics(hashes, counts, counts, tail)
+        column = replace(column, categories=listed)
+    return column
 
-    def _array(self, family: Mapping[str, AnyArray], name: str, most: int) -> AnyArray:
-        array = family.get(self._key)
-        if array is None:
-            raise ImpossibleError(f"no usable array of {name}")
-        if len(array) > most:
-            raise ImpossibleError(f"{len(array)} {name}, more than {most}")
-        return array
+
+def _array(array: AnyArray | None, name: str, most: int) -> AnyArray:
+    if array is None:
+        raise ImpossibleError(f"no usable array of {name}")
+    if len(array) > most:
+        raise ImpossibleError(f"{len(array)} {name}, more than {most}")
+    return array
 
 
 def _present(value: Item | None, name: str) -> Item:

@@ -31,8 +31,7 @@ class TableBatches:
     """The batches as one table sees them, in compressed sparse row form.
 
     Attributes:
-        start: (batches + 1,), where each batch's rows start in ``rows``.
-        rows: distinct rows of the table per batch, ascending within a batch.
+        start: (batches + 1,), into ``rows``: distinct rows, ascending within a batch.
         slots: (K,), for each joined row in batch order: the position of its row of the
             table among the batch's distinct rows, or -1 where it has none.
     """
@@ -55,12 +54,9 @@ class TableBatches:
 class BatchPlan:
     """All mini-batches of one run.
 
-    Attributes:
-        order: (K,), the joined rows in batch order; batch t holds the rows
-            ``order[start[t] : start[t + 1]]``. K is N where the batches are a
-            partition; Poisson samples may have a row several times, or never.
-        start: (batches + 1,).
-        tables: the batches as each table sees them.
+    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, of ``order`` (K,).
+    K is N where the batches are a partition; Poisson samples may have a row several
+    times, or never.
     """
 
     order: IntArray
@@ -116,15 +112,11 @@ def poisson_batches(
     """Draw a batch for each step, with each joined row in it with probability ``rate``.
 
     A batch may be empty, and two steps have independent batches: a run takes each of
-    them once, and divides by the size ``rate * N`` that is expected.
+    them once, and divides by the size ``rate * N`` that is expected. A row of a table
+    with multiplicity G is in a batch with probability 1 - (1 - r)^G, r in (0, 1].
 
-    Args:
-        mapping: of the joined rows.
-        rate: r, in (0, 1]. A row of a table with multiplicity G is in a batch with
-            probability 1 - (1 - r)^G.
-        steps: number of batches.
-        noise: where the draws come from. A generator of the run's seed would not do:
-            whoever knows the seed knows the batches, and nothing is amplified.
+    The draws need ``noise``: a generator of the run's seed would not do, as whoever
+    knows the seed knows the batches, and nothing is amplified.
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")
@@ -167,9 +159,9 @@ def _table_batches(
     row_of: npt.NDArray[np.integer], rows: int, batch_of: IntArray, count: int
 ) -> TableBatches:
     matched = np.flatnonzero(row_of >= 0)
-    own_batch = batch_of[matched]
-    pairs, places = np.unique(own_batch * rows + row_of[matched], return_inverse=True)
+    batches = batch_of[matched]
+    pairs, places = np.unique(batches * rows + row_of[matched], return_inverse=True)
     start = np.searchsorted(pairs, np.arange(count + 1) * rows)
     slots = np.full(len(row_of), NO_ROW, dtype=np.int64)
-    slots[matched] = places - start[own_batch]
+    slots[matched] = places - start[batches]
     return TableBatches(start, pairs % max(rows, 1), slots)

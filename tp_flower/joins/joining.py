@@ -27,10 +27,7 @@ NULL = -1
 def join_codes(
     join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
 ) -> tuple[IntArray, IntArray]:
-    """Return the codes of both sides of a join, (n_left,) and (n_right,).
-
-    Two codes are equal where both halves of the hashes are; -1 is NULL.
-    """
+    """Return the codes of both sides, equal where both hash halves are; -1 is NULL."""
     _check_kinds(join, left, right)
     keys = [*left, *right]
     hashes = np.concatenate([key.hashes for key in keys])
@@ -86,12 +83,9 @@ _INT32_MAX = np.iinfo(np.int32).max
 class JoinStep:
     """One table joined to those before it.
 
-    Attributes:
-        rows_before: joined rows before it; 0 for the first table.
-        fan_out_min: joined rows that a joined row before becomes, at least; in a LEFT
-            JOIN at least 1.
-        unmatched_before: joined rows before that match no row of the table.
-        unmatched_rows: rows of the table that match no joined row before.
+    The fan-out is the number of joined rows that one before it becomes. Of the joined
+    rows before ``unmatched_before`` match no row of the table, and ``unmatched_rows``
+    of its rows match none of them.
     """
 
     table: str
@@ -106,7 +100,6 @@ class JoinStep:
     unmatched_rows: int = 0
 
     def __str__(self) -> str:
-        """Say it in the words of an error message."""
         if not self.on:
             return f"{self.table}: {self.rows} rows"
         return (
@@ -120,12 +113,8 @@ class JoinStep:
 class Match:
     """Which rows of a new table every joined row so far matches.
 
-    The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending.
-
-    Attributes:
-        counts: (m,) int64.
-        start: (m,) int32.
-        order: the rows of the table that have a key, by key.
+    The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
+    ``order`` has the rows of the table that have a key, by key.
     """
 
     counts: npt.NDArray[np.int64]
@@ -190,10 +179,7 @@ def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinS
 def join_table(
     step: JoinStep, match: Match, joined: Mapping[str, IntArray]
 ) -> dict[str, IntArray]:
-    """Return ``row_of`` of all tables, the new one included, after a step.
-
-    Joined rows keep their order; the new rows of each ascend.
-    """
+    """Return ``row_of`` of all tables after a step; joined rows keep their order."""
     counts, start, order = match.counts, match.start, match.order
     if step.is_outer and step.unmatched_before:
         order = np.append(order, np.int32(NO_ROW))
@@ -271,13 +257,11 @@ def build_mapping(
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing.
 
-    The joined rows follow the row order of ``label_table``, which is not in
-    ``outer``. Return the mapping, and one record per table in the order of joining.
+    Return the mapping, and one record per table in the order of joining.
 
     Raises:
-        MappingError: if the two sides of a join hash different types, if a step would
-            make more than ``max_joined_rows`` rows (before it makes them), or if the
-            join has no rows; the message then says how many every step leaves.
+        MappingError: the two sides of a join hash different types, a step would make
+            more than ``max_joined_rows`` rows, or the join has no rows.
     """
     order = _join_order(joins, list(rows), label_table, outer)
     codes = {

@@ -28,12 +28,7 @@ MAX_RUNS = 64
 
 @dataclass(frozen=True)
 class TableRows:
-    """How the rows of a table of the mapping lie in the joined rows.
-
-    Attributes:
-        row_of: (N,) int32, row of the table behind each joined row; -1 where none is.
-        rows: number of rows of the table, n_i.
-    """
+    """How the n_i ``rows`` of a table lie in the joined rows: ``row_of`` (N,)."""
 
     row_of: IntArray
     rows: int
@@ -109,8 +104,8 @@ class TableRows:
             out = np.zeros((self.rows + 1, values.shape[1]))
             if not self.runs:
                 out[self.row_of] = values
-            for joined, own in self.runs:
-                out[own] = values[joined]
+            for joined, rows in self.runs:
+                out[rows] = values[joined]
             return out[: self.rows]
         return segment_sum(self._slots, self.rows, values)
 
@@ -134,10 +129,7 @@ def with_zero_row(values: FloatArray) -> FloatArray:
 def segment_sum(
     slots: npt.NDArray[np.integer], rows: int, values: FloatArray
 ) -> FloatArray:
-    """Return the sums (rows, d_c) of values (N, d_c) that share a slot (N,).
-
-    Slot ``rows`` belongs to no row.
-    """
+    """Return sums (rows, d_c) of values (N, d_c) by slot (N,); ``rows`` is no row's."""
     columns = [
         np.bincount(slots, column, rows + 1)[:rows]
         for column in np.ascontiguousarray(values.T)
@@ -163,10 +155,7 @@ class TableMapping:
         return len(next(iter(self.tables.values())).row_of)
 
     def select(self, joined: npt.NDArray[np.bool_ | np.integer]) -> "TableMapping":
-        """Return the mapping of the joined rows where ``joined`` (N,) is true.
-
-        Or of those that are listed, in this order.
-        """
+        """Return the mapping of some joined rows, by a mask (N,) or positions."""
         return TableMapping(
             {
                 table: TableRows(rows.row_of[joined], rows.rows)
@@ -194,50 +183,38 @@ def split_rows(
     return held_out
 
 
-def entity_weights(rows: TableRows) -> FloatArray:
-    """Return 1 / G(p(j)) of each joined row, (N,); each must have a row of the table.
-
-    >>> entity_weights(TableRows(np.array([0, 1, 1, 2], np.int32), 3)).tolist()
-    [1.0, 0.5, 0.5, 1.0]
-    """
-    weights: FloatArray = rows.inverse_multiplicity[rows.row_of]
-    return weights
-
-
 @dataclass(frozen=True)
 class RowWeights:
     """The weights of the joined training rows.
 
-    Attributes:
-        rows: w, (N,), > 0, mean 1.
-        masses: by table G^w_i, (n_i,): numbers that float32 has, as its sites are sent
-            them; 0 where no training row is.
+    ``rows`` are w, (N,), > 0, mean 1; ``multiplicity`` is G^w_i by table, (n_i,), in
+    numbers that float32 has, as its sites are sent them; 0 where no training row is.
     """
 
     rows: FloatArray
-    masses: Mapping[str, FloatArray]
+    multiplicity: Mapping[str, FloatArray]
 
     @classmethod
     def of(cls, weights: FloatArray, mapping: TableMapping) -> "RowWeights":
         """Return weights (N,) of the mapping's joined rows, scaled to mean 1."""
         scaled = weights / weights.mean()
-        masses = {
+        multiplicity = {
             name: rows.segment_sum(scaled[:, None])[:, 0]
             .astype(np.float32)
             .astype(np.float64)
             for name, rows in mapping.tables.items()
         }
-        return cls(scaled, masses)
+        return cls(scaled, multiplicity)
 
     @cached_property
-    def inverse_masses(self) -> dict[str, FloatArray]:
+    def inverse_multiplicity(self) -> dict[str, FloatArray]:
         """1 / G^w_i by table, (n_i,); 1 where G^w_i = 0."""
         return {
-            name: 1.0 / np.where(mass > 0.0, mass, 1.0)
-            for name, mass in self.masses.items()
+            name: 1.0 / np.where(weights > 0.0, weights, 1.0)
+            for name, weights in self.multiplicity.items()
         }
 
     @property
     def effective_share(self) -> float:
-        """What share of N the effective sample size is, above 0 and at most 1."""
+        """Effective sample size over N, above 0 and at most 1."""
         return effective_rows(self.rows) / len(self.rows)

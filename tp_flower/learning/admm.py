@@ -73,9 +73,7 @@ class AdmmState:
 class Residuals:
     """Root-mean-square residuals of an epoch, relative to the size of their variables.
 
-    Attributes:
-        primal: ||h - z|| / max(||h - b||, ||z - b||).
-        dual: rho ||h - h_before|| / ||duals||.
+    ||h - z|| / max(||h - b||, ||z - b||), and rho ||h - h_before|| / ||duals||.
     """
 
     primal: float
@@ -95,11 +93,7 @@ def admm_step(
     loss: Loss,
     over_relaxation: float = 1.0,
 ) -> tuple[AdmmState, FloatArray]:
-    """Take the z- and dual update (Eq. 7 and 8) with labels y, (N,).
-
-    Returns:
-        The new state and v, (N, d_c).
-    """
+    """Return the state after the z- and dual update (Eq. 7, 8), and v, (N, d_c)."""
     z, duals, message = (np.empty_like(scores) for _ in range(3))
 
     def step(span: slice) -> None:
@@ -127,13 +121,13 @@ def targets(
     local_scores: FloatArray,
     message: FloatArray,
     kappa: float,
-    inverse_mass: FloatArray | None = None,
+    inverse: FloatArray | None = None,
 ) -> FloatArray:
     """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
 
-    Where rows are weighted, ``message`` is w v and ``inverse_mass`` 1 / G^w_i, (n_i,).
+    Where rows are weighted, ``message`` is w v and ``inverse`` 1 / G^w_i, (n_i,).
     """
-    inverse = rows.inverse_multiplicity if inverse_mass is None else inverse_mass
+    inverse = rows.inverse_multiplicity if inverse is None else inverse
     out = rows.segment_sum(message)
     out *= inverse[:, None]
     out *= -1.0 / kappa
@@ -150,8 +144,7 @@ def residuals(
 ) -> Residuals:
     """Return the relative residuals of an epoch that ended with ``scores``.
 
-    The norms are those of the augmented Lagrangian: with weights w (N,) a row counts w
-    times.
+    In the norms, as in the augmented Lagrangian, a row of weight w counts w times.
     """
     size = max(RESIDUAL_VALUES // scores.shape[1], 1)
 
@@ -316,11 +309,7 @@ class AndersonMixer:
     kept, and does not depend on the order of the rows. In the norm of f, duals count as
     they are and local scores h_i with the weight sqrt(c G_i) rho, as in the augmented
     Lagrangian; h follows from them and has none. Of weighted rows duals have the weight
-    sqrt(w), and G^w is in the place of G.
-
-    Args:
-        memory: epochs to look back on; 0 switches mixing off.
-        weights: w and G^w of the joined rows; None: all alike.
+    sqrt(w), and G^w is in the place of G. A ``memory`` of 0 epochs switches it off.
     """
 
     def __init__(
@@ -351,8 +340,7 @@ class AndersonMixer:
     def mix(self, rho: float, before: Point, after: Point) -> Point:
         """Return the next point from one step of the map, which led from x to g.
 
-        The arrays of ``after`` are kept and must not change; the past must be forgotten
-        when rho changes.
+        The arrays of ``after`` must not change; a change of rho calls for a restart.
         """
         if not self._memory:
             return after
@@ -381,7 +369,7 @@ class AndersonMixer:
             weights = [np.sqrt(joined.rows)[:, None]]
         for table in point.local_scores:
             rows = self._mapping.tables[table]
-            count = rows.multiplicity if joined is None else joined.masses[table]
+            count = rows.multiplicity if joined is None else joined.multiplicity[table]
             weights.append(rho * np.sqrt(self._corrections * count)[:, None])
         return weights
 

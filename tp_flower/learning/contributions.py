@@ -24,10 +24,7 @@ from tp_flower.joins.mapping import TableMapping
 
 @dataclass(frozen=True)
 class Contribution:
-    """The contribution of one table: the mean of h_i, (d_c,), and its share of var(h).
-
-    The share is 0 where h is the same in all rows.
-    """
+    """The mean of h_i, (d_c,), and its share of var(h); 0 where h is constant."""
 
     mean_score: FloatArray
     share: float
@@ -38,12 +35,7 @@ def contributions(
     local_scores: Mapping[str, FloatArray],
     weights: FloatArray | None = None,
 ) -> dict[str, Contribution]:
-    """Return the contribution of each table.
-
-    Args:
-        mapping: of the joined rows.
-        local_scores: (n_i, d_c) by table.
-        weights: (N,), > 0; None: all rows weigh alike.
+    """Return the contribution of each table, from its local scores (n_i, d_c).
 
     >>> from tp_flower.joins.mapping import TableRows
     >>> rows = np.array([0, 1, 1, 0], np.int32)
@@ -65,13 +57,13 @@ def contributions(
         rows = mapping.tables[table]
         # <expand(s), y> = <s, segment_sum(y)>: no table needs an array of N scores
         covariance = float(np.vdot(scores, rows.segment_sum(weighted)))
-        mass = (
+        multiplicity = (
             rows.multiplicity.astype(np.float64)
             if weights is None
             else rows.segment_sum(weights[:, None])[:, 0]
         )
         shares[table] = Contribution(
-            mean_score=mass @ scores / whole,
+            mean_score=multiplicity @ scores / whole,
             share=covariance / variance if variance > 0.0 else 0.0,
         )
     return shares

@@ -115,11 +115,9 @@ LabelNoise = ClassNoise | NumberNoise
 class LabelPlan:
     """How the labels of a run are made private; ``LabelTerms`` carries it to the sites.
 
-    Attributes:
-        classes: their names, in the order of their numbers. Which classes there are is
-            a fact of the data, so that the query's author states them; empty for
-            booleans, and in regression.
-        limits: (low, high) that numbers are clipped to; empty for classes.
+    Which classes there are is a fact of the data: the query's author names them in the
+    order of their numbers; none for booleans, and in regression. ``limits`` are the
+    (low, high) that numbers are clipped to; empty for classes.
     """
 
     mechanism: str
@@ -128,7 +126,6 @@ class LabelPlan:
     limits: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the values: a site's may come from anybody."""
         if self.mechanism not in (LAPLACE, RANDOMISED_RESPONSE):
             raise SettingsError(f"{self.mechanism!r} is no mechanism for labels")
         if not MIN_EPSILON <= self.epsilon <= MAX_EPSILON:
@@ -136,7 +133,12 @@ class LabelPlan:
                 f"epsilon of a label must be from {MIN_EPSILON:g} to {MAX_EPSILON:g}, "
                 f"not {self.epsilon!r}"
             )
-        _check_classes(self.classes)
+        distinct = len(set(self.classes))
+        if self.classes and not 2 <= distinct == len(self.classes) <= MAX_CLASSES:
+            raise SettingsError(
+                f"private labels need from 2 to {MAX_CLASSES} different classes, not "
+                f"{len(self.classes)} ({distinct} different)"
+            )
         if self.limits:
             self._check_limits()
 
@@ -236,8 +238,7 @@ def randomised_response(
     steps = 1 + (source.uniform(len(codes)) * (classes - 1)).astype(np.intp)
     # a product that rounds up to k - 1 would be no step at all
     steps = np.minimum(steps, classes - 1)
-    out: CodeArray = np.where(is_kept, codes, (codes + steps) % classes)
-    return out
+    return np.where(is_kept, codes, (codes + steps) % classes)
 
 
 def noisy_argmax(
@@ -253,16 +254,6 @@ def noisy_argmax(
         noisy = source.with_laplace(vectors, 2.0 / epsilon)
         out[start : start + size] = noisy.argmax(axis=1)
     return out
-
-
-def _check_classes(classes: tuple[str, ...]) -> None:
-    if not classes:
-        return
-    if not 2 <= len(classes) <= MAX_CLASSES or len(set(classes)) != len(classes):
-        raise SettingsError(
-            f"private labels need from 2 to {MAX_CLASSES} different classes, not "
-            f"{len(classes)} ({len(set(classes))} different)"
-        )
 
 
 def corrected(loss: Loss, noise: LabelNoise) -> Loss:
@@ -288,30 +279,24 @@ class _CorrectedLoss(Loss):
 
     @property
     def name(self) -> str:
-        """The plain loss's."""
         return self.plain.name
 
     @property
     def max_curvature(self) -> float:
-        """The plain loss's."""
         return self.plain.max_curvature
 
     def curvature(self, base: FloatArray) -> float:
-        """Return the plain loss's."""
         return self.plain.curvature(base)
 
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None
     ) -> FloatArray:
-        """Return the plain loss's."""
         return self.plain.base_score(labels, weights)
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return the plain loss's."""
         return self.plain.row_values(scores, labels)
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        """Return the plain loss's."""
         return self.plain.gradient(scores, labels)
 
     def _prox_block(

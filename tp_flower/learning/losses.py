@@ -48,7 +48,10 @@ LARGEST_LABEL = 1e18
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """A loss of scores (N, d_c) against labels (N,); convex, where it is trained by."""
+    """A loss of scores (N, d_c) against labels (N,); convex, where it is trained by.
+
+    One that only evaluates has no gradient, curvature and proximal step.
+    """
 
     outputs: int = 1
 
@@ -67,23 +70,23 @@ class Loss(ABC):
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return the loss of every row, (N,)."""
 
-    @abstractmethod
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return d loss / d scores (Eq. 4), (N, d_c)."""
+        raise NotImplementedError
 
-    @abstractmethod
     def curvature(self, base: FloatArray) -> float:
         """Return the mean diagonal of the Hessian at a constant score."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def max_curvature(self) -> float:
         """An upper bound of the Hessian's largest eigenvalue."""
+        raise NotImplementedError
 
-    @abstractmethod
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
-    ) -> FloatArray: ...
+    ) -> FloatArray:
+        raise NotImplementedError
 
     def value(
         self, scores: FloatArray, labels: FloatArray, weights: FloatArray | None = None
@@ -142,16 +145,12 @@ class SquaredLoss(Loss):
         """Return h - y."""
         return scores - labels[:, None]
 
-    def curvature(self, base: FloatArray) -> float:  # noqa: ARG002
+    def curvature(self, _base: FloatArray) -> float:
         """Return 1."""
         return 1.0
 
     def _prox_block(
-        self,
-        centre: FloatArray,
-        labels: FloatArray,
-        rho: float,
-        start: FloatArray,  # noqa: ARG002
+        self, centre: FloatArray, labels: FloatArray, rho: float, _start: FloatArray
     ) -> FloatArray:
         return (labels[:, None] + rho * centre) / (1.0 + rho)
 
@@ -279,11 +278,8 @@ def softmax_prox(
     min(1, log(1 + r) / r) lowers it (Sun and Tran-Dinh 2019, generalised
     self-concordance of order 2; a whole step does so while (e^r - r - 1) / r^2 < 1,
     that is r < 1.79). After a whole step |gradient| <= r^2 / 8: no further pass has to
-    look.
-
-    Returns:
-        z, (n, k), and which rows, (n,), need more than ``NEAR_STEPS``: those that start
-        far from where they end.
+    look. Return also which rows, (n,), need more than ``NEAR_STEPS``: they start far
+    from where they end.
     """
     z = np.empty_like(centre)
     is_open = np.zeros(len(labels), np.bool_)
@@ -419,8 +415,7 @@ class SoftmaxLoss(Loss):
             if not refused.any():
                 break
             length[refused] *= 0.5
-        stepped: FloatArray = z - length[:, None] * step
-        return stepped
+        return z - length[:, None] * step
 
     def _prox_value(
         self, z: FloatArray, v: FloatArray, y: FloatArray, rho: float
@@ -456,49 +451,13 @@ class KMeansLoss(Loss):
     """
 
     name = KMEANS
-    max_curvature = 0.0
 
     def base_score(
-        self,
-        labels: FloatArray,  # noqa: ARG002
-        weights: FloatArray | None = None,  # noqa: ARG002
+        self, _labels: FloatArray, _weights: FloatArray | None = None
     ) -> FloatArray:
         """Return zeros: distances have no offset."""
         return np.zeros(self.outputs)
 
-    def row_values(
-        self,
-        scores: FloatArray,
-        labels: FloatArray,  # noqa: ARG002
-    ) -> FloatArray:
+    def row_values(self, scores: FloatArray, _labels: FloatArray) -> FloatArray:
         """Return min_k h_k."""
-        least: FloatArray = scores.min(axis=1)
-        return least
-
-    def gradient(
-        self,
-        scores: FloatArray,
-        labels: FloatArray,  # noqa: ARG002
-    ) -> FloatArray:
-        """Return 1 at the nearest centre, 0 elsewhere."""
-        out = np.zeros_like(scores)
-        out[np.arange(len(scores)), scores.argmin(axis=1)] = 1.0
-        return out
-
-    def curvature(self, base: FloatArray) -> float:  # noqa: ARG002
-        """Return 0: it is linear wherever one centre is the nearest."""
-        return 0.0
-
-    def _prox_block(
-        self,
-        centre: FloatArray,
-        labels: FloatArray,
-        rho: float,
-        start: FloatArray,  # noqa: ARG002
-    ) -> FloatArray:
-        """Return v - e_k / rho at the nearest centre k.
-
-        With centre k as the nearest the minimum is v_k - 1 / (2 rho), at v - e_k / rho;
-        it is the least where v_k is.
-        """
-        return centre - self.gradient(centre, labels) / rho
+        return scores.min(axis=1)

@@ -7,8 +7,6 @@ scores do not depend on: held-out ones. An estimate that the noise has driven fa
 the range of what it estimates is NaN: so few rows tell nothing.
 """
 
-from typing import Any
-
 import numpy as np
 
 from tp_flower.arrays import BoolArray, FloatArray, in_threads, mean
@@ -53,19 +51,16 @@ def _regression_metrics(
     half_mse: float, labels: FloatArray, noise_variance: float, weights: Weights
 ) -> dict[str, float]:
     """Return RMSE and R2 of the mean of 1/2 (h - y)^2, less that of the noise."""
-    variance = float(_variance(labels, weights)) - noise_variance
+    if weights is None:
+        variance = float(labels.var()) - noise_variance  # as numpy rounds it
+    else:
+        squares = (labels - mean(labels, weights)) ** 2
+        variance = float(mean(squares, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
     r2 = 1.0 - 2.0 * half_mse / variance if variance else 0.0
     return {"rmse": float(np.sqrt(2.0 * half_mse)), "r2": r2}
-
-
-def _variance(labels: FloatArray, weights: Weights) -> Any:
-    if weights is None:
-        # as numpy rounds it
-        return labels.var()
-    return mean((labels - mean(labels, weights)) ** 2, weights)
 
 
 def _class_metrics(

@@ -11,12 +11,13 @@ with the features per epoch, after one eigendecomposition for all rho.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.local_model import Features, PlacedFeatures
+from tp_flower.learning.models.local_model import Features
 
 RANK_TOLERANCE = 1e-11
 
@@ -26,10 +27,10 @@ LEAST_ROWS = 256
 
 
 def gram(
-    features: Features,
-    multiplicity: npt.NDArray[np.int64] | FloatArray,
+    features: "Features | FloatArray",
+    multiplicity: npt.NDArray[Any],
     *,
-    intercept: bool,
+    intercept: bool = False,
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]): sums over shards add up.
 
@@ -39,8 +40,13 @@ def gram(
     array([[17.,  9.],
            [ 9.,  5.]])
     """
-    if isinstance(features, PlacedFeatures):
-        return _placed_gram(features, multiplicity.astype(np.float64), intercept)
+    if not isinstance(features, np.ndarray):
+        counts = multiplicity.astype(np.float64)
+        inner = features.gram(counts)
+        if not intercept:
+            return inner
+        edge = features.moment(counts[:, None])
+        return np.block([[inner, edge], [edge.T, counts.sum()]])
     width = features.shape[1] + int(intercept)
     total = np.zeros((width, width))
     size = max(GRAM_VALUES // max(width, 1), LEAST_ROWS)
@@ -49,19 +55,9 @@ def gram(
         rows = buffer[: block.stop - block.start]
         rows[:, : features.shape[1]] = features[block]
         rows[:, features.shape[1] :] = 1.0
-        rows *= np.sqrt(multiplicity[block])[:, None]
+        rows *= np.sqrt(multiplicity[block], dtype=np.float64)[:, None]
         total += rows.T @ rows
     return total
-
-
-def _placed_gram(
-    features: PlacedFeatures, multiplicity: FloatArray, intercept: bool
-) -> FloatArray:
-    inner = features.gram(multiplicity)
-    if not intercept:
-        return inner
-    edge = features.moment(multiplicity[:, None])
-    return np.block([[inner, edge], [edge.T, multiplicity.sum()]])
 
 
 @dataclass(frozen=True)
@@ -73,12 +69,8 @@ class RidgeSolver:
 
         W = V (kappa V^T m) / (kappa s + beta),  c = mean target - mean row W
 
-    Attributes:
-        eigenvalues: s, (d,).
-        eigenvectors: V, (d, d).
-        mean: weighted mean row, (d,); zero without intercept.
-        weight: sum of G / N, the weight of the intercept; 0 without intercept.
-        joined_rows: N.
+    ``mean`` is the weighted mean row, (d,), and ``weight`` the sum of G / N, both 0
+    without intercept; N is ``joined_rows``.
     """
 
     eigenvalues: FloatArray
@@ -135,10 +127,7 @@ class RidgeSolver:
 
 @dataclass(frozen=True)
 class Iterate:
-    """A point z of an accelerated descent, which restarts where it overshoots.
-
-    ``ahead`` is y, where the next step starts; ``momentum`` is t.
-    """
+    """A point z of an accelerated descent, y ``ahead``, where it goes on, and t."""
 
     point: FloatArray
     ahead: FloatArray

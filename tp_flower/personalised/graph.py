@@ -79,8 +79,7 @@ class SimilarityGraph:
         _, first = np.unique(labels, return_index=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
-        groups: IntArray = rank[labels]
-        return groups
+        return rank[labels]
 
     def neighbours(self, site: int) -> IntArray:
         """Return the positions of a site's neighbours, ascending."""
@@ -92,8 +91,7 @@ class SimilarityGraph:
     ) -> FloatArray:
         """Return the start of a site that joins: its neighbours' mean model, (d,).
 
-        Without a neighbour that has a model it is the mean of all sites that have one,
-        without these 0; ``models`` are Z, (N, d), and ``has_model`` is (N,).
+        Without a neighbour that has one of the models (N, d) it is the mean of all.
         """
         near = self.neighbours(site)
         near = near[has_model[near]]
@@ -101,8 +99,7 @@ class SimilarityGraph:
             near = np.flatnonzero(has_model)
         if not len(near):
             return np.zeros(models.shape[1])
-        mean: FloatArray = models[near].mean(axis=0)
-        return mean
+        return models[near].mean(axis=0)
 
 
 def nearest_neighbours(
@@ -126,9 +123,8 @@ def nearest_neighbours(
 def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArray:
     """Return the edges' weights sqrt(1/n_i + 1/n_j), (M,), scaled to mean 1.
 
-    A model of n rows errs by about 1/sqrt(n), and the difference of two by the root of
-    the sum: sites whose difference may be chance are drawn together, and those with
-    many rows keep theirs. Of ``rows``, (N,), 0 counts as 1.
+    A model of n rows errs by about 1/sqrt(n): sites whose difference may be chance are
+    drawn together, and those with many rows keep theirs. Of rows (N,) 0 counts as 1.
 
     >>> pair = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
     >>> row_weights(pair, np.array([8, 8, 1])).round(3).tolist()
@@ -137,8 +133,7 @@ def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArr
     errors = 1.0 / np.maximum(rows, 1)
     left, right = graph.edges.T
     deviations = np.sqrt(errors[left] + errors[right])
-    weights: FloatArray = deviations / (deviations.mean() if len(deviations) else 1.0)
-    return weights
+    return deviations / (deviations.mean() if len(deviations) else 1.0)
 
 
 def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:

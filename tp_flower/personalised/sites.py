@@ -40,12 +40,9 @@ FINITE_STEP = 1e-3
 
 @dataclass(frozen=True)
 class SiteObjective:
-    """The objective f of a site.
+    """The objective f of a site, over its trained rows: features (n, d), labels (n,).
 
-    Attributes:
-        model: with any parameters; they are set to where the objective is evaluated.
-        features: (n, d), the trained rows.
-        labels: (n,).
+    The model's parameters are set to where the objective is evaluated.
     """
 
     model: LocalModel
@@ -60,20 +57,13 @@ class SiteObjective:
         self.model.parameters = parameters
         return self.model.scores(features) + self.base
 
-    def gradient(self, parameters: FloatArray) -> FloatArray:
-        """Return the gradient of f at theta, (p,)."""
-        return self._gradient(parameters, self.features, self.labels)
-
-    def batch_gradient(
-        self, parameters: FloatArray, rows: np.ndarray[tuple[int], np.dtype[np.int64]]
+    def gradient(
+        self, parameters: FloatArray, rows: npt.NDArray[np.int64] | None = None
     ) -> FloatArray:
-        """Return the gradient with the mean over some trained rows only, (p,)."""
-        features = rows_of(self.features, rows)
-        return self._gradient(parameters, features, self.labels[rows])
-
-    def _gradient(
-        self, parameters: FloatArray, features: Features, labels: FloatArray
-    ) -> FloatArray:
+        """Return the gradient of f at theta, (p,), or with the mean over some rows."""
+        features, labels = self.features, self.labels
+        if rows is not None:
+            features, labels = rows_of(features, rows), labels[rows]
         penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
         if not len(labels):
             return penalty
@@ -154,8 +144,7 @@ class RandomFeatures:
         """Return phi of rows (n, d) as (n, 2 pairs), each of norm 1."""
         angles = rows.astype(np.float64) @ self.frequencies.T
         both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        embedded: FloatArray = both / np.sqrt(len(self.frequencies))
-        return embedded
+        return both / np.sqrt(len(self.frequencies))
 
     def mean(self, rows: npt.NDArray[np.floating]) -> FloatArray:
         """Return the mean embedding of rows (n, d), (2 pairs,); zeros of no rows."""
@@ -209,8 +198,7 @@ def pairwise_distances(summaries: FloatArray) -> FloatArray:
     """
     from scipy.spatial.distance import cdist
 
-    distances: FloatArray = cdist(summaries, summaries)
-    return distances
+    return cdist(summaries, summaries)
 
 
 def noisy_mean(
@@ -229,5 +217,4 @@ def _triangle(matrices: FloatArray) -> FloatArray:
     """Return upper triangles (..., s), with the norm of the symmetric matrices."""
     rows, columns = np.triu_indices(matrices.shape[-1])
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    triangle: FloatArray = matrices[..., rows, columns] * scale
-    return triangle
+    return matrices[..., rows, columns] * scale

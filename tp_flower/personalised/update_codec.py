@@ -71,8 +71,11 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
     runs = int(code[1:_HEADER_BYTES].view("<u4")[0])
     _check(runs <= size and bool(runs) == bool(size), f"has {runs} runs for {size}")
     lengths, rest = _decode_runs(kind & ~_BOOK, code[_HEADER_BYTES:], runs, size)
-    decode = _decode_book if kind & _BOOK else _decode_plain
-    values = decode(rest, runs)
+    if kind & _BOOK:
+        values = _decode_book(rest, runs)
+    else:
+        _check(len(rest) == 4 * runs, f"has {len(rest)} bytes of {runs} values")
+        values = rest.copy().view("<f4")
     _check(bool(np.isfinite(values).all()), "has values that are not finite")
     return np.repeat(values.astype(np.float64), lengths)
 
@@ -167,11 +170,6 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
     head = np.array([len(book) - 1], np.uint8)
     booked = np.concatenate([head, book.view(np.uint8), packed])
     return (booked, True) if len(booked) < len(plain) else (plain, False)
-
-
-def _decode_plain(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
-    _check(len(content) == 4 * runs, f"has {len(content)} bytes of {runs} values")
-    return content.copy().view("<f4")
 
 
 def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:

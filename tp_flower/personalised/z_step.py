@@ -21,7 +21,7 @@ The draft runs a fixed number of iterations. This one stops on both residuals, i
 of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -52,8 +52,7 @@ def edge_norms(rows: FloatArray, norm: EdgeNorm) -> FloatArray:
     order = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: np.inf}[norm]
     if not rows.shape[1]:
         return np.zeros(len(rows))
-    norms: FloatArray = np.linalg.norm(rows, order, axis=1)
-    return norms
+    return np.linalg.norm(rows, order, axis=1)
 
 
 def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray:
@@ -65,19 +64,14 @@ def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray
     >>> project_dual(np.array([[3.0, -4.0]]), 1.0, EdgeNorm.TWO)
     array([[ 0.6, -0.8]])
     """
-    return _PROJECTIONS[norm](rows, radius)
-
-
-def _onto_box(rows: FloatArray, radius: Radius) -> FloatArray:
-    return np.clip(rows, -radius, radius)
-
-
-def _onto_sphere(rows: FloatArray, radius: Radius) -> FloatArray:
+    if norm is EdgeNorm.ONE:
+        return np.clip(rows, -radius, radius)
+    if norm is EdgeNorm.MAX:
+        return _onto_cross_polytope(rows, radius)
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     shrink = np.ones_like(lengths)
     np.divide(radius, lengths, out=shrink, where=lengths > radius)
-    projected: FloatArray = rows * shrink
-    return projected
+    return rows * shrink
 
 
 def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
@@ -91,15 +85,7 @@ def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
     support = np.maximum((falling * ranks > excess).sum(axis=1), 1)
     level = excess[np.arange(len(rows)), support - 1] / support
     shrunk = np.maximum(magnitudes - np.maximum(level, 0.0)[:, None], 0.0)
-    projected: FloatArray = np.copysign(shrunk, rows)
-    return projected
-
-
-_PROJECTIONS: Mapping[EdgeNorm, Callable[[FloatArray, Radius], FloatArray]] = {
-    EdgeNorm.ONE: _onto_box,
-    EdgeNorm.TWO: _onto_sphere,
-    EdgeNorm.MAX: _onto_cross_polytope,
-}
+    return np.copysign(shrunk, rows)
 
 
 Solve = Callable[[FloatArray], FloatArray]
@@ -113,12 +99,9 @@ DENSE_SITES = 4096
 class ZSolution:
     """The solution of a Z-step, and its residuals.
 
-    Attributes:
-        models: Z, (N, d); exactly equal at sites that fused edges connect.
-        pull: (M, d), what each edge pulls at its first site; a warm start of the next.
-        fused: edges whose two sites have the same model, (M,).
-        primal_residual: ||B Z - W||_F over ||V - mean V||_F.
-        dual_residual: kappa ||B^T (W - W_before)||_F over the same.
+    ``models`` Z (N, d) are exactly equal at sites that ``fused`` edges (M,) connect;
+    ``pull`` (M, d) is that of each edge at its first site. The residuals are ||B Z -
+    W||_F and kappa ||B^T (W - W_before)||_F over ||V - mean V||_F.
     """
 
     models: FloatArray
@@ -133,9 +116,8 @@ class ZSolution:
 class ZStep:
     """Solver of Z-steps over one graph, which reuses its factors.
 
-    Args:
-        weights: w, (M,), > 0, of the edges; None where all are 1.
-        tolerance: of both residuals, relative to the spread of the targets.
+    The edges have weights w, (M,), > 0, None for ones; the tolerance is of both
+    residuals, relative to the spread of the targets.
     """
 
     def __init__(
@@ -252,8 +234,7 @@ def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(groups))
     sums = np.add.reduceat(models[order], starts, axis=0)
-    means: FloatArray = (sums / sizes[:, None])[groups]
-    return means
+    return (sums / sizes[:, None])[groups]
 
 
 def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:

@@ -91,11 +91,8 @@ def _rendered(value: object) -> object:
 class Form:
     """Values of a form of their own; those of a tuple are a string in the run config.
 
-    Attributes:
-        form: of the string, for the reference page.
-        read: returns the field's value, of a string or of such a value itself; raises
-            ValueError.
-        render: returns the string that ``read`` takes.
+    ``read`` returns the field's value, of a string or of such a value itself, or raises
+    ValueError; ``form`` describes the string for the reference page.
     """
 
     form: str
@@ -144,13 +141,10 @@ def list_of(
 class Readers:
     """The runs that read a setting.
 
-    Attributes:
-        strategies: that read it; empty for all.
-        modes: in which it is read; empty for all.
-        switch: another setting of the group (its field); while that one has its
-            default, nobody reads this one.
-        refusal: why a value other than the default is refused where nobody reads it,
-            with ``{strategy}``, ``{mode}`` and ``{value}`` filled in; "" ignores it.
+    No strategies are all of them, and so are no modes. While the field ``switch`` of
+    the group has its default, nobody reads the setting. A value other than the default
+    that nobody reads is ignored, or refused for a reason, with ``{strategy}``,
+    ``{mode}`` and ``{value}`` filled in.
     """
 
     strategies: tuple[str, ...] = ()
@@ -214,12 +208,8 @@ def setting(
 ) -> _Value:
     """Declare a setting: a field of a group's dataclass.
 
-    Args:
-        default: also of the run config.
-        doc: for the user; ends with a full stop.
-        allowed: values; None for all of the field's type.
-        read_by: None for the ``readers`` of the group, or everyone.
-        may_change: whether a run may be resumed with another value.
+    All values of the field's type are ``allowed`` by None; a setting that names no
+    readers has those of the group. It ``may_change`` when a run is resumed.
     """
     return field(
         default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)}

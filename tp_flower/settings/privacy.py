@@ -168,7 +168,7 @@ class PrivacySettings:
     def __post_init__(self) -> None:
         values, problems = read_fields(PRIVACY_SETTINGS, self)
         store(self, values)
-        if problems := problems or _conflicts(self):
+        if problems := problems or [*_conflicts(self), *_unprotecting(self)]:
             raise UnusableSettingsError(problems)
 
     def covered(self, *kinds: str) -> list[str]:
@@ -194,12 +194,8 @@ class PrivacySettings:
 PRIVACY_SETTINGS: Final = declared(PrivacySettings)
 
 
-def _conflicts(settings: PrivacySettings) -> list[str]:
-    """List the combinations of settings that contradict each other."""
-    return [*_conflicts_of_labels(settings), *_conflicts_of_switches(settings)]
-
-
-def _conflicts_of_labels(settings: PrivacySettings) -> Iterator[str]:
+def _conflicts(settings: PrivacySettings) -> Iterator[str]:
+    """Yield the combinations of settings that contradict each other."""
     epsilon, noise = settings.label_epsilon, settings.label_noise
     if settings.labels == CLEAR and (epsilon or noise):
         yield (
@@ -223,7 +219,7 @@ def _conflicts_of_labels(settings: PrivacySettings) -> Iterator[str]:
         )
 
 
-def _conflicts_of_switches(settings: PrivacySettings) -> Iterator[str]:
+def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
     """Refuse settings of a mechanism that is off: the run would go in the clear.
 
     A value that is the default cannot be told from one that nobody set.

@@ -21,7 +21,6 @@ TRAIN: Final = "train"
 EXPLAIN: Final = "explain"
 PREDICT: Final = "predict"
 EVALUATE: Final = "evaluate"
-MODES: Final = (TRAIN, EXPLAIN, PREDICT, EVALUATE)
 
 SERVER: Final = "server"
 LABEL_SITE: Final = "label-site"
@@ -39,7 +38,6 @@ ABSENCES: Final = {
 """By mode, the values of ``on-missing``."""
 
 AUTO: Final = "auto"
-DEVICES: Final = (AUTO, "cpu", "cuda")
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
 _RESUMED: Final = Readers(
@@ -94,7 +92,7 @@ class RunSettings:
         TRAIN,
         'What to do: "train"; "explain": the query, sizes and costs, without training; '
         '"predict" or "evaluate" with a saved model.',
-        OneOf(MODES),
+        OneOf((TRAIN, EXPLAIN, PREDICT, EVALUATE)),
     )
     resume: str = setting(
         "",
@@ -128,7 +126,7 @@ class RunSettings:
         AUTO,
         'Where sites train: "cpu", "cuda", or "auto": CUDA where there is one (linear '
         "models: from 2^26 features of a part on).",
-        OneOf(DEVICES),
+        OneOf((AUTO, "cpu", "cuda")),
     )
     output_dir: str = setting(
         "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.'
@@ -177,17 +175,13 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-MAX_JOINED_ROWS: Final = 200_000_000
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
 def entity_named(text: str) -> str | None:
     """Return the entity of the setting `row-weight`: an alias, "" for the label table.
 
-    None is every joined row for itself.
-
-    Raises:
-        ValueError: it is no such setting.
+    None is every joined row for itself; another text is a ValueError.
 
     >>> entity_named("joined"), entity_named("entity"), entity_named("entity(c)")
     (None, '', 'c')
@@ -227,7 +221,7 @@ class DataSettings:
         may_change=True,
     )
     max_joined_rows: int = setting(
-        MAX_JOINED_ROWS,
+        200_000_000,
         "A join of more rows than this is refused before it is built.",
         Range(1),
     )

@@ -22,6 +22,7 @@ from tp_flower.methods import (
     SGD,
     Method,
 )
+from tp_flower.settings import run, training
 from tp_flower.settings.declare import (
     UnusableSettingsError,
     declared,
@@ -31,50 +32,18 @@ from tp_flower.settings.declare import (
     store,
 )
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
-from tp_flower.settings.run import (
-    ABSENCES,
-    AUTO,
-    CLASSIFICATION,
-    EXPLAIN,
-    JOINED,
-    REGRESSION,
-    STALE,
-    TRAIN,
-    DataSettings,
-    RunSettings,
-    SiteSettings,
-)
-from tp_flower.settings.training import (
-    EXACT,
-    GRAM,
-    IMPORTANCE,
-    LAST,
-    LINEAR,
-    LOGISTIC,
-    MLP,
-    SAGA,
-    SOFTMAX,
-    SQUARED,
-    UNIFORM,
-    AdmmSettings,
-    CoresetSettings,
-    ModelSettings,
-    PersonalisedSettings,
-    SgdSettings,
-    named_coordinates,
-)
 
 
 @dataclass(frozen=True)
 class SettingValues(
-    DataSettings,
-    RunSettings,
-    SiteSettings,
-    ModelSettings,
-    AdmmSettings,
-    SgdSettings,
-    CoresetSettings,
-    PersonalisedSettings,
+    run.DataSettings,
+    run.RunSettings,
+    run.SiteSettings,
+    training.ModelSettings,
+    training.AdmmSettings,
+    training.SgdSettings,
+    training.CoresetSettings,
+    training.PersonalisedSettings,
 ):
     """Values of all settings, each of which is allowed by itself."""
 
@@ -104,7 +73,7 @@ class SettingValues(
     def other_model(self) -> str:
         """The first model that is not linear; "" if all are."""
         models = (self.model, *(model for _, model in self.models))
-        return next((model for model in models if model != LINEAR), "")
+        return next((model for model in models if model != training.LINEAR), "")
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -124,8 +93,8 @@ KEYS: Final = tuple(item.key for item in SETTINGS)
 """Keys of the run config, in its order."""
 
 TASK_LOSSES: Final = {
-    REGRESSION: (AUTO, SQUARED),
-    CLASSIFICATION: (AUTO, LOGISTIC, SOFTMAX),
+    run.REGRESSION: (run.AUTO, training.SQUARED),
+    run.CLASSIFICATION: (run.AUTO, training.LOGISTIC, training.SOFTMAX),
 }
 
 
@@ -142,10 +111,7 @@ def conflicts(values: SettingValues) -> Iterator[str]:
 
 
 def _unread(values: SettingValues) -> Iterator[str]:
-    """Refuse settings that the strategy or the mode does not read.
-
-    Those whose readers give no reason to refuse them are ignored.
-    """
+    """Refuse settings that nobody reads, where their readers give a reason to."""
     strategy, mode = values.strategy, values.mode
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
@@ -162,7 +128,7 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
             f"{', '.join(losses)}"
         )
-    if values.lou == GRAM and values.family == ADMM and values.other_model:
+    if values.lou == training.GRAM and values.family == ADMM and values.other_model:
         yield (
             f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
             "use auto or consensus"
@@ -173,19 +139,19 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"{values.strategy!r}, whose one batch has all joined rows: leave it 0, or "
             "use sgd"
         )
-    solvers = (AUTO, *values.method.solvers)
+    solvers = (run.AUTO, *values.method.solvers)
     if values.coreset_solver not in solvers:
         yield (
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
             f"{values.strategy!r}: use {', '.join(solvers)}"
         )
-    if values.l1 and values.coreset_solver == SAGA:
-        yield f"l1: solver {SAGA!r} takes none: use {EXACT!r}, or leave it 0"
+    if values.l1 and values.coreset_solver == training.SAGA:
+        yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
 
 
 def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
     privacy, strategy = values.privacy, values.strategy
-    if values.row_weight != JOINED:
+    if values.row_weight != run.JOINED:
         yield from weight_problems(values.row_weight, privacy)
     is_exact = values.family == ADMM and not values.other_model
     if privacy.features == NOISY_STATISTICS and not is_exact:
@@ -200,12 +166,12 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
             reason = "sends the rows that it draws as they are. Use admm or sgd"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
-    if values.coreset_rows and values.coreset_kind == IMPORTANCE:
+    if values.coreset_rows and values.coreset_kind == training.IMPORTANCE:
         for kind in privacy.covered("features", "predictions", "labels"):
             yield (
-                f"coreset-kind: {IMPORTANCE!r} does not go with privacy.{kind}: which "
+                f"coreset-kind: 'importance' does not go with privacy.{kind}: which "
                 "rows are drawn, and what they weigh, is computed from rows without "
-                f"noise; use {UNIFORM!r}, which reads none"
+                f"noise; use 'uniform', which reads none"
             )
 
 
@@ -233,17 +199,17 @@ def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
             f"num-epochs: strategy {strategy!r} solves once, not {values.num_epochs} "
             "times: leave it 0"
         )
-    if values.task == CLASSIFICATION:
+    if values.task == run.CLASSIFICATION:
         yield (
-            f"task: {CLASSIFICATION!r} does not go with strategy {strategy!r}: use "
+            f"task: 'classification' does not go with strategy {strategy!r}: use "
             "admm or sgd, with a coreset-size"
         )
 
 
 def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     strategy = values.strategy
-    if values.mode == EXPLAIN:
-        yield f"mode: {EXPLAIN!r} is about joins, which strategy {strategy!r} lacks"
+    if values.mode == run.EXPLAIN:
+        yield f"mode: 'explain' is about joins, which strategy {strategy!r} lacks"
     for kind in values.privacy.covered("features", "labels", "predictions"):
         yield (
             f"privacy.{kind}: strategy {strategy!r} goes without: labels and rows stay "
@@ -251,9 +217,9 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
             "puts noise on the graph's summaries)"
         )
     models = {model for _, model in values.models} or {values.model}
-    if values.personal == LAST and models != {MLP}:
+    if values.personal == training.LAST and models != {training.MLP}:
         yield "personal: 'last' is the last layer of model 'mlp'"
-    if named_coordinates(values.personal) and models != {LINEAR}:
+    if training.named_coordinates(values.personal) and models != {training.LINEAR}:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
         yield "update-clusters: is of encoded updates: set update-penalty above 0"
@@ -266,17 +232,17 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
 
 def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
     mode, on_missing = values.mode, values.on_missing
-    if on_missing not in ABSENCES[mode]:
+    if on_missing not in run.ABSENCES[mode]:
         yield (
             f"on-missing: {on_missing!r} does not go with mode {mode!r}: use "
-            f"{', '.join(ABSENCES[mode])}"
+            f"{', '.join(run.ABSENCES[mode])}"
         )
-    if on_missing == STALE and values.family in (SGD, CORESET):
+    if on_missing == run.STALE and values.family in (SGD, CORESET):
         yield (
-            f"on-missing: {STALE!r} needs the last scores of all rows, which strategy "
+            f"on-missing: 'stale' needs the last scores of all rows, which strategy "
             f"{values.strategy!r} does not have at the server: use admm, or stop"
         )
-    if "@" in values.model_name and mode in (TRAIN, EXPLAIN):
+    if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
         yield (
             f"model-name: a version is of a model that was trained; mode {mode!r} "
             "takes a name alone, and makes the version"
@@ -285,15 +251,11 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Settings(SettingValues):
-    """The settings of a run; every value is checked on construction.
+    """The settings of a run; SettingsError lists all values that are refused.
 
     0, "" or "auto" stand for "chosen by the program" where `docs/reference/settings.md`
     says so. The run config may also have keys `encode.<table>.<column>`, which are the
     same as entries of `encoders`.
-
-    Raises:
-        SettingsError: a value has the wrong type, is outside its allowed set or
-            contradicts another one. The message lists all such problems.
 
     >>> Settings(strategy="sgd").epochs
     10
@@ -315,12 +277,7 @@ class Settings(SettingValues):
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
-        """Read the settings from a run config; a missing key takes its default.
-
-        Raises:
-            SettingsError: a key is unknown (the message gives close matches and the
-                valid keys) or a value is refused; all problems are listed at once.
-        """
+        """Read the settings from a run config; SettingsError lists all its problems."""
         keyed = [key for key in config if key.startswith(KEY_PREFIX)]
         problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
         fields = fields_of(PLAIN_SETTINGS, config)
@@ -350,10 +307,7 @@ class Settings(SettingValues):
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
-        """Return the settings under their run-config keys, as that file writes them.
-
-        `Settings.from_run_config(settings.to_dict()) == settings`.
-        """
+        """Return the run config that `from_run_config` reads back."""
         private = render_values(PRIVACY_SETTINGS, self.privacy)
         return render_values(PLAIN_SETTINGS, self) | private
 

@@ -18,10 +18,7 @@ from tp_flower.settings.declare import (
 )
 from tp_flower.settings.run import AUTO
 
-SHARING: Final = "sharing"
-JACOBI: Final = "jacobi"
 GRAM: Final = "gram"
-CONSENSUS: Final = "consensus"
 
 _SGD: Final = Readers(of_families(SGD))
 _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
@@ -34,10 +31,10 @@ class AdmmSettings:
     readers: ClassVar = Readers(of_families(ADMM))
 
     admm_form: str = setting(
-        SHARING,
+        "sharing",
         'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
         "the paper).",
-        OneOf((SHARING, JACOBI)),
+        OneOf(("sharing", "jacobi")),
     )
     rho: float = setting(
         0.0,
@@ -59,7 +56,7 @@ class AdmmSettings:
         AUTO,
         'ADMM over the shards of a table: "gram" (exact, linear models), "consensus" '
         '(any model), or "auto": gram where the table\'s model is linear.',
-        OneOf((AUTO, GRAM, CONSENSUS)),
+        OneOf((AUTO, GRAM, "consensus")),
     )
     inner_rounds: int = setting(
         1, "Rounds of consensus between shards per epoch.", Range(1)
@@ -200,7 +197,6 @@ UNIFORM: Final = "uniform"
 
 EXACT: Final = "exact"
 SAGA: Final = "saga"
-KMEANS: Final = "kmeans++"
 DISTDIM: Final = "distdim"
 
 _JOINING: Final = of_families(ADMM, SGD, CORESET)
@@ -232,7 +228,7 @@ class CoresetSettings:
         AUTO,
         'What solves on the drawn rows. coreset-ridge: "exact" or "saga"; '
         'coreset-kmeans: "kmeans++" or "distdim"; "auto" = the first.',
-        OneOf((AUTO, EXACT, SAGA, KMEANS, DISTDIM)),
+        OneOf((AUTO, EXACT, SAGA, "kmeans++", DISTDIM)),
         Readers(of_families(CORESET)),
     )
     clusters: int = setting(
@@ -259,7 +255,7 @@ LAST: Final = "last"
 """Those of an MLP's last layer are."""
 INTERCEPT: Final = "(intercept)"
 
-EQUAL, BY_ROWS = "equal", "rows"
+BY_ROWS: Final = "rows"
 
 
 def named_coordinates(personal: str) -> tuple[str, ...]:
@@ -327,10 +323,10 @@ class PersonalisedSettings:
         OneOf(("1", "2", "inf")),
     )
     graph_weights: str = setting(
-        EQUAL,
+        "equal",
         'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
         "that sites with few rows are drawn more.",
-        OneOf((EQUAL, BY_ROWS)),
+        OneOf(("equal", BY_ROWS)),
     )
     graph_neighbours: int = setting(
         5,

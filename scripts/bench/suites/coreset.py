@@ -35,10 +35,13 @@ from scripts.joined.centralized import JoinedTable
 from scripts.joined.models import fit_ridge
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
+    ShardClusters,
     augmented,
     cluster_shard,
     kmeans_scores,
-    regression_scores,
+    leverages,
+    penalised,
+    whitening,
 )
 from tp_flower.coresets.sampling import (
     Sample,
@@ -49,11 +52,12 @@ from tp_flower.coresets.sampling import (
 from tp_flower.coresets.solvers import (
     Solver,
     distdim,
-    kmeans_cost,
+    nearest,
     solve,
     weighted_kmeans,
 )
 from tp_flower.joins.mapping import TableRows
+from tp_flower.learning.solvers import gram
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -155,22 +159,24 @@ class Join:
 
     def regression_scores(self, l2: float) -> FloatArray:
         """Return the scores of the joined rows, without the uniform term, (N,)."""
-        return self._expanded(
-            regression_scores(
-                augmented(t.features, t.label, intercept=t.label is not None),
-                t.rows.multiplicity,
-                features=t.features.shape[1],
-                penalty=l2 * self.size,
-            )
-            for t in self.tables
-        )
+        return self._expanded(self._leverages(table, l2) for table in self.tables)
+
+    def _leverages(self, table: Table, l2: float) -> FloatArray:
+        rows = augmented(table.features, table.label, intercept=table.label is not None)
+        clear = gram(rows, table.rows.multiplicity)
+        basis = whitening(penalised(clear, table.features.shape[1], l2 * self.size))
+        return leverages(rows, basis)
 
     def cluster_scores(self, clusters: int, rng: Generator) -> FloatArray:
         """Return the scores of the joined rows, without the uniform term, (N,)."""
         return self._expanded(
-            kmeans_scores(cluster_shard(t.features, t.rows.multiplicity, clusters, rng))
-            for t in self.tables
+            kmeans_scores(shard, shard.cost) for shard in self._clusters(clusters, rng)
         )
+
+    def _clusters(self, clusters: int, rng: Generator) -> Iterator[ShardClusters]:
+        for table in self.tables:
+            counts = table.rows.multiplicity
+            yield cluster_shard(table.features, counts, clusters, rng)
 
     def _expanded(self, scores: Iterable[FloatArray]) -> FloatArray:
         """Return the sum over the tables of their rows' scores, (N,)."""
@@ -474,7 +480,7 @@ def centres_error(sampler: Sampler, rng: Generator) -> float:
     worst = 0.0
     for _ in range(PARAMETERS):
         centres = join.design(rng.choice(join.size, CLUSTERS)).astype(np.float64)
-        weighted = kmeans_cost(points, centres, sample.weights)
+        weighted = float(sample.weights @ nearest(points, centres)[1])
         ratio = weighted / float(join.distances(centres).sum())
         worst = max(worst, abs(ratio - 1.0))
     return worst

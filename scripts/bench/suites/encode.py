@@ -63,7 +63,7 @@ def ours(path: Path) -> dict[str, float]:
     from client_apps.data.tables import SiteTables
     from tp_flower.features.choice import TableChoice
     from tp_flower.features.fitting import fit
-    from tp_flower.features.statistics import Sample, feature_statistics
+    from tp_flower.features.statistics import CountedRows, feature_statistics
     from tp_flower.keyed_hash import KeyedHasher
     from tp_flower.query.fragment import Feature, Fragment
     from tp_flower.sources.shards import ShardSource
@@ -80,7 +80,7 @@ def ours(path: Path) -> dict[str, float]:
         features = tuple(Feature(name, f'"{name}"') for name in schema.columns)
         extracted = tables.extract(0, source, Fragment("t", "t", features))
         seconds["extract"] = time.perf_counter() - started - sum(seconds.values())
-        sample = Sample(hasher)
+        sample = CountedRows(hasher)
         choices = {info.name: None for info in extracted.features}
         choice = TableChoice("t", choices)
         statistics = {

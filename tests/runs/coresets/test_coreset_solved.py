@@ -26,7 +26,8 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.predicted import on, scored, train
-from tp_flower.coresets.solvers import distdim, kmeans_cost, nearest, weighted_kmeans
+from tests.support.coresets import kmeans_cost
+from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.errors import (
     MessageError,
     QueryError,

@@ -36,7 +36,8 @@ from scripts.bench.suites.methods import (
 )
 from scripts.data.dataset import Dataset
 from scripts.data.store import STORE_SQL, make_store
-from tp_flower.coresets.importance import augmented, regression_scores
+from tests.support.coresets import regression_scores as row_scores
+from tp_flower.coresets.importance import augmented
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -293,7 +294,7 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
     known = np.zeros(join.size)
     for place, block in enumerate(np.split(features, edges, axis=1)):
         label = join.labels[:, None] if place == 0 else None
-        known += regression_scores(
+        known += row_scores(
             augmented(block, label, intercept=place == 0),
             np.ones(join.size),
             features=block.shape[1],

@@ -15,7 +15,7 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import (
     ColumnStatistics,
-    Sample,
+    CountedRows,
     feature_statistics,
     merge_tables,
 )
@@ -56,7 +56,10 @@ def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
 
 
 def statistics_of(
-    choice: TableChoice, columns: Columns, sample: Sample | None = None, **kinds: str
+    choice: TableChoice,
+    columns: Columns,
+    counted: CountedRows | None = None,
+    **kinds: str,
 ) -> dict[str, ColumnStatistics]:
     """Statistics of a shard, as they arrive at the server."""
     found = {
@@ -65,7 +68,7 @@ def statistics_of(
             name,
             kinds.get(name, kind_of(column)),
             column,
-            sample or Sample(HASHER),
+            counted or CountedRows(HASHER),
         )
         for name, column in columns.items()
     }

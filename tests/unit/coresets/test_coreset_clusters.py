@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
+from tests.support.coresets import kmeans_cost
 from tp_flower.coresets.importance import (
     ALPHA,
     ShardClusters,
@@ -11,7 +12,7 @@ from tp_flower.coresets.importance import (
     kmeans_scores,
     kmeans_total,
 )
-from tp_flower.coresets.solvers import distdim, kmeans_cost, nearest, weighted_kmeans
+from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
 
 ROWS = 80
 
@@ -49,7 +50,7 @@ def test_scores_over_a_join_are_those_of_the_materialised_join():
     slow = algorithm_3(
         rows[joined].astype(float), clusters.labels[joined], clusters.centres
     )
-    scores = kmeans_scores(clusters)
+    scores = kmeans_scores(clusters, clusters.cost)
     np.testing.assert_allclose(scores[joined], slow, rtol=1e-6)
     assert not scores[copies == 0].any()
     assert scores @ copies == pytest.approx(
@@ -76,10 +77,10 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
     table = ShardClusters(
         labels=np.concatenate([shards[0].labels, shards[1].labels + shards[0].used]),
         distances=np.concatenate([shard.distances for shard in shards]),
-        masses=copies.astype(float),
+        multiplicity=copies.astype(float),
         centres=np.concatenate([shard.centres for shard in shards]),
     )
-    whole = kmeans_scores(table)
+    whole = kmeans_scores(table, table.cost)
     for shard, part in zip(shards, parts, strict=True):
         actual = kmeans_scores(shard, cost)
         np.testing.assert_allclose(actual, whole[part], rtol=1e-12)
@@ -93,7 +94,9 @@ def test_more_clusters_than_distinct_rows():
     clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
     assert (clusters.used, clusters.cost) == (2, 0.0)
     # each of the three joined rows of a cluster scores 2 alpha / 3
-    assert kmeans_scores(clusters).tolist() == pytest.approx([2 * ALPHA / 3] * 3)
+    assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx(
+        [2 * ALPHA / 3] * 3
+    )
     assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
 
 
@@ -102,7 +105,7 @@ def test_rows_that_count_nothing_have_no_cluster_of_their_own():
     clusters = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, generator())
     assert clusters.centres.ravel().tolist() == [0.0, 1.0]
     assert clusters.cost == 0.0
-    assert kmeans_scores(clusters)[2] == 0.0
+    assert kmeans_scores(clusters, clusters.cost)[2] == 0.0
 
 
 def test_a_shard_without_rows_that_count_has_no_clusters():

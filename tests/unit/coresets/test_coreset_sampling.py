@@ -6,13 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from tests.support.coresets import regression_scores
 from tp_flower.coresets.importance import (
     augmented,
     leverage_total,
     leverages,
     penalised,
-    regression_scores,
-    weighted_gram,
     whitening,
 )
 from tp_flower.coresets.sampling import (
@@ -24,6 +23,7 @@ from tp_flower.coresets.sampling import (
     weigh_sample,
 )
 from tp_flower.joins.mapping import TableRows
+from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import (
     LARGEST_BITS,
     MOST_PARTS,
@@ -160,8 +160,8 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
     reference = (basis[: join.rows] ** 2).sum(axis=1) / join.row_weights
     actual = regression_scores(rows, mass, features=3, penalty=penalty)
     np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
-    gram = weighted_gram(rows, mass)
-    total = leverage_total(gram, whitening(penalised(gram, 3, penalty)))
+    clear = gram(rows, mass)
+    total = leverage_total(clear, whitening(penalised(clear, 3, penalty)))
     assert actual @ mass == pytest.approx(total)
     assert 2 < total < 5  # what is not penalised counts in full
 
@@ -172,14 +172,11 @@ def test_shards_sum_to_the_unsplit_table(seed):
     rng = np.random.default_rng(seed)
     rows, masses = rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
     cut = int(rng.integers(0, 31))
-    grams = [
-        weighted_gram(rows[part], masses[part])
-        for part in (slice(cut), slice(cut, None))
-    ]
+    grams = [gram(rows[part], masses[part]) for part in (slice(cut), slice(cut, None))]
     basis = whitening(grams[0] + grams[1])
     together = leverages(rows, basis)
     np.testing.assert_allclose(together, regression_scores(rows, masses), rtol=1e-6)
-    totals = [leverage_total(gram, basis) for gram in grams]
+    totals = [leverage_total(shard, basis) for shard in grams]
     expected = [together[:cut] @ masses[:cut], together[cut:] @ masses[cut:]]
     np.testing.assert_allclose(totals, expected, atol=1e-9)
 
@@ -202,14 +199,14 @@ def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     np.testing.assert_allclose(
         regression_scores(hard, masses), regression_scores(plain, masses), rtol=1e-8
     )
-    assert whitening(weighted_gram(hard, masses)).shape[1] == 4
+    assert whitening(gram(hard, masses)).shape[1] == 4
 
 
 def test_a_copy_in_float32_is_a_copy():
     rng = np.random.default_rng(0)
     values = rng.normal(size=(1000, 1))
     rows = np.column_stack([values, values.astype(np.float32)])
-    assert whitening(weighted_gram(rows, np.ones(1000))).shape == (2, 1)
+    assert whitening(gram(rows, np.ones(1000))).shape == (2, 1)
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (3, 2), (0, 2), (4, 9)])

@@ -40,42 +40,8 @@ def test_distances_are_never_below_zero():
     assert (model_of(far[:1].astype(np.float64)).scores(far) >= 0.0).all()
 
 
-def test_pullback_is_the_derivative_of_the_scores():
-    rng = np.random.default_rng(2)
-    features = rng.normal(size=(7, 3)).astype(np.float32)
-    messages = rng.normal(size=(7, 2))
-    model = model_of(rng.normal(size=(2, 3)))
-    start, actual = model.parameters.copy(), model.pullback(features, messages)
-    for place in range(len(start)):
-        ends = []
-        for step in (1e-6, -1e-6):
-            model.parameters = start + step * (np.arange(len(start)) == place)
-            ends.append(float((messages * model.scores(features)).sum()))
-        assert actual[place] == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
-    assert not model.penalised.any()
-
-
-@few
-@given(rho=st.floats(0.01, 100.0), seed=st.integers(0, 99))
-def test_the_proximal_step_of_the_loss_is_its_minimum(rho, seed):
-    rng = np.random.default_rng(seed)
-    loss, labels = KMeansLoss(3), np.zeros(5)
-    centre = rng.gamma(1.0, size=(5, 3))
-
-    def value(z):
-        return loss.row_values(z, labels) + rho / 2 * ((z - centre) ** 2).sum(axis=1)
-
-    actual = value(loss.prox(centre, labels, rho))
-    for spread in (0.01, 0.1, 1.0, 1.0 / rho):
-        trials = centre + spread * rng.normal(size=(200, 5, 3))
-        assert (actual <= value(trials[0]) + 1e-12).all()
-        assert all((actual <= value(trial) + 1e-12).all() for trial in trials)
-
-
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
     scores, weights = np.array([[4.0, 9.0], [25.0, 1.0]]), np.array([3.0, 1.0])
     actual = evaluate(KMeansLoss(2), scores, np.zeros(2), weights)
     assert actual == {"loss": 3.25, "rms_distance": pytest.approx(3.25**0.5)}
     assert KMeansLoss(2).base_score(np.zeros(2)).tolist() == [0.0, 0.0]
-    gradient = KMeansLoss(2).gradient(scores, np.zeros(2))
-    assert gradient.tolist() == [[1.0, 0.0], [0.0, 1.0]]

@@ -9,7 +9,7 @@ from sklearn import metrics as known
 from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows, entity_weights
+from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
 from tp_flower.learning.admm import (
     AdmmState,
     residuals,
@@ -107,7 +107,7 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     assert weights.rows.mean() == pytest.approx(1.0)
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
-    masses = weights.masses["t"]
+    masses = weights.multiplicity["t"]
     np.testing.assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
     assert (masses.astype(np.float32) == masses).all()
@@ -117,7 +117,7 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     )
     if is_weighted:
         message = weights.rows[:, None] * message
-        actual = targets(rows, local, message, 0.7, weights.inverse_masses["t"])
+        actual = targets(rows, local, message, 0.7, weights.inverse_multiplicity["t"])
     else:
         masses = rows.multiplicity
         actual = targets(rows, local, message, 0.7)
@@ -164,7 +164,7 @@ def test_fits_take_weights_for_counts():
 
 def test_entity_counts_once():
     rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
-    weights = entity_weights(rows)
+    weights = rows.inverse_multiplicity[rows.row_of]
     sums = np.bincount(rows.row_of, weights, 5)
     np.testing.assert_allclose(sums, [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0

@@ -19,7 +19,7 @@ from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import Sample, feature_statistics
+from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.sources import csv_files
@@ -70,7 +70,11 @@ def encoder(tables: SiteTables) -> SiteEncoder:
     choice = TableChoice("t", {info.name: None for info in extracted.features})
     statistics = {
         info.name: feature_statistics(
-            choice, info.name, info.kind, extracted.column(info.name), Sample(HASHER)
+            choice,
+            info.name,
+            info.kind,
+            extracted.column(info.name),
+            CountedRows(HASHER),
         )
         for info in extracted.features
     }

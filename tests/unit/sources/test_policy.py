@@ -19,7 +19,7 @@ from client_apps.privacy.guard import (
 )
 from tests.support.examples.policies import check, features, fragment, shards, site_of
 from tp_flower.errors import PolicyError, QueryError, SourceError
-from tp_flower.features.spec import EncoderSpec, default_spec
+from tp_flower.features.spec import DEFAULTS, EncoderSpec
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import SubQuery
@@ -385,13 +385,13 @@ def test_finer_statistics_are_named():
 )
 def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
     policy = Policy(releases=Releases.within_budget())
-    spec = default_spec(kind).for_kind(kind, 9)
+    spec = EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9)
     match = (
         rf"none may leave the site; set encoders = 't\.x=<encoder>' with .*{instead}"
     )
     with pytest.raises(PolicyError, match=match):
         policy.check_statistics("t", "x", kind, spec)
-    policy.check_statistics("t", "x", "vector", default_spec("vector"))
+    policy.check_statistics("t", "x", "vector", EncoderSpec.parse(DEFAULTS["vector"]))
 
 
 @pytest.mark.parametrize("kind", LEVELS)

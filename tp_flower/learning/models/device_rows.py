@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.local_model import CUDA, FeatureArray, PlacedFeatures
+from tp_flower.learning.models.local_model import CUDA, FeatureArray
 
 MOST_ON_CPU = 1 << 62
 
@@ -56,8 +56,7 @@ def to_device(
 
 def to_host(values: torch.Tensor) -> FloatArray:
     """Return a tensor as an array of float64."""
-    array: FloatArray = values.detach().cpu().numpy().astype(np.float64, copy=False)
-    return array
+    return values.detach().cpu().numpy().astype(np.float64, copy=False)
 
 
 BLOCK_VALUES: Final = 1 << 24
@@ -69,7 +68,7 @@ RESIDENT_SHARE: Final = 0.7
 Positions = npt.NDArray[np.int64]
 
 
-class DeviceFeatures(PlacedFeatures):
+class DeviceFeatures:
     """Features (n, d) of which products are computed on a device.
 
     The rows of ``source`` are streamed to it, or ``resident`` there; ``rows``, (n,),
@@ -87,6 +86,9 @@ class DeviceFeatures(PlacedFeatures):
         self._rows = rows
         count = len(source) if rows is None else len(rows)
         self.shape = (count, source.shape[1])
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     @classmethod
     def place(cls, source: FeatureArray, device: torch.device) -> "DeviceFeatures":
@@ -192,10 +194,7 @@ class _Stage:
         self._turn = 0
 
     def move(self, values: FeatureArray) -> Tensor:
-        """Return the values on the device; the next but one call may change them.
-
-        On a GPU they do not change: the copy has been made by then.
-        """
+        """Return the values on the device; on a CPU they are overwritten later on."""
         self._turn = 1 - self._turn
         event = self._copied[self._turn]
         if event is not None:

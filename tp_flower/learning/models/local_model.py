@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,6 +21,9 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
+
+if TYPE_CHECKING:
+    from tp_flower.learning.models.device_rows import DeviceFeatures
 
 CENTRES = "centres"
 """Kind of a clustering's model."""
@@ -42,64 +45,31 @@ LEAST_VALUES = 1 << 20
 FeatureArray = npt.NDArray[np.float32]
 
 
-class PlacedFeatures(ABC):
-    """Rows T, (n, d), of float32 on a device; sums over them are in float64."""
-
-    shape: tuple[int, int]
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    @abstractmethod
-    def __getitem__(self, rows: Any) -> "PlacedFeatures":
-        """Return some of the rows: a slice, positions (k,) or a mask (n,)."""
-
-    @property
-    @abstractmethod
-    def host(self) -> FeatureArray:
-        """The same rows as a numpy array, (n, d)."""
-
-    @abstractmethod
-    def times(self, weights: FloatArray) -> FloatArray:
-        """Return T W, (n, d_c), of weights (d, d_c)."""
-
-    @abstractmethod
-    def moment(self, messages: FloatArray) -> FloatArray:
-        """Return T^T Y, (d, d_c), of messages (n, d_c)."""
-
-    @abstractmethod
-    def gram(self, multiplicity: npt.NDArray[Any]) -> FloatArray:
-        """Return T^T diag(G) T, (d, d), of multiplicities (n,)."""
-
-
-Features = FeatureArray | PlacedFeatures
+Features: TypeAlias = "FeatureArray | DeviceFeatures"
+"""Rows (n, d) at the host, or on a device; sums over them are in float64."""
 
 
 def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
     """Return rows (k,) of features, (k, d)."""
-    if isinstance(features, PlacedFeatures):
-        return features[rows]
-    # up to four times as fast as indexing, the narrower the faster
-    return features.take(rows, axis=0)
+    if isinstance(features, np.ndarray):
+        # up to four times as fast as indexing, the narrower the faster
+        return features.take(rows, axis=0)
+    return features[rows]
 
 
 def on_host(features: Features) -> FeatureArray:
     """Return features for work that stays on the CPU, wherever they lie."""
-    return features.host if isinstance(features, PlacedFeatures) else features
+    return features if isinstance(features, np.ndarray) else features.host
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
-    Attributes:
-        kind: ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
-            the dotted path of a function ``(features, outputs, intercept) ->
-            torch.nn.Module``.
-        outputs: d_c, number of scores per row.
-        intercept: whether the model has an output intercept (the label table's has).
-        output_scale: torch models multiply their output by it; the label's standard
-            deviation in regression, so that weights of order one reach the labels.
-        seed: all shards of one table start from the same parameters.
+    Its kind is ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
+    the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``.
+    Torch models multiply their output by ``output_scale``, in regression the label's
+    standard deviation, so that weights of order one reach the labels. All shards of a
+    table have one seed, and start from the same parameters.
     """
 
     kind: str = "linear"
@@ -116,19 +86,6 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the specification as plain JSON types."""
-        spec: dict[str, Any] = msgspec.to_builtins(self)
-        return spec
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "ModelSpec":
-        """Return the specification that ``to_json`` wrote, or raise ValueError."""
-        try:
-            return msgspec.convert(data, cls)
-        except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from error
 
 
 class LocalModel(ABC):
@@ -147,9 +104,9 @@ class LocalModel(ABC):
     def scores(self, features: Features) -> FloatArray:
         """Return the local scores h_i of rows (n, d), (n, d_c)."""
 
-    @abstractmethod
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta (Eq. 12 without 1/N and penalty), (p,)."""
+        raise NotImplementedError  # of models that the server solves
 
 
 class LinearModel(LocalModel):
@@ -175,8 +132,8 @@ class LinearModel(LocalModel):
     def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
         weights = self.weights[: self.features]
-        if isinstance(features, PlacedFeatures):
-            return features.times(weights) + self.intercepts
+        if not isinstance(features, np.ndarray):
+            return features.times(weights) + (self.weights[-1] if self.intercept else 0)
         out = np.empty((len(features), self.outputs))
 
         def score(span: slice) -> None:
@@ -188,11 +145,6 @@ class LinearModel(LocalModel):
         in_threads(score, len(features), _least_rows(features))
         return out
 
-    @property
-    def intercepts(self) -> FloatArray:
-        """c, (d_c,); zero without."""
-        return self.weights[-1] if self.intercept else np.zeros(self.outputs)
-
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return T^T Y (and the column sums of Y for the intercept), flat."""
         return moment(features, messages, intercept=self.intercept).ravel()
@@ -200,7 +152,7 @@ class LinearModel(LocalModel):
 
 def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
     """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
-    if isinstance(features, PlacedFeatures):
+    if not isinstance(features, np.ndarray):
         sums = [features.moment(messages), messages.sum(axis=0, keepdims=True)]
         return np.concatenate(sums[: 1 + int(intercept)])
     width, outputs = features.shape[1], messages.shape[1]
@@ -266,15 +218,6 @@ class CentresModel(LocalModel):
         """Return ||t_j - c_k||^2, (n, k)."""
         return squared_distances(on_host(features), self.centres)
 
-    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
-        """Return sum_j Y_jk dh_jk/dc_k = 2 (c_k sum_j Y_jk - sum_j Y_jk t_j), flat."""
-        rows = on_host(features)
-        total = np.zeros_like(self.centres)
-        for block in blocks(len(rows)):
-            total += messages[block].T @ np.asarray(rows[block], np.float64)
-        pulled: FloatArray = self.centres * messages.sum(axis=0)[:, None] - total
-        return 2.0 * pulled.ravel()
-
 
 def squared_distances(
     rows: npt.NDArray[np.floating[Any]], centres: FloatArray
@@ -312,15 +255,9 @@ class FitProblem:
         minimise  (kappa / 2N) sum_j G_j ||f(theta; T_j) - target_j||^2
                   + strength / 2 ||theta - centre||^2     over the ``penalised`` ones
 
-    Attributes:
-        features: T, (n, d).
-        multiplicity: G, or G^w of weighted joined rows, (n,).
-        target: (n, d_c).
-        kappa: c * rho.
-        joined_rows: N.
-        strength: beta in the theta-update, rho_in in a consensus step.
-        centre: (p,): zero in the theta-update, w - u in a consensus step.
-        penalised: (p,) bool.
+    T is ``features`` (n, d), G ``multiplicity`` (n,), G^w of weighted joined rows, N
+    ``joined_rows``. In the theta-update strength is beta and centre (p,) zero, in a
+    consensus step they are rho_in and w - u.
     """
 
     features: Features
@@ -335,8 +272,7 @@ class FitProblem:
     @property
     def weights(self) -> FloatArray:
         """G with mean 1, (n,); there must be a row that is in some joined row."""
-        weights: FloatArray = self.multiplicity / self.multiplicity.mean()
-        return weights
+        return self.multiplicity / self.multiplicity.mean()
 
     @property
     def relative_penalty(self) -> FloatArray:

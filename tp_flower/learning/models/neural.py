@@ -49,8 +49,7 @@ class TorchModel(LocalModel):
     def parameters(self) -> FloatArray:
         """The module's parameters as one vector, (p,)."""
         vector = parameters_to_vector(self.module.parameters())
-        flat: FloatArray = vector.detach().cpu().numpy().astype(np.float64)
-        return flat
+        return vector.detach().cpu().numpy().astype(np.float64)
 
     @parameters.setter
     def parameters(self, values: FloatArray) -> None:

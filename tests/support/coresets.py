@@ -1,0 +1,36 @@
+"""Scores of a table of one shard, and the cost of centres, in one step each."""
+
+from typing import Any
+
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray
+from tp_flower.coresets.importance import (
+    leverages,
+    penalised,
+    whitening,
+)
+from tp_flower.coresets.solvers import nearest
+from tp_flower.learning.solvers import gram
+
+
+def regression_scores(
+    rows: npt.NDArray[Any],
+    multiplicity: npt.NDArray[Any],
+    *,
+    features: int = 0,
+    penalty: float = 0.0,
+) -> FloatArray:
+    """Return the scores (n,) of a table of one shard, some columns penalised."""
+    whole = penalised(gram(rows, multiplicity), features, penalty)
+    return leverages(rows, whitening(whole))
+
+
+def kmeans_cost(
+    points: npt.NDArray[Any],
+    centres: FloatArray,
+    weights: npt.NDArray[Any] | None = None,
+) -> float:
+    """Return cost(C), summed over the points."""
+    _, distances = nearest(points, centres)
+    return float(distances.sum() if weights is None else weights @ distances)
