@@ -27,7 +27,6 @@ MAX_PASSES: Final = 10_000
 TOLERANCE: Final = 1e-6
 CONSTANT: Final = 1e-12
 """A column whose deviation is below it, over its size, is constant."""
-_SEED: Final = 0  # of the order in which SAGA takes the rows
 
 
 def solve(
@@ -90,7 +89,7 @@ def _saga(
         fit_intercept=False,
         max_iter=MAX_PASSES,
         tol=TOLERANCE,
-        random_state=_SEED,
+        random_state=0,  # of the order in which it takes the rows
     ).fit(roots[:, None] * (design - mean), roots * (targets - middle))
     return np.append(model.coef_, middle - mean @ model.coef_)
 

@@ -207,7 +207,6 @@ _FORM: Final = re.compile(
     r'(?:\((?P<argument>(?:[^()"]|"[^"]*")*)\))?(?P<rest>[^()"]*)'
 )
 _MISSING: Final = "missing="
-_INDICATOR: Final = "indicator"
 
 
 @dataclass(frozen=True)
@@ -350,7 +349,7 @@ class EncoderSpec:
 def _parse_options(words: list[str]) -> tuple[str, bool]:
     missing, indicator = "", False
     for word in words:
-        if word == _INDICATOR and not indicator:
+        if word == "indicator" and not indicator:
             indicator = True
         elif word.startswith(_MISSING) and word != _MISSING and not missing:
             missing = word.removeprefix(_MISSING)

@@ -76,8 +76,6 @@ def _check_kinds(
 Codes = tuple[IntArray, IntArray]
 """Codes of the left and the right key of a join, by row of their tables."""
 
-_INT32_MAX = np.iinfo(np.int32).max
-
 
 @dataclass(frozen=True)
 class JoinStep:
@@ -186,7 +184,7 @@ def join_table(
         start = np.where(counts == 0, len(order) - 1, start).astype(np.int32)
         counts = np.maximum(counts, 1)
     if step.fan_out_max > 1:
-        size = np.int32 if step.rows <= _INT32_MAX else np.int64
+        size = np.int32 if step.rows <= np.iinfo(np.int32).max else np.int64
         # the place in ``order`` runs up by one within the rows of one joined row
         lag = (start - (np.cumsum(counts) - counts)).astype(size)
         place = np.repeat(lag, counts)

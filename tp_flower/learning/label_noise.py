@@ -53,8 +53,6 @@ MAX_EPSILON: Final = 100.0
 NOISE_VALUES: Final = 1 << 20
 """Numbers drawn at a time."""
 
-_PANEL_NODES: Final = 20
-
 
 @dataclass(frozen=True)
 class ClassNoise:
@@ -222,7 +220,7 @@ def laplace_keep(classes: int, epsilon: float) -> float:
     above = -math.expm1(classes * math.log1p(-s)) / (2.0 * classes * s)
     # the integrand changes over lengths of 1, where 20 nodes are exact to rounding
     edges = np.linspace(0.0, end, math.ceil(end) + 1)
-    nodes, weights = np.polynomial.legendre.leggauss(_PANEL_NODES)
+    nodes, weights = np.polynomial.legendre.leggauss(20)
     half = 0.5 * np.diff(edges)[:, None]
     t = edges[:-1, None] + half * (1.0 + nodes)
     inside = np.exp(-t + (classes - 1) * np.log1p(-0.5 * np.exp(t - end)))

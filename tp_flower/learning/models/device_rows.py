@@ -20,8 +20,6 @@ from torch import Tensor
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.learning.models.local_model import CUDA, FeatureArray
 
-MOST_ON_CPU = 1 << 62
-
 
 def torch_device(name: str) -> torch.device:
     """Return the device of ``"cpu"`` or ``"cuda"``, set to full precision.
@@ -39,7 +37,7 @@ def torch_device(name: str) -> torch.device:
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can still be had on a device; as good as all on the CPU."""
     if device.type != CUDA:
-        return MOST_ON_CPU
+        return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free) + int(unused)
