@@ -130,7 +130,7 @@ class ShardData:
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         meta = {
             **further,
-            "model": self.msgspec.to_builtins(spec),
+            "model": msgspec.to_builtins(self.spec),
             "update": str(self.update),
         }
         meta |= {name: getattr(self, name) for name in _VALUES}

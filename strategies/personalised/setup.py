@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from strategies.disclosures import exposure_of
@@ -128,7 +129,7 @@ def set_up_personalised(
     participants = {
         part.number: PersonalisePart(
             encoder=encoders[name].to_json(),
-            model=spec,
+            model=msgspec.to_builtins(spec),
             l2=settings.l2,
             device=settings.device,
             trained=pack_bits(~mask),

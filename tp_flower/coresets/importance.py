@@ -245,4 +245,5 @@ def kmeans_total(cost: float, table_cost: float, used: int) -> float:
 
 
 def _sums(labels: LabelArray, values: FloatArray, clusters: int) -> FloatArray:
-    return np.bincount(labels, values, minlength=clusters)
+    total: npt.NDArray[Any] = np.bincount(labels, values, minlength=clusters)
+    return total

@@ -62,7 +62,8 @@ def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray
         raise ValueError(f"{count} rows are to be drawn, and none has a weight above 0")
     # the first end above the number: a row of weight 0 has none of the interval
     at = rng.random(count) * ends[-1]
-    return np.searchsorted(ends, at, side="right")
+    positions: IntArray = np.searchsorted(ends, at, side="right")
+    return positions
 
 
 def draw_joined(
@@ -98,7 +99,8 @@ def draw_joined(
         at = ends[starts] + share * (ends[stops] - ends[starts])
         places = np.searchsorted(ends, at, side="right") - 1
     # a rounding error at the edge of a group must not reach into the next
-    return joined[np.clip(places, starts, stops - 1)]
+    drawn: IntArray = joined[np.clip(places, starts, stops - 1)]
+    return drawn
 
 
 def draw_uniform(

@@ -415,7 +415,8 @@ class SoftmaxLoss(Loss):
             if not refused.any():
                 break
             length[refused] *= 0.5
-        return z - length[:, None] * step
+        stepped: FloatArray = z - length[:, None] * step
+        return stepped
 
     def _prox_value(
         self, z: FloatArray, v: FloatArray, y: FloatArray, rho: float
@@ -460,4 +461,5 @@ class KMeansLoss(Loss):
 
     def row_values(self, scores: FloatArray, _labels: FloatArray) -> FloatArray:
         """Return min_k h_k."""
-        return scores.min(axis=1)
+        least: FloatArray = scores.min(axis=1)
+        return least

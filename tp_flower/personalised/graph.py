@@ -79,7 +79,8 @@ class SimilarityGraph:
         _, first = np.unique(labels, return_index=True)
         rank = np.empty(len(first), np.int64)
         rank[np.argsort(first)] = np.arange(len(first))
-        return rank[labels]
+        groups: IntArray = rank[labels]
+        return groups
 
     def neighbours(self, site: int) -> IntArray:
         """Return the positions of a site's neighbours, ascending."""
@@ -99,7 +100,8 @@ class SimilarityGraph:
             near = np.flatnonzero(has_model)
         if not len(near):
             return np.zeros(models.shape[1])
-        return models[near].mean(axis=0)
+        mean: FloatArray = models[near].mean(axis=0)
+        return mean
 
 
 def nearest_neighbours(
@@ -133,7 +135,8 @@ def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArr
     errors = 1.0 / np.maximum(rows, 1)
     left, right = graph.edges.T
     deviations = np.sqrt(errors[left] + errors[right])
-    return deviations / (deviations.mean() if len(deviations) else 1.0)
+    weights: FloatArray = deviations / (deviations.mean() if len(deviations) else 1.0)
+    return weights
 
 
 def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:

@@ -144,7 +144,8 @@ class RandomFeatures:
         """Return phi of rows (n, d) as (n, 2 pairs), each of norm 1."""
         angles = rows.astype(np.float64) @ self.frequencies.T
         both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        return both / np.sqrt(len(self.frequencies))
+        embedded: FloatArray = both / np.sqrt(len(self.frequencies))
+        return embedded
 
     def mean(self, rows: npt.NDArray[np.floating]) -> FloatArray:
         """Return the mean embedding of rows (n, d), (2 pairs,); zeros of no rows."""
@@ -198,7 +199,8 @@ def pairwise_distances(summaries: FloatArray) -> FloatArray:
     """
     from scipy.spatial.distance import cdist
 
-    return cdist(summaries, summaries)
+    distances: FloatArray = cdist(summaries, summaries)
+    return distances
 
 
 def noisy_mean(

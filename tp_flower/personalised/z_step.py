@@ -52,7 +52,8 @@ def edge_norms(rows: FloatArray, norm: EdgeNorm) -> FloatArray:
     order = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: np.inf}[norm]
     if not rows.shape[1]:
         return np.zeros(len(rows))
-    return np.linalg.norm(rows, order, axis=1)
+    norms: FloatArray = np.linalg.norm(rows, order, axis=1)
+    return norms
 
 
 def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray:
@@ -71,7 +72,8 @@ def project_dual(rows: FloatArray, radius: Radius, norm: EdgeNorm) -> FloatArray
     lengths = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     shrink = np.ones_like(lengths)
     np.divide(radius, lengths, out=shrink, where=lengths > radius)
-    return rows * shrink
+    projected: FloatArray = rows * shrink
+    return projected
 
 
 def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
@@ -85,7 +87,8 @@ def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
     support = np.maximum((falling * ranks > excess).sum(axis=1), 1)
     level = excess[np.arange(len(rows)), support - 1] / support
     shrunk = np.maximum(magnitudes - np.maximum(level, 0.0)[:, None], 0.0)
-    return np.copysign(shrunk, rows)
+    projected: FloatArray = np.copysign(shrunk, rows)
+    return projected
 
 
 Solve = Callable[[FloatArray], FloatArray]

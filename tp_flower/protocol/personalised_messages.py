@@ -15,7 +15,7 @@ class PersonalisePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a site."""
 
     encoder: f.Document
-    model: ModelSpec
+    model: f.Document
     l2: f.NonNegative
     device: f.Device
     trained: Annotated[AnyArray, f.bits("rows")]

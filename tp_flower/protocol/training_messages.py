@@ -112,7 +112,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     """
 
     encoder: f.Document
-    model: ModelSpec
+    model: f.Document
     update: Update
     joined_rows: f.JoinedRows
     held_out_rows: f.Count | None = None

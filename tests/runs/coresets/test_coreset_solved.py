@@ -26,7 +26,7 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.predicted import on, scored, train
-from tests.support.coresets import kmeans_cost
+from tests.support.examples.coresets import kmeans_cost
 from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.errors import (
     MessageError,

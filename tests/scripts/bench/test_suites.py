@@ -36,7 +36,7 @@ from scripts.bench.suites.methods import (
 )
 from scripts.data.dataset import Dataset
 from scripts.data.store import STORE_SQL, make_store
-from tests.support.coresets import regression_scores as row_scores
+from tests.support.examples.coresets import regression_scores as row_scores
 from tp_flower.coresets.importance import augmented
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.spatial.distance import cdist
 
-from tests.support.coresets import kmeans_cost
+from tests.support.examples.coresets import kmeans_cost
 from tp_flower.coresets.importance import (
     ALPHA,
     ShardClusters,

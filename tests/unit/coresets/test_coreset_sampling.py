@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tests.support.coresets import regression_scores
+from tests.support.examples.coresets import regression_scores
 from tp_flower.coresets.importance import (
     augmented,
     leverage_total,
@@ -285,7 +285,7 @@ DRAWS_OF_TWO = np.array([0, 1, 1])
         (lambda: party_counts(np.zeros(2), 3, RNG), "finite, >= 0, not all 0"),
         (lambda: party_counts(np.array([1.0, -1]), 3, RNG), "finite, >= 0, not all 0"),
         (lambda: party_counts(np.array([np.nan, 1]), 3, RNG), "finite, >= 0, not all"),
-        (lambda: draw_rows(np.zeros(2), 1, RNG), "none has a mass above 0"),
+        (lambda: draw_rows(np.zeros(2), 1, RNG), "none has a weight above 0"),
         (lambda: draw_joined(ALONE, np.arange(2), None, RNG), "1 drawn rows are in no"),
         (lambda: to_fixed(np.array([0.1, -1e-3]), 10), "too large to be summed"),
         (lambda: to_fixed(np.array([0.1, np.nan]), 10), "too large to be summed"),

@@ -272,7 +272,8 @@ class FitProblem:
     @property
     def weights(self) -> FloatArray:
         """G with mean 1, (n,); there must be a row that is in some joined row."""
-        return self.multiplicity / self.multiplicity.mean()
+        weights: FloatArray = self.multiplicity / self.multiplicity.mean()
+        return weights
 
     @property
     def relative_penalty(self) -> FloatArray:
