@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import sqlalchemy as sa
 
+from client_apps.privacy.guard import check_fragment
 from client_apps.handlers.training_rows import once_each
 from strategies.explain.explanation import explanation_dict
 from tests.support.database_tables import fill, source_of
@@ -15,7 +16,7 @@ from tests.support.examples.requests import body
 from tests.support.examples.explained import explain, printed
 from tests.support.extraction import run as extracted
 from tests.support.examples.policies import check, features, fragment, site_of, policy_of
-from tp_flower.errors import PolicyError, QueryError, SiteError
+from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import Query
@@ -248,7 +249,7 @@ def weighted(*weights):
 @pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 1.0], [9.1, 1.0]])
 def test_a_site_refuses_weights_that_are_none(weights):
     match = "'masses' must hold weights above 0 and at most 9"
-    with pytest.raises(SiteError, match=match):
+    with pytest.raises(MessageError, match=match):
         weighted(*weights)
 
 
