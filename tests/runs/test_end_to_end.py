@@ -1,6 +1,5 @@
 """The store example as a Flower simulation, started as a user starts it."""
 
-from tests.support.paths import ROOT
 import json
 import os
 import sqlite3
@@ -12,6 +11,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.support.paths import ROOT
 
 SECONDS = 240
 Run = Future[tuple[int, str]]

@@ -10,7 +10,6 @@ from scipy.stats import chisquare
 from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.peers.faulty_runs import same_noise
 from tests.support.federated import (
     Run,
     one_per_site,
@@ -21,7 +20,17 @@ from tests.support.federated import (
     store_sql,
     whole,
 )
-from tests.support.peers.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
+from tests.support.peers.faulty_runs import same_noise
+from tests.support.peers.hostile import (
+    ORDERS,
+    SHOP,
+    US,
+    US_PART,
+    HostileGrid,
+    array,
+    header,
+    train,
+)
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
 from tp_flower.protocol.packet import Action, Packet, pack, unpack

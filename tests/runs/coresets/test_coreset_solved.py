@@ -14,6 +14,7 @@ from strategies.coreset_solvers import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, TrainedTable
+from tests.support.examples.coresets import kmeans_cost
 from tests.support.federated import (
     SOURCE,
     Run,
@@ -26,7 +27,6 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.predicted import on, scored, train
-from tests.support.examples.coresets import kmeans_cost
 from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.errors import (
     MessageError,
@@ -35,9 +35,9 @@ from tp_flower.errors import (
     SettingsError,
     SiteError,
 )
-from tp_flower.protocol.packet import Action, Packet, pack, unpack
 from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
+from tp_flower.protocol.packet import Action, Packet, pack, unpack
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator

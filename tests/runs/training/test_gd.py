@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import pytest
 
+from tests.support.examples.left_joins import SOURCE as LEFT
+from tests.support.examples.store_reference import reference_of
 from tests.support.federated import (
     FEATURES,
     LABELS,
@@ -16,8 +18,6 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.federated import SOURCE as INNER
-from tests.support.examples.store_reference import reference_of
-from tests.support.examples.left_joins import SOURCE as LEFT
 from tp_flower.errors import SettingsError
 from tp_flower.settings import Settings
 

@@ -11,7 +11,6 @@ from strategies.run.grid import InProcessGrid
 from strategies.setup.extract import check_groups, split_groups
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.protocol.packet import Action
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import Fragment, Query
 from tp_flower.query.fragment import SubQuery
@@ -144,6 +143,8 @@ def test_a_row_below_groups_costs_what_two_of_them_do():
     for line in (line for lines in report.privacy["ledger"].values() for line in lines):
         release = line["release"]
         if release["what"] == "gram":
-            assert (OF_BASE_ROWS in release["scope"]) == (release["table"] == "payments")
+            assert (OF_BASE_ROWS in release["scope"]) == (
+                release["table"] == "payments"
+            )
             multipliers[release["table"]] = release["mechanism"]["noise_multiplier"]
     assert multipliers["payments"] == pytest.approx(multipliers["customers"] / 2.0)

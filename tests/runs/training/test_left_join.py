@@ -1,12 +1,14 @@
 """Training over LEFT JOINs: as on the materialised join, with zeros where no row is."""
 
-from tests.support.examples.left_joins import SOURCE
 import functools
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from tests.support.batches import batches_of
+from tests.support.examples.left_joins import SOURCE
+from tests.support.examples.store_reference import reference_of
 from tests.support.federated import (
     FEATURES,
     LABELS,
@@ -18,8 +20,6 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.reference.training import SgdSettings, sgd
-from tests.support.examples.store_reference import reference_of
-from tests.support.batches import batches_of
 
 FRAMES = store()
 L2 = 0.01

@@ -5,6 +5,9 @@ import functools
 import numpy as np
 import pytest
 
+from tests.support.batches import batches_of
+from tests.support.examples.left_joins import SOURCE as LEFT_JOINS
+from tests.support.examples.store_reference import reference_of
 from tests.support.federated import (
     FEATURES,
     LABELS,
@@ -18,9 +21,6 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.reference.training import SgdSettings, sgd
-from tests.support.examples.store_reference import reference_of
-from tests.support.examples.left_joins import SOURCE as LEFT_JOINS
-from tests.support.batches import batches_of
 from tp_flower.errors import QueryError, SettingsError, SiteError, SourceError
 
 FRAMES = store()

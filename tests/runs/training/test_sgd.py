@@ -1,6 +1,5 @@
 """SGD over joins and unions against mini-batch SGD on the materialised join."""
 
-from tests.support.batches import batches_of
 import functools
 
 import numpy as np
@@ -9,6 +8,8 @@ import pytest
 from client_apps.data import run_store as store_module
 from strategies.run.grid import InProcessGrid
 from strategies.training.batches import stale_limit
+from tests.support.batches import batches_of
+from tests.support.examples.store_reference import reference_of
 from tests.support.federated import (
     ALIASES,
     LABELS,
@@ -21,7 +22,6 @@ from tests.support.federated import (
 )
 from tests.support.reference import joins
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
-from tests.support.examples.store_reference import reference_of
 
 FRAMES = store()
 LAYOUTS = {
@@ -55,8 +55,6 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     }
     sites = one_per_site(LAYOUTS[layout](FRAMES))
     return run(loss, sites, "sgd", **settings)
-
-
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:

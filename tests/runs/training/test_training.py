@@ -8,6 +8,11 @@ import pytest
 from sklearn import metrics
 
 import strategies.training.admm
+from tests.support.examples.store_reference import (
+    held_out_orders,
+    reference_of,
+    store_labels,
+)
 from tests.support.federated import (
     ALIASES,
     LABELS,
@@ -23,7 +28,6 @@ from tests.support.federated import (
 )
 from tests.support.reference import admm as slow
 from tests.support.reference import joins, losses
-from tests.support.examples.store_reference import held_out_orders, reference_of, store_labels
 from tp_flower.errors import DivergedError
 from tp_flower.learning.losses import LOSSES, SoftmaxLoss
 

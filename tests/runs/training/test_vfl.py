@@ -5,12 +5,26 @@ import functools
 import numpy as np
 import pytest
 
-from tests.support.examples.benchmark_data import SQL, each_data_set, few_rows, sites_of, tables_of
-from tests.support.federated import FEATURES, LABELS, Run, run_query, sharded, store, whole
+from tests.support.examples.benchmark_data import (
+    SQL,
+    each_data_set,
+    few_rows,
+    sites_of,
+    tables_of,
+)
+from tests.support.examples.left_joins import SOURCE as LEFT
+from tests.support.examples.store_reference import reference_of
+from tests.support.federated import (
+    FEATURES,
+    LABELS,
+    Run,
+    run_query,
+    sharded,
+    store,
+    whole,
+)
 from tests.support.federated import SOURCE as INNER
 from tests.support.federated import one_per_site as sites
-from tests.support.examples.store_reference import reference_of
-from tests.support.examples.left_joins import SOURCE as LEFT
 
 FRAMES = store()
 SOURCES = {"inner": INNER, "left": LEFT}

@@ -7,15 +7,28 @@ import pandas as pd
 import pytest
 import sqlalchemy as sa
 
-from client_apps.privacy.guard import check_fragment
 from client_apps.handlers.training_rows import once_each
+from client_apps.privacy.guard import check_fragment
 from strategies.explain.explanation import explanation_dict
 from tests.support.database_tables import fill, source_of
-from tests.support.federated import FEATURES, SOURCE, one_per_site, run_query, store, whole
-from tests.support.examples.requests import body
 from tests.support.examples.explained import explain, printed
+from tests.support.examples.policies import (
+    check,
+    features,
+    fragment,
+    policy_of,
+    site_of,
+)
+from tests.support.examples.requests import body
 from tests.support.extraction import run as extracted
-from tests.support.examples.policies import check, features, fragment, site_of, policy_of
+from tests.support.federated import (
+    FEATURES,
+    SOURCE,
+    one_per_site,
+    run_query,
+    store,
+    whole,
+)
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits
