@@ -492,7 +492,11 @@ NO_USE = "is of type .* which cannot be used: CAST it"
             for kind in ("INTERVAL", "BLOB", "VARCHAR[]", "TIME")
         ),
         ("SELECT NULL::BLOB AS v", {"keys": KEY}, "'join key \"v\"' is of type"),
-        ("SELECT 'one' AS v", {"features": {"f": "CAST(v AS INT)"}}, "here'.*Convers"),
+        (
+            "SELECT 'one' AS v",
+            {"features": {"f": "CAST(v AS INT)"}},
+            "here'.*Conversion",
+        ),
     ],
 )
 def test_refused_values(tmp_path, sql, wanted, match):
