@@ -243,18 +243,13 @@ def measure_linearity(
 def run_store(orders: int, num_epochs: int) -> Results:
     """Train on a store with so many orders, from files; 2.5 joined rows each."""
     with tempfile.TemporaryDirectory() as text:
-        folder, shards = Path(text), {}
-        sizes = (orders, max(orders // 50, 10), max(orders // 10, 10))
-        for table, frames in make_store(*sizes).items():
-            shards[table] = [
-                (f"{table}-{k}.parquet", f"{table}-{k}") for k in range(len(frames))
-            ]
-            for (file, _), frame in zip(shards[table], frames, strict=True):
-                frame.to_parquet(folder / file, index=False)
+        folder = Path(text)
+        tables = _write_store(folder, orders)
         settings = Settings(num_epochs=num_epochs)
         with _Watch().running() as watch:
-            sites = {"all": write_tables(folder, shards)}
-            strategy = train(STORE_SQL, settings, sites, watch.add, folder / "state")
+            strategy = train(
+                STORE_SQL, settings, {"all": tables}, watch.add, folder / "state"
+            )
     epochs = watch.epochs
     return {
         "joined-rows": problem_of(strategy).train.joined_rows,
@@ -262,6 +257,19 @@ def run_store(orders: int, num_epochs: int) -> Results:
         "set-up-cpu-seconds": float(epochs["cpu"][0]),
         "peak-gb": float(epochs["peak"].max()) / 1e9,
     }
+
+
+def _write_store(folder: Path, orders: int) -> Path:
+    """Write a store's tables; no frame of them is left in memory."""
+    shards = {}
+    sizes = (orders, max(orders // 50, 10), max(orders // 10, 10))
+    for table, frames in make_store(*sizes).items():
+        shards[table] = [
+            (f"{table}-{k}.parquet", f"{table}-{k}") for k in range(len(frames))
+        ]
+        for (file, _), frame in zip(shards[table], frames, strict=True):
+            frame.to_parquet(folder / file, index=False)
+    return write_tables(folder, shards)
 
 
 def shard_set_up(shards: int) -> float:
