@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from tp_flower.errors import SettingsError
 from tp_flower.files import PRIVATE, sync
@@ -87,23 +87,13 @@ class Database:
 
     def fetch(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Return the rows of one query."""
-        with self._lock:
-            try:
-                return self._opened().execute(query, values).fetchall()
-            except (sqlite3.Error, OSError) as error:
-                self._refuse(error)
+        with self.reading() as connection:
+            return connection.execute(query, values).fetchall()
 
     def write(self, query: str, *values: object, is_durable: bool = True) -> int:
         """Carry out one statement, in a transaction; return the last row's number."""
-        with self._lock:
-            connection = self._connection
-            if connection is None or not connection.in_transaction:
-                with self.transaction(is_durable=is_durable) as connection:
-                    return connection.execute(query, values).lastrowid or 0
-            try:
-                return connection.execute(query, values).lastrowid or 0
-            except sqlite3.Error as error:
-                self._refuse(error)
+        with self.transaction(is_durable=is_durable) as connection:
+            return connection.execute(query, values).lastrowid or 0
 
     @contextmanager
     def transaction(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -126,15 +116,13 @@ class Database:
         """Begin a transaction, and keep all others out until it ends."""
         self._lock.acquire()
         try:
-            connection = self._opened()
-            if is_durable != self._is_durable:
-                mode = "FULL" if is_durable else "NORMAL"
-                connection.execute(f"PRAGMA synchronous = {mode}")
-                self._is_durable = is_durable
-            connection.execute("BEGIN IMMEDIATE")
-        except (sqlite3.Error, OSError) as error:
-            self._lock.release()
-            self._refuse(error)
+            with self._refused():
+                connection = self._opened()
+                if is_durable != self._is_durable:
+                    mode = "FULL" if is_durable else "NORMAL"
+                    connection.execute(f"PRAGMA synchronous = {mode}")
+                    self._is_durable = is_durable
+                connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._lock.release()
             raise
@@ -143,10 +131,8 @@ class Database:
     def commit(self) -> None:
         """End the transaction: all of it is safe."""
         try:
-            self._opened().execute("COMMIT")
-        except (sqlite3.Error, OSError) as error:
-            self.rollback()
-            self._refuse(error)
+            with self._refused():
+                self._opened().execute("COMMIT")
         except BaseException:
             self.rollback()
             raise
@@ -183,25 +169,21 @@ class Database:
         """Turn errors of SQLite and of the system into those of the caller."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
-            self._refuse(error)
-
-    def _refuse(self, error: sqlite3.Error | OSError) -> NoReturn:
-        """Raise the caller's error for one of SQLite, which is being handled."""
-        if isinstance(error, OSError):
+        except sqlite3.Error as error:
+            # the module's own errors have none: of wrong arguments, or no UTF-8
+            is_text = isinstance(error, sqlite3.OperationalError)
+            default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
+            code = getattr(error, "sqlite_errorcode", default) & 0xFF
+            cause: OSError | DamagedFileError
+            if code in _ERRORS:
+                cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
+            elif code in _DAMAGED:
+                cause = DamagedFileError(str(error))
+            else:
+                raise
+            raise self._refusal(cause) from cause
+        except OSError as error:
             raise self._refusal(error) from error
-        # the module's own errors have no code: of wrong arguments, or no UTF-8
-        is_text = isinstance(error, sqlite3.OperationalError)
-        default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
-        code = getattr(error, "sqlite_errorcode", default) & 0xFF
-        cause: OSError | DamagedFileError
-        if code in _ERRORS:
-            cause = OSError(_ERRORS[code], os.strerror(_ERRORS[code]))
-        elif code in _DAMAGED:
-            cause = DamagedFileError(str(error))
-        else:
-            raise error
-        raise self._refusal(cause) from cause
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None:

@@ -56,14 +56,10 @@ def encode(message: Message) -> Packet:
     _build(type(message), {**header, PARTS: {}})
     listed = []
     for number, body in getattr(message, PARTS).items():
-        values, fields = _values(body), _array_fields(body)
-        _build(layout.part, {**values, **fields}, number)
+        values = _values(body)
+        _build(layout.part, {**values, **_array_fields(body)}, number)
         listed.append({ID: number, **values})
-        for name, value in fields.items():
-            if isinstance(value, dict):
-                arrays |= {(number, f"{name}{_FAMILY}{k}"): a for k, a in value.items()}
-            else:
-                arrays[number, name] = value
+        arrays |= {(number, name): array for name, array, _ in _arrays(body)}
     if layout_of(layout.part).values:
         header[PARTS] = listed
     return Packet(header, arrays)
@@ -244,13 +240,8 @@ def _build(
         raise MessageError(_explain(kind, fields, str(error)), part) from None
     try:
         sizes: dict[str, int] = {}
-        layout = layout_of(kind)
-        for name, (attribute, spec) in layout.arrays.items():
-            if (array := getattr(body, attribute)) is not None:
-                _check_array(name, array, spec, sizes)
-        for name, (attribute, spec) in layout.families.items():
-            for key, array in (getattr(body, attribute) or {}).items():
-                _check_array(f"{name}{_FAMILY}{key}", array, spec, sizes)
+        for name, array, spec in _arrays(body):
+            _check_array(name, array, spec, sizes)
     except MessageError as error:
         raise type(error)(str(error), part) from None
     return body
