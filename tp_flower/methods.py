@@ -4,7 +4,7 @@ The server's side of each is a class in ``strategies``; a site sees the family a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 ADMM: Final = "admm"
@@ -23,6 +23,10 @@ class Method:
     Attributes:
         family: whose messages it uses, ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
             solves, over the rows of a coreset) or ``"personal"`` (a model per site).
+        solves_tables: whether a table's linear model is solved for, exactly, by its
+            Gram matrix and moments.
+        sends_gradients: whether a site sends gradients of batches, not updates.
+        can_be_stale: whether a site's last answer can stand in for a missing one.
         sends_a_row_once: whether a row of a table is in a release once, which accounts
             rest on: in a message about joined rows (VFL) the influence of a row grows
             with its multiplicity; rows of a coreset leave in the clear, without any
@@ -34,42 +38,48 @@ class Method:
 
     family: str
     epochs: int
+    solves_tables: bool = False
+    sends_gradients: bool = False
+    can_be_stale: bool = False
     sends_a_row_once: bool = True
     is_full_batch: bool = False
     coreset_size: int = 0
     solvers: tuple[str, ...] = ()
 
 
+_ADMM: Final = Method(ADMM, 12, solves_tables=True, can_be_stale=True)
+_SGD: Final = Method(SGD, 10, sends_gradients=True)
+_CORESET: Final = Method(
+    CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET
+)
+
 METHODS: Final[Mapping[str, Method]] = {
-    "admm": Method(ADMM, 12),
-    "sgd": Method(SGD, 10),
-    "vfl-admm": Method(ADMM, 12, sends_a_row_once=False),
-    "vfl-sgd": Method(SGD, 10, sends_a_row_once=False),
-    "gd": Method(SGD, 100, is_full_batch=True),
-    "coreset-ridge": Method(
-        CORESET,
-        1,
-        sends_a_row_once=False,
-        coreset_size=ROWS_OF_CORESET,
-        solvers=("exact", "saga"),
-    ),
-    "coreset-kmeans": Method(
-        CORESET,
-        1,
-        sends_a_row_once=False,
-        coreset_size=ROWS_OF_CORESET,
-        solvers=("kmeans++", "distdim"),
-    ),
-    "personalised": Method(PERSONAL, 60),
+    "admm": _ADMM,
+    "sgd": _SGD,
+    "vfl-admm": replace(_ADMM, sends_a_row_once=False),
+    "vfl-sgd": replace(_SGD, sends_a_row_once=False),
+    "gd": replace(_SGD, epochs=100, is_full_batch=True),
+    "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
+    "coreset-kmeans": replace(_CORESET, solvers=("kmeans++", "distdim")),
+    "personalised": Method(PERSONAL, 60, can_be_stale=True),
 }
+
+
+def of_families(*families: str) -> tuple[str, ...]:
+    """Return the methods of some families.
+
+    >>> of_families("admm")
+    ('admm', 'vfl-admm')
+    """
+    return tuple(name for name, method in METHODS.items() if method.family in families)
+
+
+JOINING: Final = of_families(ADMM, SGD, CORESET)
+"""The methods that train over joins."""
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
 """Summaries of sites that a graph of similar ones may be made of."""
-JOINING: Final = tuple(
-    name for name, each in METHODS.items() if each.family != PERSONAL
-)
-"""The methods that train over joins."""
 
 RDP: Final = "rdp"
 PRV: Final = "prv"

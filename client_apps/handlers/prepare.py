@@ -46,7 +46,6 @@ from tp_flower.methods import (
     METHODS,
     NOISY_STATISTICS,
     OUTSIDER,
-    SGD,
     Method,
 )
 from tp_flower.model_names import ModelVersion, software
@@ -195,16 +194,16 @@ def _schedule(
     spec: ModelSpec,
 ) -> Schedule:
     """Return the schedule of the run, capped by the numbers that the site counts."""
-    family, unit = METHODS[outline.strategy].family, body.mean_multiplicity
+    is_sgd, unit = METHODS[outline.strategy].sends_gradients, body.mean_multiplicity
     if 0 < unit < LEAST_SCALE:
         raise MessageError(
             f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
             f"{LEAST_SCALE:g} on"
         )
-    is_sgd, has_exchanges = family == SGD, body.update is Update.CONSENSUS
+    has_exchanges = body.update is Update.CONSENSUS
     return Schedule(
-        family=family,
         epochs=outline.epochs,
+        sends_gradients=is_sgd,
         exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
         batch_uses=required(outline.batch_uses, "batch_uses") if is_sgd else 0,
         batch_rate=required(outline.batch_rate, "batch_rate") if is_sgd else 0.0,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SiteError
-from tp_flower.methods import ADMM, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
+from tp_flower.methods import DP_SGD, NOISY_STATISTICS, OUTSIDER
 from tp_flower.privacy.accounting import (
     noise_multiplier,
     outsider_mechanism,
@@ -50,6 +50,7 @@ class Schedule:
 
     Attributes:
         epochs: of the run, at most.
+        sends_gradients: of batches (SGD), instead of updates of a model (ADMM).
         exchanges: updates of the models per epoch of ADMM.
         batch_uses: how often each of SGD's batches is used in the run.
         row_batches: the most batches of the plan that one row is in.
@@ -64,8 +65,8 @@ class Schedule:
         output_scale: what a torch model multiplies its output by.
     """
 
-    family: str
     epochs: int
+    sends_gradients: bool = False
     exchanges: int = 1
     batches: int = 0
     batch_uses: int = 0
@@ -147,7 +148,7 @@ def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
 
     The clip is in units of the model's ``output_scale``.
     """
-    schedule = Schedule(ADMM, epochs=1, output_scale=output_scale)
+    schedule = Schedule(epochs=1, output_scale=output_scale)
     scores, uses = _plan_scores(settings, schedule)
     return PartPlan(scores=scores, uses=uses)
 
@@ -155,7 +156,7 @@ def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
 def _plan_models(
     settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
 ) -> PartPlan:
-    if settings.features == DP_SGD and schedule.family == SGD:
+    if settings.features == DP_SGD and schedule.sends_gradients:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
         updates = schedule.epochs * schedule.exchanges
@@ -268,9 +269,9 @@ def _plan_scores(
     settings: "PrivacyTerms", schedule: Schedule
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
     whole = schedule.epochs + int(schedule.has_first_scores)
-    in_batches = schedule.row_batches if schedule.family == SGD else 0
+    in_batches = schedule.row_batches if schedule.sends_gradients else 0
     limits = {SCORES: (whole, 1)}
-    if schedule.family == SGD:
+    if schedule.sends_gradients:
         limits[BATCH_SCORES] = (schedule.batch_uses, max(in_batches, 1))
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, TypeVar
 
 from tp_flower.errors import SettingsError
-from tp_flower.methods import METHODS
 
 _Value = TypeVar("_Value")
 _METADATA: Final = "setting"
@@ -157,15 +156,6 @@ class Readers:
         return (not self.strategies or strategy in self.strategies) and (
             not self.modes or mode in self.modes
         )
-
-
-def of_families(*families: str) -> tuple[str, ...]:
-    """Return the strategies of families of methods.
-
-    >>> of_families("admm")
-    ('admm', 'vfl-admm')
-    """
-    return tuple(name for name, method in METHODS.items() if method.family in families)
 
 
 @dataclass(frozen=True)

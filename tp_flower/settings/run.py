@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.methods import ADMM, CORESET, METHODS, SGD
+from tp_flower.methods import JOINING, METHODS
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
     Form,
@@ -13,7 +13,6 @@ from tp_flower.settings.declare import (
     Range,
     Readers,
     items_of,
-    of_families,
     setting,
 )
 
@@ -237,7 +236,7 @@ class DataSettings:
         "does. A query may select `<expression> AS weight` besides.",
         Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
         Readers(
-            of_families(ADMM, SGD, CORESET),
+            JOINING,
             refusal="{value!r} is of joined rows; strategy {strategy!r} has none: "
             f"leave it {JOINED!r}",
         ),

@@ -12,14 +12,11 @@ from typing import Any, Final, Self
 
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.methods import (
-    ADMM,
     BY_DATA,
     BY_FEATURES,
-    CORESET,
+    JOINING,
     METHODS,
     NOISY_STATISTICS,
-    PERSONAL,
-    SGD,
     Method,
 )
 from tp_flower.settings import run, training
@@ -103,9 +100,9 @@ def conflicts(values: SettingValues) -> Iterator[str]:
     yield from _unread(values)
     yield from _conflicts_of_models(values)
     yield from _conflicts_of_privacy(values)
-    if values.family == CORESET:
+    if values.method.solvers:
         yield from _conflicts_of_coresets(values)
-    if values.family == PERSONAL:
+    if values.strategy not in JOINING:
         yield from _conflicts_of_personalised(values)
     yield from _conflicts_of_modes(values)
 
@@ -128,7 +125,8 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
             f"{', '.join(losses)}"
         )
-    if values.lou == training.GRAM and values.family == ADMM and values.other_model:
+    solves_tables = values.method.solves_tables
+    if values.lou == training.GRAM and solves_tables and values.other_model:
         yield (
             f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
             "use auto or consensus"
@@ -153,16 +151,17 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
     privacy, strategy = values.privacy, values.strategy
     if values.row_weight != run.JOINED:
         yield from weight_problems(values.row_weight, privacy)
-    is_exact = values.family == ADMM and not values.other_model
+    solves_tables = values.method.solves_tables
+    is_exact = solves_tables and not values.other_model
     if privacy.features == NOISY_STATISTICS and not is_exact:
-        missing = "linear models" if values.family == ADMM else "strategy 'admm'"
+        missing = "linear models" if solves_tables else "strategy 'admm'"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
         reason = (
             "is for comparisons without it: a row of a table is in many rows of its "
             f"messages. Use {values.family}"
         )
-        if values.family == CORESET:
+        if values.method.solvers:
             reason = "sends the rows that it draws as they are. Use admm or sgd"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
@@ -237,7 +236,7 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
             f"on-missing: {on_missing!r} does not go with mode {mode!r}: use "
             f"{', '.join(run.ABSENCES[mode])}"
         )
-    if on_missing == run.STALE and values.family in (SGD, CORESET):
+    if on_missing == run.STALE and not values.method.can_be_stale:
         yield (
             f"on-missing: 'stale' needs the last scores of all rows, which strategy "
             f"{values.strategy!r} does not have at the server: use admm, or stop"

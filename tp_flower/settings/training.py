@@ -4,7 +4,16 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tp_flower.methods import ADMM, BY_MODELS, CORESET, PERSONAL, SGD, SUMMARIES
+from tp_flower.methods import (
+    ADMM,
+    BY_MODELS,
+    CORESET,
+    JOINING,
+    PERSONAL,
+    SGD,
+    SUMMARIES,
+    of_families,
+)
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     Form,
@@ -13,7 +22,6 @@ from tp_flower.settings.declare import (
     Readers,
     items_of,
     list_of,
-    of_families,
     setting,
 )
 from tp_flower.settings.run import AUTO
@@ -199,8 +207,6 @@ EXACT: Final = "exact"
 SAGA: Final = "saga"
 DISTDIM: Final = "distdim"
 
-_JOINING: Final = of_families(ADMM, SGD, CORESET)
-
 
 @dataclass(frozen=True)
 class CoresetSettings:
@@ -212,7 +218,7 @@ class CoresetSettings:
         "them (2000 for the strategies coreset-*).",
         Range(0, MOST_SAMPLED + 1),
         Readers(
-            _JOINING,
+            JOINING,
             refusal="is of joined rows; strategy {strategy!r} trains on every row: "
             "leave it 0",
         ),
@@ -222,7 +228,7 @@ class CoresetSettings:
         'How they are drawn: "importance" (by how much each table\'s rows matter) or '
         '"uniform" (no row is read for it).',
         OneOf((IMPORTANCE, UNIFORM)),
-        Readers(_JOINING),
+        Readers(JOINING),
     )
     coreset_solver: str = setting(
         AUTO,

@@ -24,9 +24,9 @@ from tp_flower.privacy.plan import (
 from tp_flower.settings import PrivacySettings
 
 SHAPE = {"epochs": 6, "mean_multiplicity": 3.0, "columns": 8}
-ADMM = Schedule("admm", **SHAPE)
+ADMM = Schedule(**SHAPE)
 BATCHES = {"batches": 10, "batch_uses": 6, "row_batches": 4, "most_joined_rows": 5}
-SGD = Schedule("sgd", **SHAPE, **BATCHES)
+SGD = Schedule(sends_gradients=True, **SHAPE, **BATCHES)
 DRAWN = replace(SGD, batches=60, batch_uses=1, row_batches=19, batch_rate=0.1)
 KINDS = ("gram", "moments")
 
@@ -85,9 +85,9 @@ def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     assert cost == pytest.approx(3.0, rel=1e-3)
     assert not made.is_private
     # one release per epoch, and of SGD one for each batch that the row is in
-    per_row = {"admm": 6, "sgd": 6 + outline.row_batches * outline.batch_uses}
     counts = [mechanism.count for mechanism in spent(made, {SCORES, BATCH_SCORES})]
-    assert sum(counts) == per_row[outline.family] + first
+    in_batches = outline.row_batches * outline.batch_uses
+    assert sum(counts) == 6 + in_batches + first
 
 
 def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():

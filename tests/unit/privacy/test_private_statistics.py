@@ -222,9 +222,7 @@ class TestUsableGram:
 
 
 class TestPlan:
-    schedule = Schedule(
-        "admm", epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0
-    )
+    schedule = Schedule(epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0)
     settings = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
 
     def test_bounds_have_natural_units(self):
@@ -236,7 +234,7 @@ class TestPlan:
     @pytest.mark.parametrize("epochs", [1, 12])
     def test_all_releases_of_a_run_cost_the_epsilon(self, wanted, epochs):
         settings = PrivacySettings(features="statistics", epsilon=wanted, delta=1e-6)
-        plan = plan_part(settings, Schedule("admm", epochs), sends=(), is_linear=True)
+        plan = plan_part(settings, Schedule(epochs), sends=(), is_linear=True)
         used = [
             Gaussian(use.mechanism.noise_multiplier, use.limit)
             for use in plan.uses
@@ -256,7 +254,7 @@ class TestPlan:
         assert 1 / plan.gram_multiplier**2 / total == pytest.approx(GRAM_SHARE)
 
     def test_a_table_without_rows_to_train_on_has_a_plan(self):
-        no_rows = Schedule("admm", 3, mean_multiplicity=0.0, columns=0)
+        no_rows = Schedule(3, mean_multiplicity=0.0, columns=0)
         assert plan_statistics(self.settings, no_rows).radius == 2.0
 
 

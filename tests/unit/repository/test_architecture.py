@@ -34,7 +34,6 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 600
 MIN_LINES = 60
 MOST_MODULES = 15
-LARGE_FOLDERS: dict[str, int] = {}
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {"strategies/training/baselines.py"}
 # a file and a command of that name
@@ -44,9 +43,6 @@ SPELLED_OUT = {
 }
 
 VAGUE = {"own", "found", "told", "asked", "said", "given", "shown", "kept", "known"}
-MOST_VAGUE_FUNCTIONS = 0
-MOST_RIDDLES = 0
-MOST_CASES_OF_METHODS = 3
 
 
 def name_of(path: Path) -> str:
@@ -147,7 +143,7 @@ def test_a_folder_has_few_modules() -> None:
     modules = [path for path in MODULES if path.name != "__init__.py"]
     sizes = Counter(path.parent.relative_to(ROOT).as_posix() for path in modules)
     larger = {folder: size for folder, size in sizes.items() if size > MOST_MODULES}
-    assert larger == LARGE_FOLDERS
+    assert not larger
 
 
 def room(path: Path) -> str:
@@ -261,22 +257,24 @@ def riddles(path: Path) -> int:
 
 def cases_of_methods(path: Path) -> int:
     """Count the places that ask which method trains instead of calling its hook."""
-    if name_of(path) == "tp_flower/methods.py" or "/settings/" in name_of(path):
+    if name_of(path) == "tp_flower/methods.py":
         return 0
-    cases = re.compile(r"\bis_clustering\b|\bis_expanded\b|\bfamily (==|in|is)\b")
+    cases = re.compile(
+        r"\bis_clustering\b|\bis_expanded\b|\bfamily (==|!=|in|not in|is)"
+    )
     return len(cases.findall(path.read_text(encoding="utf-8")))
 
 
 def test_names_say_what_they_hold() -> None:
-    assert sum(map(vague_functions, MODULES)) <= MOST_VAGUE_FUNCTIONS
+    assert not any(map(vague_functions, MODULES))
 
 
 def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
-    assert sum(map(riddles, MODULES)) <= MOST_RIDDLES
+    assert not any(map(riddles, MODULES))
 
 
 def test_methods_have_hooks_instead_of_cases() -> None:
-    assert sum(map(cases_of_methods, MODULES)) <= MOST_CASES_OF_METHODS
+    assert not any(map(cases_of_methods, MODULES))
 
 
 def test_tests_import_helpers_only():

@@ -32,7 +32,7 @@ from tp_flower.sources.shards import column_types
 EXACT_DIGITS: Final = 15
 MYSQL_MAX_SCALE: Final = 30
 
-_FAMILIES: Final = {
+_KINDS: Final = {
     **dict.fromkeys(("TINYINT", "SMALLINT", "INTEGER", "BIGINT"), "integer"),
     **dict.fromkeys(("UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"), "integer"),
     "DOUBLE": "double",
@@ -128,7 +128,7 @@ class FilterPushdown:
             negated = self.condition(tree.this)
             return None if negated is None else exp.Not(this=exp.Paren(this=negated))
         if isinstance(tree, exp.Is):
-            if not self._family(tree.this) or not isinstance(tree.expression, exp.Null):
+            if not self._kind(tree.this) or not isinstance(tree.expression, exp.Null):
                 return None
             return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
         operands = self._operands(tree, _constants(tree))
@@ -141,7 +141,7 @@ class FilterPushdown:
             return exp.Between(this=value, low=constants[0], high=constants[1])
         return type(tree)(this=value, expression=constants[0])
 
-    def _family(self, tree: exp.Expr) -> str:
+    def _kind(self, tree: exp.Expr) -> str:
         """Return the kind of a column's values; "" where nothing may be pushed down."""
         column = self.columns.get(tree.unnest().name)
         if not isinstance(tree.unnest(), exp.Column) or column is None:
@@ -150,22 +150,22 @@ class FilterPushdown:
         too_fine = self.dialect == "mysql" and digits and digits[1] > MYSQL_MAX_SCALE
         if not column.is_exact or too_fine:
             return ""
-        return "decimal" if digits else _FAMILIES.get(column.type, "")
+        return "decimal" if digits else _KINDS.get(column.type, "")
 
     def _operands(
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
     ) -> list[exp.Expr] | None:
         """Return a column and constants in the type in which DuckDB compares them."""
-        family = self._family(tree.this) if constants else ""
-        value: exp.Expr = named(tree.this.unnest().name) if family else exp.Null()
+        kind = self._kind(tree.this) if constants else ""
+        value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
-        if family == "text" and isinstance(tree, _EQUALITIES):
+        if kind == "text" and isinstance(tree, _EQUALITIES):
             value = self._bytewise(value)
             translated = [self._text(constant) for constant in constants]
-        elif family in _NUMBERS:
-            translated = [self._number(constant, family) for constant in constants]
-        elif family in _TIME_NAMES and self.dialect != "sqlite":
-            translated = [self._time(constant, family) for constant in constants]
+        elif kind in _NUMBERS:
+            translated = [self._number(constant, kind) for constant in constants]
+        elif kind in _TIME_NAMES and self.dialect != "sqlite":
+            translated = [self._time(constant, kind) for constant in constants]
         else:
             return None
         operands = [constant for constant in translated if constant is not None]
@@ -201,7 +201,7 @@ class FilterPushdown:
         name = exp.to_identifier("BINARY" if is_sqlite else "C", quoted=not is_sqlite)
         return exp.Paren(this=exp.Collate(this=text, expression=name))
 
-    def _number(self, tree: exp.Expr, family: str) -> exp.Expr | None:
+    def _number(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
         constant = tree.unnest()
         is_negative = isinstance(constant, exp.Neg)
         digits = constant.this.unnest() if is_negative else constant
@@ -210,12 +210,12 @@ class FilterPushdown:
         text = digits.name
         is_exact = len(text.replace(".", "")) <= EXACT_DIGITS
         # SQLite has no decimals: it would compare in double precision
-        is_odd = self.dialect == "sqlite" and family == "integer" and "." in text
+        is_odd = self.dialect == "sqlite" and kind == "integer" and "." in text
         if not _PLAIN_NUMBER.fullmatch(text) or not is_exact or is_odd:
             return None
         number: exp.Expr = exp.Literal.number(text)
         number = exp.Paren(this=exp.Neg(this=number)) if is_negative else number
-        if family != "double":
+        if kind != "double":
             return number
         if self.dialect == "mysql":
             # old servers have no CAST for it
@@ -223,15 +223,15 @@ class FilterPushdown:
             return exp.Paren(this=exp.Add(this=number, expression=zero))
         return exp.cast(number, "DOUBLE")
 
-    def _time(self, tree: exp.Expr, family: str) -> exp.Expr | None:
-        """Return a constant as a date or time of a family, as DuckDB reads it."""
+    def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
+        """Return a constant as a date or time of a kind, as DuckDB reads it."""
         constant = tree.unnest()
         is_cast = type(constant) is exp.Cast
         literal = constant.this.unnest() if is_cast else constant
         if not isinstance(literal, exp.Literal) or not literal.is_string:
             return None
         sql = expressions.render(constant)
-        cast = f"CAST({sql} AS {_TIME_NAMES[family]})"
+        cast = f"CAST({sql} AS {_TIME_NAMES[kind]})"
         try:
             kinds = column_types(self.connection, f"SELECT {sql} AS value")
             written = self.connection.execute(
@@ -241,14 +241,13 @@ class FilterPushdown:
             # the site's DuckDB says what is wrong with it
             return None
         plain = _PLAIN_TIME.fullmatch(str(written))
-        source = _FAMILIES.get(kinds["value"], "")
-        if plain is None or family not in _TIME_CONSTANTS.get(source, ()):
+        source = _KINDS.get(kinds["value"], "")
+        if plain is None or kind not in _TIME_CONSTANTS.get(source, ()):
             return None
         time = exp.Literal.string(plain[1])
-        if self.dialect == "mysql" and family != "date":
-            kind = exp.DataType.build("DATETIME(6)", dialect="mysql")
-            return exp.Cast(this=time, to=kind)
-        return exp.cast(time, _TIME_NAMES[family])
+        if self.dialect == "mysql" and kind != "date":
+            return exp.Cast(this=time, to=exp.DataType.build("DATETIME(6)", "mysql"))
+        return exp.cast(time, _TIME_NAMES[kind])
 
 
 def _constants(tree: exp.Expr) -> list[exp.Expr]:
