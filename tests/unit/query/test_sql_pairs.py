@@ -11,19 +11,24 @@ import duckdb
 import pytest
 
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
-from tests.support.sql_pairs import ACCEPTED, PAIRS, by_name
-from tests.support.sql_tables import load_duckdb, parquet_sources, schemas
+from tests.support.sql_pairs import (
+    ACCEPTED,
+    PAIRS,
+    SCHEMAS,
+    SCRIPT,
+    by_name,
+    parquet_sources,
+)
 from tp_flower import errors
 from tp_flower.query import Fragment, Query
 
 REFUSED = [pair for pair in PAIRS if "error" in pair]
-SCHEMAS = schemas()
 
 
 @pytest.fixture(scope="module")
 def database():
     with duckdb.connect() as connection:
-        load_duckdb(connection)
+        connection.execute(SCRIPT)
         yield connection
 
 

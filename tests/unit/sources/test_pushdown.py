@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.joined import engine_rows, joined_rows, result_names
-from tests.support.sql_pairs import ACCEPTED, by_name
-from tests.support.sql_tables import TABLES, load_duckdb
+from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment, Query, SubQuery
@@ -48,7 +47,7 @@ def schemas(sources):
 @pytest.fixture(scope="module")
 def duck(kind):
     with duckdb.connect() as connection:
-        load_duckdb(connection)
+        connection.execute(SCRIPT)
         if kind == "sqlite":
             # it has no decimal numbers, whatever a column is declared as
             for name, table in TABLES.items():
