@@ -9,13 +9,13 @@ import torch
 
 from client_apps.data import features as placement
 from client_apps.data.run_store import IN_MEMORY, SiteStore
-from tests.support.devices import cuda, each_device, pretend
 from tests.support.federated import one_per_site, run, sharded, store, whole
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import device_rows as module
-from tp_flower.learning.models import local_model
+from tp_flower.learning.models import local_model, neural
 from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
 from tp_flower.learning.models.local_model import (
+    CUDA,
     FitProblem,
     LinearModel,
     ModelSpec,
@@ -27,6 +27,10 @@ from tp_flower.learning.models.local_model import (
 from tp_flower.learning.models.neural import FitBudget, fit_least_squares
 from tp_flower.learning.solvers import gram
 
+NO_GPU = "torch finds no CUDA device here"
+skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
+cuda = pytest.param(CUDA, marks=[pytest.mark.gpu, skip])
+each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
 ROWS, WIDTH, OUTPUTS = 23, 4, 3
 each_place = pytest.mark.parametrize("place", ["resident", "streamed"])
 POSITIONS = np.array([7, 2, 2, 11])
@@ -40,6 +44,15 @@ VIEWS = {
     "positions of a slice": lambda rows: rows[3:][POSITIONS],
     "none": lambda rows: rows[:0],
 }
+
+
+def pretend(monkeypatch, device_name: str) -> None:
+    """Let code that asks for CUDA get this device, by the same way."""
+    if device_name == CUDA:
+        return
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for loaded in (module, neural):
+        monkeypatch.setattr(loaded, "torch_device", lambda _: torch.device("cpu"))
 
 
 def matrix() -> np.ndarray:
