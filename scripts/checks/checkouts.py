@@ -15,16 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SCRIPTS: Mapping[str, tuple[str, ...]] = {
-    "run_app": ("scripts/run_app.py",),
-    "make_store": ("scripts/make_store.py", "scripts/data/make_store.py"),
-    "make_carriers": ("scripts/make_carriers.py", "scripts/data/make_carriers.py"),
-    "benchmark": ("scripts/benchmark.py", "scripts/bench/benchmark.py"),
-}
-"""Where a script lies, in the order of versions: the first path that exists is run."""
-
-LIBRARIES = ("OMP", "OPENBLAS", "MKL")
-ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in LIBRARIES}
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 """Sums over several threads depend on their number in the last digits."""
 
 
@@ -39,13 +30,6 @@ class Checkout:
     folder: Path
     commit: str
 
-    def script(self, name: str) -> Path:
-        """Return the path of a script of `SCRIPTS`, which this version must have."""
-        paths = [self.folder / path for path in SCRIPTS[name]]
-        if path := next(filter(Path.exists, paths), None):
-            return path
-        raise CheckoutError(f"{self.folder} has none of {', '.join(SCRIPTS[name])}")
-
     def run(
         self,
         name: str,
@@ -53,19 +37,21 @@ class Checkout:
         home: Path,
         environment: Mapping[str, str] = ONE_THREAD,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a script of `SCRIPTS` with this version's modules.
+        """Run this version's script of a name, in whichever folder of scripts it lies.
 
         Args:
-            name: of the script.
+            name: of the script, without ``.py``.
             arguments: of its command line.
             home: folder for what runs and sites keep.
             environment: more variables; its PYTHONPATH comes after the version's.
         """
+        script = next(self.folder.glob(f"scripts/**/{name}.py"), None)
+        if script is None:
+            raise CheckoutError(f"{self.folder} has no {name}.py in scripts")
         modules = [str(self.folder), str(self.folder / "scripts")]
-        if "PYTHONPATH" in environment:
-            modules.append(environment["PYTHONPATH"])
+        modules += filter(None, [environment.get("PYTHONPATH")])
         return subprocess.run(
-            [sys.executable, str(self.script(name)), *arguments],
+            [sys.executable, str(script), *arguments],
             env={
                 **os.environ,
                 **environment,
@@ -83,11 +69,7 @@ class Checkout:
 
 @contextmanager
 def check_out(version: str) -> Iterator[Checkout]:
-    """Yield a commit's checkout, removed afterwards, or that in a folder as it is.
-
-    Raises:
-        CheckoutError: ``version`` is neither a commit of this repository nor a folder.
-    """
+    """Yield a commit's checkout, removed afterwards, or that in a folder as it is."""
     folder = Path(version)
     if (folder / "pyproject.toml").exists():
         yield Checkout(folder.resolve(), _git(folder, "rev-parse", "HEAD") or version)

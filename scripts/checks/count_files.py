@@ -14,6 +14,7 @@ import logging
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -38,11 +39,7 @@ SCORES = -2
 
 
 class FileCounter:
-    """Collects the product files whose functions are entered.
-
-    Attributes:
-        rounds: epoch and files of every round that has ended.
-    """
+    """Collects the product files whose functions are entered, by epoch and round."""
 
     def __init__(self) -> None:
         self.rounds: list[tuple[int, set[str]]] = []
@@ -50,8 +47,7 @@ class FileCounter:
 
     def end_round(self, report: RoundReport) -> None:
         """Take the record of a round, and begin with the next one."""
-        codes, self._codes = self._codes, set()
-        paths = (Path(code.co_filename) for code in codes)
+        paths = (Path(code.co_filename) for code in self._codes.copy())
         relative = (p.relative_to(ROOT) for p in paths if p.is_relative_to(ROOT))
         files = {path.as_posix() for path in relative if path.parts[0] in PACKAGES}
         self.rounds.append((report.epoch, files))
@@ -81,13 +77,8 @@ class FileCounter:
             "warehouse": {"items": items},
             "office": {"customers": customers},
         }
-        grid = InProcessGrid(app, sites, state=state)
-        with closing(grid), self.counting():
+        with closing(InProcessGrid(app, sites, state=state)) as grid, self.counting():
             strategy.start(grid)
-
-    def epoch(self) -> list[str]:
-        """Return the files of an epoch in the middle of the run."""
-        return sorted(set().union(*(f for epoch, f in self.rounds if epoch == EPOCH)))
 
 
 def count(folder: Path) -> dict[str, list[str]]:
@@ -103,8 +94,9 @@ def count(folder: Path) -> dict[str, list[str]]:
         unlabelled, manifest, mode="predict", on_round=predicted.end_round
     )
     predicted.run(predict, folder)
+    epoch = (files for number, files in trained.rounds if number == EPOCH)
     return {
-        "an epoch of ADMM": trained.epoch(),
+        "an epoch of ADMM": sorted(set().union(*epoch)),
         "a prediction round": sorted(predicted.rounds[SCORES][1]),
     }
 
@@ -119,10 +111,8 @@ def main(arguments: Sequence[str]) -> int:
         count(Path(folder))  # has the imports
         counts = count(Path(folder))
     for title, files in counts.items():
-        by_package = ", ".join(
-            f"{package} {sum(file.startswith(f'{package}/') for file in files)}"
-            for package in PACKAGES
-        )
+        packages = Counter(file.partition("/")[0] for file in files)
+        by_package = ", ".join(f"{name} {packages[name]}" for name in PACKAGES)
         print(f"{title}: {len(files)} files ({by_package})")
         if not options.no_list:
             print("".join(f"  {file}\n" for file in files))

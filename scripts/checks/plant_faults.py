@@ -20,6 +20,7 @@ Exit status: 0 all faults are caught (with ``--against``: all that were caught t
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -95,11 +96,7 @@ def read_faults(path: Path = FAULTS) -> list[Fault]:
 
 
 def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
-    """Return the one product file that has the fault's snippet.
-
-    Raises:
-        StaleFaultError: the snippet is not there, or more than once.
-    """
+    """Return the one product file that has the fault's snippet, once."""
     places = [
         path
         for package in PACKAGES
@@ -117,18 +114,14 @@ def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
 
 
 def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
-    """Return the test files whose paths end as one of the patterns, below the root.
-
-    Raises:
-        StaleFaultError: a pattern matches no file.
-    """
+    """Return the test files whose paths end as one of the patterns, below the root."""
+    paths = sorted(path.relative_to(root) for path in root.glob("tests/**/test_*.py"))
     tests: dict[str, None] = {}
-    paths = [path.relative_to(root) for path in (root / "tests").rglob("test_*.py")]
     for pattern in patterns:
         matches = [path.as_posix() for path in paths if path.match(pattern)]
         if not matches:
             raise StaleFaultError(f"no test file is called {pattern!r}")
-        tests |= dict.fromkeys(sorted(matches))
+        tests |= dict.fromkeys(matches)
     return list(tests)
 
 
@@ -194,25 +187,23 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> tuple[int, st
 def try_fault(fault: Fault, copy: Path, seconds: float) -> Verdict:
     """Plant a fault, run its tests for as long each, and take the fault out again."""
     started = time.perf_counter()
-
-    def verdict(status: str, detail: str = "") -> Verdict:
-        return Verdict(fault.name, status, time.perf_counter() - started, detail)
-
+    status, detail = CAUGHT, ""
     try:
         tests = find_tests(fault.tests, copy)
         with planted(fault, copy):
-            status, output = run_tests(copy, tests, seconds * len(tests))
+            code, output = run_tests(copy, tests, seconds * len(tests))
+        if code == FAILED:
+            failures = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+            detail = next(iter(failures), "")
+        elif code == PASSED:
+            status = MISSED
+        else:
+            status, detail = STALE, f"pytest ended with {code}: {output.strip()[-300:]}"
     except StaleFaultError as error:
-        return verdict(STALE, str(error))
+        status, detail = STALE, str(error)
     except subprocess.TimeoutExpired:
-        return verdict(LATE)
-    if status == PASSED:
-        return verdict(MISSED)
-    if status != FAILED:
-        return verdict(STALE, f"pytest ended with {status}: {output.strip()[-300:]}")
-    words = [line.split() for line in output.splitlines()]
-    failures = [line[1] for line in words if line[:1] in (["FAILED"], ["ERROR"])]
-    return verdict(CAUGHT, failures[0] if failures else "")
+        status = LATE
+    return Verdict(fault.name, status, time.perf_counter() - started, detail)
 
 
 def try_faults(faults: Sequence[Fault], jobs: int, seconds: float) -> Iterator[Verdict]:
@@ -244,11 +235,11 @@ def run_without_fault(faults: Sequence[Fault]) -> str:
     return "" if status == PASSED else output
 
 
-def lost(verdicts: Sequence[Verdict], before: Mapping[str, str]) -> list[str]:
-    """Return the faults that were caught before and are not now."""
+def lost(verdicts: Sequence[Verdict], path: Path) -> list[str]:
+    """Return the faults that were caught in the file of ``--json`` and are not now."""
     now = {verdict.name: verdict.status for verdict in verdicts}
-    caught = [name for name, status in before.items() if status == CAUGHT]
-    return [name for name in caught if now.get(name, CAUGHT) != CAUGHT]
+    before = [v["name"] for v in json.loads(path.read_text()) if v["status"] == CAUGHT]
+    return [name for name in before if now.get(name, CAUGHT) != CAUGHT]
 
 
 def summary(verdicts: Sequence[Verdict]) -> str:
@@ -259,24 +250,16 @@ def summary(verdicts: Sequence[Verdict]) -> str:
     return f"{len(verdicts)} faults: {', '.join(listed)}; {seconds:.0f} s of tests"
 
 
-def read_verdicts(path: Path) -> dict[str, str]:
-    """Return the status of each fault in a file that ``--json`` has written."""
-    return {each["name"]: each["status"] for each in json.loads(path.read_text())}
-
-
 def main(arguments: Sequence[str]) -> int:
     """Try the faults of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", nargs="+", metavar="NAME")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the verdicts")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="earlier verdicts")
-    parser.add_argument(
-        "--no-clean-run", action="store_true", help="do not run the tests without fault"
-    )
-    parser.add_argument("--jobs", type=int, default=1, metavar="N")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help="time limit of a test file"
-    )
+    add = parser.add_argument
+    add("--only", nargs="+", metavar="NAME")
+    add("--json", type=Path, metavar="FILE", help="write the verdicts")
+    add("--against", type=Path, metavar="FILE", help="earlier verdicts")
+    add("--no-clean-run", action="store_true", help="no run without a fault")
+    add("--jobs", type=int, default=1, metavar="N")
+    add("--seconds", type=float, default=SECONDS, help="time limit of a test file")
     options = parser.parse_args(arguments)
     by_name = {fault.name: fault for fault in read_faults()}
     names = options.only or list(by_name)
@@ -296,7 +279,7 @@ def main(arguments: Sequence[str]) -> int:
         text = json.dumps([asdict(verdict) for verdict in verdicts], indent=1)
         options.json.write_text(f"{text}\n", encoding="utf-8")
     if options.against:
-        gone = lost(verdicts, read_verdicts(options.against))
+        gone = lost(verdicts, options.against)
         print(f"caught before and not now: {', '.join(gone) or 'none'}")
         return int(bool(gone))
     return int(any(verdict.status != CAUGHT for verdict in verdicts))

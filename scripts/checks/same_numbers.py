@@ -11,25 +11,30 @@ writes the figures of the old version (--new is not run), to be compared with by
 --old-record; runs that the file has of the same commit stay in it. Each side takes
 about ten minutes on an idle core.
 
+Equal are metrics, residuals, sizes, fan-out, contributions and what was chosen, to
+`TOLERANCE`; payload bytes may fall. What depends on host, clock or version is left out.
+
 Exit status: 0 all numbers are equal, 1 some are not or a run failed, 2 the arguments
 are not usable.
 """
 
 import argparse
 import json
+import math
 import re
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from scripts.checks.checkouts import ONE_THREAD, Checkout, CheckoutError, check_out
-from scripts.checks.report_figures import Figures, compare, flatten
 
 SCHEMA = 1
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
@@ -37,6 +42,28 @@ SUPERNODES = 5
 MOST_NOTES = 12
 LOG_LINES = 25
 _UNKNOWN = re.compile(r"([\w.-]+): unknown setting")
+
+TOLERANCE = 1e-9
+"""Relative."""
+NEGLIGIBLE = 1e-12
+"""Absolute: a residual of rounding errors alone has no digits to compare."""
+SIGNIFICANT_DIGITS = 13
+EXCLUDED = frozenset(
+    {
+        # clock
+        *("started", "seconds", "created", "time"),
+        *("server-seconds", "client-seconds", "wait-seconds", "site-seconds"),
+        # names that are made up for a run, and places on the host
+        *("output-dir", "model", "file", "files", "source"),
+        # versions: headers, what a run was told, and sentences about messages
+        *("schema", "overhead-bytes", "settings", "messages", "ledger"),
+        # position in the history: rounds are named by epoch and phase
+        "round",
+    }
+)
+BYTES = frozenset({"bytes-up", "bytes-down", "bytes_up", "bytes_down"})
+NAMES = ("epoch", "phase", "site", "table", "feature", "output", "on")
+"""Fields by which a record of a list is named, as the order may differ."""
 
 FIXED_NOISE = """
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
@@ -56,8 +83,8 @@ All noise, draws and masks of the sites come of this cipher; masks still cancel.
 """
 
 Setting = str | int | float | bool
+Figures = dict[str, Any]
 Record = dict[str, Any]
-
 
 _DECLARED = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
@@ -72,7 +99,13 @@ class FailedRun(Exception):  # noqa: N818 - a run of the version, not of this sc
 
 def main(arguments: Sequence[str]) -> int:
     """Run what is asked for and compare; return the exit status."""
-    parser = _parser()
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--old", default="", metavar="VERSION")
+    parser.add_argument("--new", default="HEAD", metavar="VERSION")
+    help_text = f"some of: {', '.join(RUNS)} (default: all)"
+    parser.add_argument("--runs", type=run_names, default=list(RUNS), help=help_text)
+    parser.add_argument("--record", type=Path, metavar="FILE")
+    parser.add_argument("--old-record", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     if bool(options.old) == bool(options.old_record):
         parser.error("give either --old or --old-record")
@@ -93,27 +126,10 @@ def main(arguments: Sequence[str]) -> int:
     return print_comparison(old, new, options.runs)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--old", default="", metavar="VERSION")
-    parser.add_argument("--new", default="HEAD", metavar="VERSION")
-    parser.add_argument(
-        "--runs",
-        type=run_names,
-        default=list(RUNS),
-        metavar="NAME,..",
-        help=f"some of: {', '.join(RUNS)} (default: all)",
-    )
-    parser.add_argument("--record", type=Path, metavar="FILE")
-    parser.add_argument("--old-record", type=Path, metavar="FILE")
-    return parser
-
-
 def run_names(text: str) -> list[str]:
     """Return the runs of ``"store-2,evaluate"`` in order, with those that they need."""
     names = set(text.split(","))
-    unknown = sorted(names - RUNS.keys())
-    if unknown:
+    if unknown := sorted(names - RUNS.keys()):
         message = f"no run {unknown[0]!r}; there are {', '.join(RUNS)}"
         raise argparse.ArgumentTypeError(message)
     names |= {RUNS[name].get("after", name) for name in names}
@@ -121,11 +137,7 @@ def run_names(text: str) -> list[str]:
 
 
 def read_record(path: Path) -> Record:
-    """Return the record in a file.
-
-    Raises:
-        ValueError: it is no record of this schema.
-    """
+    """Return the record in a file."""
     content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         message = f"{path} is no record of schema {SCHEMA}: record it anew"
@@ -145,40 +157,29 @@ def write_record(path: Path, record: Record) -> None:
 
 def measure(version: str, names: Sequence[str]) -> Record:
     """Return the figures of a version's runs; of a failed run, the end of its log."""
-    runs: dict[str, Figures] = {}
-    seconds: dict[str, float] = {}
-    failed: dict[str, str] = {}
+    record: Record = {"schema": SCHEMA, "seconds": {}, "failed": {}, "runs": {}}
     with (
         check_out(version) as checkout,
         tempfile.TemporaryDirectory(prefix="same-numbers-") as folder,
     ):
+        record["commit"] = checkout.commit
         print(f"version {checkout.commit[:10]} in {checkout.folder}")
         for name in names:
             started = time.perf_counter()
             try:
-                runs[name] = run_figures(checkout, name, Path(folder))
+                record["runs"][name] = run_figures(checkout, name, Path(folder))
             except FailedRun as error:
-                failed[name] = str(error)
+                record["failed"][name] = str(error)
                 print(f"  {name} failed:\n{error}", flush=True)
                 continue
-            seconds[name] = round(time.perf_counter() - started, 1)
-            print(f"  {name}: {seconds[name]} s", flush=True)
-        commit = checkout.commit
-    return {
-        "schema": SCHEMA,
-        "commit": commit,
-        "seconds": seconds,
-        "failed": failed,
-        "runs": runs,
-    }
+            seconds = round(time.perf_counter() - started, 1)
+            record["seconds"][name] = seconds
+            print(f"  {name}: {seconds} s", flush=True)
+    return record
 
 
 def run_figures(checkout: Checkout, name: str, folder: Path) -> Figures:
-    """Return the figures of one run, in the folder of the version's data and runs.
-
-    Raises:
-        FailedRun: it did not complete.
-    """
+    """Return the figures of one run, in the folder of the version's data and runs."""
     run = RUNS[name]
     output = folder / name
     settings: dict[str, Setting] = {**run["settings"], "output-dir": str(output)}
@@ -203,59 +204,41 @@ def _start(
     environment = {**ONE_THREAD, "PYTHONPATH": str(noise)}
     nodes = f"num-supernodes={supernodes} client-resources-num-cpus=1"
     config = folder / "run.toml"
+    options = ["-c", str(config), "--federation-config", nodes]
     while True:
-        config.write_text(toml_text(settings), encoding="utf-8")
-        options = ["-c", str(config), "--federation-config", nodes]
+        # JSON writes texts, numbers and booleans as TOML does
+        lines = (f"{key} = {json.dumps(value)}" for key, value in settings.items())
+        config.write_text("\n".join(lines), encoding="utf-8")
         done = checkout.run("run_app", options, folder, environment)
+        if not done.returncode:
+            return
         unknown = settings.keys() & set(_UNKNOWN.findall(done.stdout))
-        if not done.returncode or not unknown:
-            break
+        if not unknown:
+            raise FailedRun("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
         print(f"  without {', '.join(sorted(unknown))}: unknown to this version")
         settings = {k: v for k, v in settings.items() if k not in unknown}
-    if done.returncode:
-        raise FailedRun("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
 
 
 def make_data(checkout: Checkout, name: str, folder: Path) -> Path:
-    """Return a folder with tables and a run file, made by this version's own script.
-
-    Raises:
-        FailedRun: the script failed.
-    """
+    """Return a folder with tables and a run file, made by this version's own script."""
     data = folder / "data" / name
     if data.exists():
         return data
     data.mkdir(parents=True)
-    if name == "carriers":
-        done = checkout.run("make_carriers", [str(data)], folder)
-    else:
-        done = checkout.run("make_store", [str(data), *STORE_SIZES], folder)
+    is_carriers = name == "carriers"
+    script, sizes = (
+        ("make_carriers", ()) if is_carriers else ("make_store", STORE_SIZES)
+    )
+    done = checkout.run(script, [str(data), *sizes], folder)
     if done.returncode:
         raise FailedRun(done.stdout)
     if name == "store-rows":
-        _let_rows_leave(data / "tables.toml")
+        # what coresets need: that drawn rows leave their sites
+        with (data / "tables.toml").open("a", encoding="utf-8") as file:
+            for table in ("orders", "items", "customers"):
+                file.write(f"\n[tables.{table}.policy]\n")
+                file.write('releases = { rows = "clear" }\n')
     return data
-
-
-def _let_rows_leave(path: Path) -> None:
-    """Allow what coresets need: that drawn rows leave their sites."""
-    policies = [
-        f'[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n'
-        for table in ("orders", "items", "customers")
-    ]
-    text = path.read_text(encoding="utf-8")
-    path.write_text("\n".join([text, *policies]), encoding="utf-8")
-
-
-def toml_text(settings: Mapping[str, Setting]) -> str:
-    r"""Return settings as a TOML file; JSON writes the same values.
-
-    >>> print(toml_text({"l2": 0.1, "sql": "a\nb", "progress": True}))
-    l2 = 0.1
-    sql = "a\nb"
-    progress = true
-    """
-    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
 
 
 def prediction_figures(output: Path) -> Figures:
@@ -264,12 +247,124 @@ def prediction_figures(output: Path) -> Figures:
     for path in output.glob("*.parquet"):
         table = pd.read_parquet(path)
         figures[f"{path.stem}/rows"] = len(table)
-        for column, values in table.select_dtypes("floating").astype(float).items():
-            name = f"{path.stem}/{column}"
-            for number, value in enumerate(values.quantile([0.0, 0.25, 0.5, 0.75, 1])):
-                figures[f"{name}/quartile {number}"] = float(value)
-            figures[f"{name}/mean"] = float(values.mean())
+        numbers = table.select_dtypes("floating").astype(float)
+        summary = numbers.quantile([0.0, 0.25, 0.5, 0.75, 1.0])
+        summary.index = pd.Index([f"quartile {k}" for k in range(5)])
+        summary.loc["mean"] = numbers.mean()
+        for column, values in summary.items():
+            for name, value in values.items():
+                figures[f"{path.stem}/{column}/{name}"] = float(value)
     return figures
+
+
+def flatten(report: Mapping[str, Any]) -> Figures:
+    """Return the figures of a report by their path, without those of `EXCLUDED`.
+
+    >>> history = [{"round": 3, "epoch": 1, "phase": "admm", "train": {"loss": 0.5}}]
+    >>> flatten({"seconds": 2.0, "history": history})
+    {'history/epoch 1, phase admm/train/loss': 0.5}
+    """
+    paths = leaves(report, EXCLUDED)
+    return {path: value for path, value in paths if value is not None}
+
+
+def leaves(
+    value: Any, excluded: Collection[str] = (), path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Yield the values in JSON by path; a list of texts is one, in any order."""
+    if isinstance(value, list):
+        if value and all(isinstance(item, str) for item in value):
+            value = ", ".join(sorted(value))
+        else:
+            value = dict(_named(value))
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in excluded:
+                yield from leaves(item, excluded, f"{path}/{key}" if path else key)
+    else:
+        is_finite = isinstance(value, float) and math.isfinite(value)
+        # without the digits that are never compared
+        yield path, float(f"{value:.{SIGNIFICANT_DIGITS}g}") if is_finite else value
+
+
+def _named(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the items of a list, records without the fields that name them."""
+    seen: Counter[str] = Counter()
+    for number, item in enumerate(items):
+        record = item if isinstance(item, Mapping) else {}
+        keys = [key for key in NAMES if isinstance(record.get(key), str | int)]
+        name = ", ".join(f"{key} {record[key]}" for key in keys) or str(number)
+        seen[name] += 1
+        rest = {key: value for key, value in record.items() if key not in keys}
+        if seen[name] > 1:
+            name = f"{name} ({seen[name]})"
+        yield name, rest if record else item
+
+
+@dataclass
+class Difference:
+    """How a new report differs from an old one.
+
+    Attributes:
+        failures: figures that differ, are missing, or bytes that have grown.
+        notes: what differs and may.
+        compared: number of figures that both have.
+        furthest: the largest relative difference of a number that must be equal.
+    """
+
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    compared: int = 0
+    furthest: float = 0.0
+
+
+def compare(old: Figures, new: Figures) -> Difference:
+    """Return how the figures of a new report differ from those of an old one."""
+    result = Difference()
+    for path in dict.fromkeys([*old, *new]):
+        # words may be replaced by others, but for the run's status; so may what
+        # concerns a setting that is gone
+        is_word = isinstance(old.get(path), str) and path != "status"
+        is_note = is_word or path.startswith("chosen/")
+        texts = result.notes if is_note else result.failures
+        if path not in new:
+            texts.append(f"{path}: {old[path]!r} before, missing now")
+        elif path not in old:
+            result.notes.append(f"{path}: {new[path]!r} now, missing before")
+        else:
+            result.compared += 1
+            if text := _difference(path, old[path], new[path], result):
+                texts.append(f"{path}: {text}")
+    return result
+
+
+def _difference(path: str, old: Any, new: Any, result: Difference) -> str:
+    """Return how a figure differs, in words; empty if it does not, beyond tolerance."""
+    if not BYTES.isdisjoint(path.split("/")):
+        return f"{old} bytes before, {new} now" if new > old else ""
+    words = f"{old!r} before, {new!r} now"
+    if isinstance(old, str | bool) or isinstance(new, str | bool):
+        return "" if old == new else words
+    difference = relative_difference(float(old), float(new))
+    result.furthest = max(result.furthest, difference)
+    return "" if difference <= TOLERANCE else f"{words}, {difference:.1e} apart"
+
+
+def relative_difference(old: float, new: float) -> float:
+    """Return by how much of the larger one two numbers differ; inf if one is NaN.
+
+    >>> relative_difference(2.0, 1.0), relative_difference(1e-14, -1e-14)
+    (0.5, 0.0)
+    """
+    if math.isnan(old) or math.isnan(new):
+        return 0.0 if math.isnan(old) and math.isnan(new) else math.inf
+    difference = abs(old - new)
+    return difference / max(abs(old), abs(new)) if difference > NEGLIGIBLE else 0.0
+
+
+def payload(figures: Figures) -> int:
+    """Return the payload bytes of a run, both ways."""
+    return sum(figures.get(name, 0) for name in ("bytes_up", "bytes_down"))
 
 
 def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
@@ -281,12 +376,12 @@ def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
             print(f"NOT COMPARED: {name} is missing or failed")
             is_equal = False
             continue
-        result = compare(old["runs"][name], new["runs"][name])
+        before, now = old["runs"][name], new["runs"][name]
+        result = compare(before, now)
         is_equal &= not result.failures
         print(
-            f"{name}: {result.compared} figures, furthest apart "
-            f"{result.furthest:.1e}; payload {result.old_bytes:,} bytes before, "
-            f"{result.new_bytes:,} now"
+            f"{name}: {result.compared} figures, furthest apart {result.furthest:.1e}; "
+            f"payload {payload(before):,} bytes before, {payload(now):,} now"
         )
         lines = [f"  DIFFERS {text}" for text in result.failures]
         lines += [f"  note: {text}" for text in result.notes[:MOST_NOTES]]

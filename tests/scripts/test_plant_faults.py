@@ -85,16 +85,13 @@ def test_a_snippet_of_two_files_needs_a_file(copy: Path) -> None:
     assert path.name == "twin.py"
 
 
-def test_what_was_caught_before_is_compared(tmp_path: Path) -> None:
+def test_verdicts_are_compared_with_earlier_ones(tmp_path: Path) -> None:
     path = tmp_path / "before.json"
     before = {"a": CAUGHT, "b": CAUGHT, "c": MISSED, "renamed": CAUGHT}
     path.write_text(json.dumps([{"name": n, "status": s} for n, s in before.items()]))
-    now = [
-        Verdict("a", CAUGHT, 1.0),
-        Verdict("b", MISSED, 1.0),
-        Verdict("c", LATE, 1.0),
-    ]
-    assert plant_faults.lost(now, plant_faults.read_verdicts(path)) == ["b"]
+    statuses = {"a": CAUGHT, "b": MISSED, "c": LATE}
+    now = [Verdict(name, status, 1.0) for name, status in statuses.items()]
+    assert plant_faults.lost(now, path) == ["b"]
     assert plant_faults.summary(now) == (
         "3 faults: 1 caught, 1 missed, 1 late, 0 stale; 3 s of tests"
     )
