@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flwr.app import Context, RecordDict, UserConfig
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -41,7 +40,7 @@ from tp_flower.model_names import (
     versions_in,
 )
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
-from tp_flower.reports.console import format_bytes, format_count
+from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
 
 CONSOLE_WIDTH = 100
@@ -90,18 +89,16 @@ def account(root: str, tables: str) -> Table:
     config: UserConfig = {TABLES: tables, STATE_DIR: root}
     site = Site(Context(0, 0, config, RecordDict(), {}))
     ledger, budget_of = open_ledger(root), budgets(site)
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("table at site")
-    for heading in ("spent epsilon", "of", "delta"):
-        table.add_column(heading, justify="right")
+    rows = []
     for source in site.shards:
         name = source_id(source)
         budget = budget_of.get(name)
         delta = budget.delta if budget else DEFAULT_DELTA
         allowed = f"{budget.epsilon:g}" if budget else "no budget"
-        cells = (f"{ledger.total(name, delta):.4f}", allowed, f"{delta:g}")
-        table.add_row(f"{source.table} at {source.site}", *cells)
-    return table
+        spent = f"{ledger.total(name, delta):.4f}"
+        shard = f"{source.table} at {source.site}"
+        rows.append((shard, spent, allowed, f"{delta:g}"))
+    return text_table(("table at site", "spent epsilon", "of", "delta"), rows)
 
 
 def _models(task: str, root: Path, model: str) -> RenderableType:
@@ -118,18 +115,13 @@ def _list(root: Path) -> RenderableType:
     models = versions_in(root)
     if not models:
         return Text("no models")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("model", overflow="fold")
-    table.add_column("tables", overflow="fold")
-    table.add_column("parts", justify="right")
-    table.add_column("size", justify="right")
+    rows = []
     for model in models:
         folders = parts_of(root, model).values()
         size = sum(f.stat().st_size for part in folders for f in part.iterdir())
-        names = Text(", ".join(dict.fromkeys(map(_table_of, folders))))
-        parts = format_count(len(folders))
-        table.add_row(Text(str(model)), names, parts, format_bytes(size))
-    return table
+        names = ", ".join(dict.fromkeys(map(_table_of, folders)))
+        rows.append((str(model), names, format_count(len(folders)), format_bytes(size)))
+    return text_table(("model", "tables", "parts", "size"), rows, words=(0, 1))
 
 
 def _table_of(folder: Path) -> str:
@@ -144,11 +136,8 @@ def _part_view(model: ModelVersion, number: int, folder: Path) -> Table:
     saved = SavedModel.load(folder)
     fragment, encoder = saved.fragment, saved.encoder.encoder
     title = f"{model}, part {number}: table {fragment.name} as {saved.table}"
-    table = Table(title=title, box=box.SIMPLE, title_justify="left", show_header=False)
-    table.add_column("")
-    table.add_column("", overflow="fold")
     versions = ", ".join(f"{name} {text}" for name, text in saved.versions.items())
-    for name, value in {
+    facts = {
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
         "features": ", ".join(
@@ -159,9 +148,8 @@ def _part_view(model: ModelVersion, number: int, folder: Path) -> Table:
         "filters": " AND ".join(fragment.filters) or "none",
         "software": versions,
         "folder": str(folder),
-    }.items():
-        table.add_row(name, Text(value))
-    return table
+    }
+    return text_table(("", ""), facts.items(), words=(0, 1), title=title)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,7 +13,6 @@ import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -22,7 +21,12 @@ from strategies.inference.manifest import Manifest, read_manifest, resolve
 from tp_flower.errors import ModelError
 from tp_flower.files import home_folder
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
-from tp_flower.reports.console import format_count, format_value, name_table
+from tp_flower.reports.console import (
+    format_count,
+    format_value,
+    name_table,
+    text_table,
+)
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
 """Settings about where and how a run was shown, and those compared by themselves."""
@@ -32,32 +36,26 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
     """Return a line per model; a text in a manifest's place says why there is none."""
     if not models:
         return Text("no models")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("model", no_wrap=True)
-    for heading in ("created, UTC", "strategy", "tables", "test metrics"):
-        table.add_column(heading, overflow="fold")
-    for model, manifest in models.items():
-        if isinstance(manifest, str):
-            table.add_row(Text(str(model)), Text(manifest))
-            continue
-        table.add_row(
-            Text(str(model)),
-            Text(manifest.created.removesuffix("+00:00").replace("T", " ")),
+    rows = [
+        (str(model), manifest)
+        if isinstance(manifest, str)
+        else (
+            str(model),
+            manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
-            Text(", ".join(dict.fromkeys(table.name for table in manifest.tables))),
+            ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
             _metrics(manifest.test),
         )
-    return table
+        for model, manifest in models.items()
+    ]
+    head = ("model", "created, UTC", "strategy", "tables", "test metrics")
+    return text_table(head, rows, words=range(len(head)))
 
 
 def model_view(manifest: Manifest) -> RenderableType:
     """Return the description, the tables and the sites of one model."""
-    overview = Table(title=str(manifest.model), box=box.SIMPLE, title_justify="left")
-    overview.add_column("")
-    overview.add_column("", overflow="fold")
-    overview.show_header = False
     versions = manifest.versions.items()
-    for name, value in {
+    facts = {
         "created": manifest.created,
         "status": manifest.status,
         "strategy": str(manifest.settings.get("strategy", "")),
@@ -70,32 +68,29 @@ def model_view(manifest: Manifest) -> RenderableType:
         "train": _metrics(manifest.train),
         "test": _metrics(manifest.test),
         "software": ", ".join(f"{name} {version}" for name, version in versions),
-    }.items():
-        overview.add_row(name, Text(value))
-    tables = Table(title="Tables", box=box.SIMPLE_HEAD, title_justify="left")
-    tables.add_column("table")
-    tables.add_column("model")
-    for heading in ("encoded features", "share of variance", "mean score"):
-        tables.add_column(heading, justify="right")
-    tables.add_column("kept at", overflow="fold")
-    for table in manifest.tables:
-        tables.add_row(
-            Text(name_table(table.table, table.name)),
-            Text(table.kind),
+    }
+    rows = [
+        (
+            name_table(table.table, table.name),
+            table.kind,
             format_count(table.encoder.width),
             format_value(table.share),
             ", ".join(map(format_value, table.mean_score)),
-            Text(", ".join(_site(part.site, part.digest) for part in table.parts)),
+            ", ".join(_site(part.site, part.digest) for part in table.parts),
         )
-    return Group(overview, tables)
+        for table in manifest.tables
+    ]
+    numbers = ("encoded features", "share of variance", "mean score")
+    head = ("table", "model", *numbers, "kept at")
+    return Group(
+        text_table(("", ""), facts.items(), words=(0, 1), title=str(manifest.model)),
+        text_table(head, rows, words=(0, 1, 5), title="Tables"),
+    )
 
 
 def comparison(manifests: Sequence[Manifest]) -> RenderableType:
     """Return metrics, contributions and differing settings, a column per model."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("", overflow="fold")
-    for manifest in manifests:
-        table.add_column(Text(str(manifest.model)), justify="right", overflow="fold")
+    table = text_table(("", *(str(manifest.model) for manifest in manifests)), ())
     _add_numbers(table, "train", [manifest.train for manifest in manifests])
     _add_numbers(table, "test", [manifest.test for manifest in manifests])
     rows = [format_count(manifest.joined_rows) for manifest in manifests]

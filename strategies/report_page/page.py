@@ -6,10 +6,8 @@ from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined, Template
-from rich import box
-from rich.console import Group, JustifyMethod, RenderableType
+from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from strategies.report_page.blocks import Block, Code, Prose, Record, Table
@@ -27,6 +25,7 @@ from strategies.report_page.overview import (
 from strategies.report_page.plots import STYLES
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
+from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
 
 # Eight colours that the colour-blind tell apart as well (after Okabe and Ito), as dark
@@ -353,13 +352,6 @@ def _view(block: Block) -> Iterable[RenderableType]:
         yield Text()
     elif isinstance(block, Table):
         yield Text(f"\n{block.title}", style="italic")
-        view = RichTable(box=box.SIMPLE_HEAD, show_header=any(block.head))
-        for n, head in enumerate(block.head):
-            justify: JustifyMethod = "left" if n in block.words else "right"
-            view.add_column(head, justify=justify, overflow="fold")
-        for row in block.rows:
-            # names come from the query: markup in them is text
-            view.add_row(*map(Text, row))
-        yield view
+        yield text_table(block.head, block.rows, words=block.words)
         if block.note:
             yield Padding(Text(block.note), (0, 0, 1, INDENT))

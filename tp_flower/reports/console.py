@@ -1,8 +1,13 @@
 """The console of a run: numbers for people, a line per epoch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
+
+from rich import box
+from rich.console import JustifyMethod
+from rich.table import Table
+from rich.text import Text
 
 from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
@@ -88,6 +93,29 @@ def name_table(alias: str, name: str) -> str:
     ('f (flights)', 'f', 'f')
     """
     return alias if name in {"", alias} else f"{alias} ({name})"
+
+
+def text_table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    words: Collection[int] = (0,),
+    title: str | None = None,
+) -> Table:
+    """Return a table; the columns in ``words`` are of words, the others of numbers."""
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        show_header=any(head),
+    )
+    for place, text in enumerate(head):
+        justify: JustifyMethod = "left" if place in words else "right"
+        table.add_column(text, justify=justify, overflow="fold")
+    for row in rows:
+        # names come from queries: markup in them is text
+        table.add_row(*map(Text, row))
+    return table
 
 
 def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
