@@ -76,7 +76,9 @@ def model_view(manifest: Manifest) -> RenderableType:
             format_count(table.encoder.width),
             format_value(table.share),
             ", ".join(map(format_value, table.mean_score)),
-            ", ".join(_site(part.site, part.digest) for part in table.parts),
+            ", ".join(
+                f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts
+            ),
         )
         for table in manifest.tables
     ]
@@ -108,10 +110,6 @@ def comparison(manifests: Sequence[Manifest]) -> RenderableType:
         if name not in _NOT_COMPARED and len(set(values)) > 1:
             table.add_row(Text(name), *map(Text, values))
     return table
-
-
-def _site(site: str, digest: str) -> str:
-    return f"{site} ({digest[:8]})" if digest else f"{site} (kept nothing)"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:

@@ -50,11 +50,6 @@ def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:
     return np.random.default_rng([seed, int(stream), *position])
 
 
-def seeded(words: npt.NDArray[np.uint64]) -> np.random.Generator:
-    """Return a generator whose seed is in nobody's settings: a site's own."""
-    return np.random.default_rng(words)
-
-
 class NoiseSource:
     """A stream of random numbers, from a key that is used for nothing else."""
 
@@ -83,7 +78,7 @@ class NoiseSource:
     def generator(self) -> np.random.Generator:
         """Return a generator for what nothing hides in: its numbers can be foreseen."""
         words = np.frombuffer(self._stream.update(bytes(KEY_BYTES)), np.uint64)
-        return seeded(words)
+        return np.random.default_rng(words)
 
     def with_gaussian(self, values: FloatArray, deviation: float) -> FloatArray:
         """Return values plus Gaussian noise; the values themselves if it is 0."""

@@ -379,7 +379,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             parts[part.number] = FinishedPart(digest, _coefficients(site, part))
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
-    site.round.end_run()
+    site.round.arrays.clear()
+    site.round.is_over = True
     return FinishReply(ledger=account, parts=parts)
 
 

@@ -103,11 +103,6 @@ class Round:
         """Forget entries once the round is committed."""
         self.obsolete += entries
 
-    def end_run(self) -> None:
-        """Forget all of the run once the round is committed."""
-        self.arrays.clear()
-        self.is_over = True
-
     def committed(self) -> CommittedRound:
         """Return the round as it is committed."""
         return CommittedRound(

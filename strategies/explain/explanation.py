@@ -342,11 +342,6 @@ class Explanation(RunRecord):
         return self.joined_rows_train + self.joined_rows_test
 
     @property
-    def rows_held(self) -> int:
-        """Rows of the tables, which stay where they are."""
-        return sum(table.total_rows for table in self.tables)
-
-    @property
     def joined_values(self) -> int:
         """Encoded values of the joined table, N * d."""
         return self.joined_rows * sum(table.features for table in self.tables)
@@ -372,7 +367,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
         "row-weight": explanation.row_weight,
         "saving": {
             "joined-rows": explanation.joined_rows,
-            "rows-held": explanation.rows_held,
+            "rows-held": sum(table.total_rows for table in explanation.tables),
             "joined-values": explanation.joined_values,
             "values-held": explanation.values_held,
         },

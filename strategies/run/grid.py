@@ -66,7 +66,11 @@ class InProcessGrid(Grid):
         }
         self._replies: dict[str, Message] = {}
         self._last: Message | None = None
-        _ensure_task_identity(self._run_id)
+        try:
+            _ = TaskIdentity.task_id
+        except RuntimeError:  # Flower's runtimes set it before an app starts
+            TaskIdentity.task_id, TaskIdentity.node_id = 1, 1
+            TaskIdentity.run_id = self._run_id
 
     def close(self) -> None:
         """Let go of the data frames."""
@@ -187,11 +191,3 @@ def _received(message: Message) -> Message:
     arrived = copy(message)
     arrived.content = recorddict_from_proto(RecordDictProto.FromString(data))
     return arrived
-
-
-def _ensure_task_identity(run_id: int) -> None:
-    """Set who sends messages, which Flower's runtimes do before an app starts."""
-    try:
-        _ = TaskIdentity.task_id
-    except RuntimeError:
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, 1

@@ -126,7 +126,7 @@ def extract(
             [read_weight(replies, part, rows[part.number]) for part in parts[weighed]],
             f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
-    if row_key.is_sent:
+    if row_key.leaves and row_key.columns:
         blocks = [
             array_of(replies, part, "row_hashes", (rows[part.number], 2))
             for part in parts[bound.label_table]

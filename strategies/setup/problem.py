@@ -79,13 +79,14 @@ class CoresetSample:
 
     def facts(self) -> dict[str, object]:
         """Return the report's facts of the sample."""
+        weights = self.sample.weights
         return {
             "kind": self.kind,
             "size": self.sample.size,
             "distinct-rows": len(self.sample.joined),
             "joined-rows": self.joined_rows,
             "effective-rows": self.sample.effective_rows,
-            "largest-weight": self.sample.largest_over_mean,
+            "largest-weight": float(weights.max() / weights.mean()),
             "totals": dict(self.totals),
             "shares": dict(self.shares),
             "uniform-share": 1.0 - sum(self.shares.values()),

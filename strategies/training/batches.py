@@ -10,7 +10,7 @@ import numpy.typing as npt
 from strategies.run.exchange import PartArrays, Replies
 from strategies.setup.joined_rows import Layouts
 from strategies.setup.problem import PartRows, TrainedTable, TrainingProblem
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, effective_rows
 from tp_flower.joins.batches import BatchPlan, TableBatches
 from tp_flower.privacy.gradients import NOISE_DAMPING
 from tp_flower.protocol.packet import row_numbers
@@ -135,8 +135,8 @@ def safe_rate(
         sum(table.mean_curvature) * (table.features + table.has_intercept)
         for table in tables
     )
-    weights = problem.weighting.train
-    counted = 1.0 if weights is None else weights.effective_share
+    weights = problem.weighting.train_rows
+    counted = 1.0 if weights is None else effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - momentum) * counted
     share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     bound = largest / share + NOISE_MARGIN * trace / averaged

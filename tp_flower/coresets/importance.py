@@ -35,7 +35,6 @@ Reference:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
@@ -115,7 +114,8 @@ def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
     ``whitening`` (p, r) is of the whole table's Gram matrix.
     """
     scores = np.empty(len(rows))
-    for block in _row_blocks(rows):
+    rows_at_once = max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)
+    for block in blocks(len(rows), rows_at_once):
         # products of one column each are of ordinary size, whatever its unit
         projected = rows[block] @ whitening
         scores[block] = np.einsum("nr,nr->n", projected, projected)
@@ -129,10 +129,6 @@ def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
     shards, with them.
     """
     return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
-
-
-def _row_blocks(rows: npt.NDArray[Any]) -> list[slice]:
-    return list(blocks(len(rows), max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)))
 
 
 _TOLERANCE: Final = 1e-6
@@ -178,15 +174,10 @@ class ShardClusters:
     multiplicity: FloatArray
     centres: FloatArray
 
-    @cached_property
-    def cluster_sizes(self) -> FloatArray:
-        """Weighted number of rows in each cluster, (k,)."""
-        return _sums(self.labels, self.multiplicity, self.used)
-
-    @cached_property
-    def cluster_costs(self) -> FloatArray:
-        """Summed squared distances in each cluster, (k,)."""
-        return _sums(self.labels, self.multiplicity * self.distances, self.used)
+    def sum_by_cluster(self, values: FloatArray) -> FloatArray:
+        """Return the sums (k,) of values (n,) over the rows of each cluster."""
+        total: npt.NDArray[Any] = np.bincount(self.labels, values, minlength=self.used)
+        return total
 
     @property
     def cost(self) -> float:
@@ -229,7 +220,9 @@ def kmeans_scores(shard: ShardClusters, cost: float) -> FloatArray:
     if not shard.used:
         return np.zeros(len(shard.multiplicity))
     share = ALPHA / cost if cost > 0 else 0.0
-    cluster = (share * shard.cluster_costs + 2.0 * ALPHA) / shard.cluster_sizes
+    costs = shard.sum_by_cluster(shard.multiplicity * shard.distances)
+    sizes = shard.sum_by_cluster(shard.multiplicity)
+    cluster = (share * costs + 2.0 * ALPHA) / sizes
     scores = share * shard.distances + cluster[shard.labels]
     return np.where(shard.multiplicity > 0, scores, 0.0)
 
@@ -242,8 +235,3 @@ def kmeans_total(cost: float, table_cost: float, used: int) -> float:
     """
     share = cost / table_cost if table_cost > 0 else 0.0
     return 2.0 * ALPHA * (share + used)
-
-
-def _sums(labels: LabelArray, values: FloatArray, clusters: int) -> FloatArray:
-    total: npt.NDArray[Any] = np.bincount(labels, values, minlength=clusters)
-    return total

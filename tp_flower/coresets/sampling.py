@@ -133,11 +133,6 @@ class Sample:
         """(sum w)^2 / sum w^2: so many equal rows have a mean as sure as theirs."""
         return effective_rows(self.weights)
 
-    @cached_property
-    def largest_over_mean(self) -> float:
-        """The largest weight over the mean one."""
-        return float(self.weights.max() / self.weights.mean())
-
 
 def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
     """Return the draws merged, each with the weight total / (m s_j) per draw.

@@ -17,7 +17,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks, effective_rows
+from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import MappingError
 
 IntArray = npt.NDArray[np.int32]
@@ -213,8 +213,3 @@ class RowWeights:
             name: 1.0 / np.where(weights > 0.0, weights, 1.0)
             for name, weights in self.multiplicity.items()
         }
-
-    @property
-    def effective_share(self) -> float:
-        """Effective sample size over N, above 0 and at most 1."""
-        return effective_rows(self.rows) / len(self.rows)

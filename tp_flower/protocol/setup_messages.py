@@ -121,11 +121,6 @@ class RowKeyColumns(Body, frozen=True):
         """How many of the table's last keys it consists of."""
         return len(self.names)
 
-    @property
-    def is_sent(self) -> bool:
-        """Whether the server has a hash per row."""
-        return self.leaves and self.columns > 0
-
 
 class LabelTerms(Body, frozen=True):
     """Mechanism that a run asks for on labels; ``LabelPlan`` has the ranges.

@@ -345,13 +345,10 @@ def sqlite_columns(
                 f"values of the kinds {', '.join(sorted(held))}: name one type for all "
                 f"of them, types = {{ {name} = \"VARCHAR\" }}, or convert it in 'sql'"
             )
-        columns.append(column or _as_text(name))
+        text = exp.cast(named(name), "TEXT")
+        as_text = DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
+        columns.append(column or as_text)
     return columns
-
-
-def _as_text(name: str) -> DatabaseColumn:
-    text = exp.cast(named(name), "TEXT")
-    return DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
 
 
 _SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
