@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples.encoding_example import categorical
 from tp_flower.errors import SchemaError
 from tp_flower.features import statistics
-from tp_flower.features.columns import CategoricalColumn
 from tp_flower.features.statistics import (
-    CategoryStatistics,
     category_purpose,
     count_categories,
     merge_categories,
@@ -24,33 +23,28 @@ BY_HASH = {
     hashes.tobytes(): name
     for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
 }
-Shard = list[str | None]
 shards = st.lists(
     st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
 )
 
 
-def column(values: Shard) -> CategoricalColumn:
-    names = sorted({value for value in values if value is not None})
-    codes = [-1 if value is None else names.index(value) for value in values]
-    return CategoricalColumn(np.array(codes, np.int32), tuple(names))
+def counted(shard, min_count=1):
+    return count_categories(categorical(*shard), HASHER, min_count)
 
 
-def named(actual: CategoryStatistics) -> dict[str, int]:
+def named(actual):
     keys = [BY_HASH[hashes.tobytes()] for hashes in actual.hashes]
     return dict(zip(keys, actual.counts.tolist(), strict=True))
 
 
 @settings(deadline=None)
 @given(shards, st.integers(1, 3))
-def test_merged_counts_are_those_of_the_union(
-    members: list[Shard], min_count: int
-) -> None:
+def test_merged_counts_are_those_of_the_union(members, min_count):
     expected: Counter[str] = Counter()
     for shard in members:
         counts = Counter(value for value in shard if value is not None)
         expected += Counter({k: v for k, v in counts.items() if v >= min_count})
-    parts = [count_categories(column(shard), HASHER, min_count) for shard in members]
+    parts = [counted(shard, min_count) for shard in members]
     merged = merge_categories(parts)
     assert named(merged) == expected
     assert merged.hashes.tolist() == sorted(merged.hashes.tolist())
@@ -60,15 +54,11 @@ def test_merged_counts_are_those_of_the_union(
 
 @settings(deadline=None)
 @given(shards, st.integers(1, 4), st.integers(1, 3))
-def test_cut_lists_give_the_exact_most_frequent_or_none(
-    members: list[Shard], number: int, most: int
-) -> None:
-    full = merge_categories(
-        [count_categories(column(shard), HASHER) for shard in members]
-    )
+def test_cut_lists_give_the_exact_most_frequent_or_none(members, number, most):
+    full = merge_categories([counted(shard) for shard in members])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(statistics, "MOST_CATEGORIES", most)
-        parts = [count_categories(column(shard), HASHER) for shard in members]
+        parts = [counted(shard) for shard in members]
     assert all(len(part.hashes) <= most for part in parts)
     cut = merge_categories(parts)
     exact = full.hashes[full.most_frequent(number)]
@@ -82,10 +72,10 @@ def test_cut_lists_give_the_exact_most_frequent_or_none(
         np.testing.assert_array_equal(actual, exact)
 
 
-def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_tail_is_no_obstacle(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_CATEGORIES", 2)
-    first = count_categories(column([*"aaaaabbbbcd"]), HASHER)
-    second = count_categories(column([*"aaaabbbbefgh"]), HASHER)
+    first = counted("aaaaabbbbcd")
+    second = counted("aaaabbbbefgh")
     merged = merge_categories([first, second])
     assert (named(merged), merged.tail) == ({"a": 9, "b": 8}, 2)
     chosen = merged.most_frequent(1)
@@ -95,14 +85,14 @@ def test_a_long_tail_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
         merged.most_frequent(3)
 
 
-def test_all_different_values_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_different_values_are_not_listed(monkeypatch):
     monkeypatch.setattr(statistics, "MOST_CATEGORIES", 3)
-    actual = count_categories(column([*"abcd"]), HASHER)
+    actual = counted("abcd")
     assert (len(actual.hashes), actual.tail) == (0, 1)
     with pytest.raises(SchemaError, match=r"encode it with hash\(k\) or length"):
         actual.most_frequent(1)
 
 
-def test_purposes_differ() -> None:
+def test_purposes_differ():
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)

@@ -11,15 +11,13 @@ shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
 
 
 @pytest.fixture(autouse=True)
-def _five_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def _five_points(monkeypatch):
     """So few points that small shards are summarised."""
     monkeypatch.setattr(statistics, "MOST_POINTS", 5)
 
 
-@given(shards, st.integers(1, 4))
-def test_rank_error_is_within_the_bound(
-    members: list[list[float]], min_count: int
-) -> None:
+@given(shards, st.integers(1, 4), st.floats(0, 1))
+def test_ranks_and_quantiles_are_within_the_bound(members, min_count, p):
     parts = [summarise(np.array(shard, float), min_count) for shard in members]
     merged = merge_quantiles(parts)
     everything = np.array([value for shard in members for value in shard])
@@ -35,16 +33,6 @@ def test_rank_error_is_within_the_bound(
         assert (part.weights >= min_count).all()
         assert part.count == (len(shard) if len(shard) >= min_count else 0)
         assert len(part.values) <= 5
-
-
-@given(shards, st.integers(1, 4), st.floats(0, 1))
-def test_quantile_is_within_the_bound(
-    members: list[list[float]], min_count: int, p: float
-) -> None:
-    merged = merge_quantiles(
-        [summarise(np.array(s, float), min_count) for s in members]
-    )
-    everything = np.array([value for shard in members for value in shard])
     if not merged.count:
         return
     actual, rank = merged.quantile(p), p * (merged.count - 1)
@@ -57,9 +45,7 @@ def test_quantile_is_within_the_bound(
 
 
 @given(st.lists(st.lists(numbers, max_size=5), min_size=1, max_size=6), st.floats(0, 1))
-def test_small_shards_have_exact_quantiles(
-    members: list[list[float]], p: float
-) -> None:
+def test_small_shards_have_exact_quantiles(members, p):
     merged = merge_quantiles([summarise(np.array(shard, float)) for shard in members])
     everything = [value for shard in members for value in shard]
     assert merged.rank_error == 0
@@ -71,7 +57,7 @@ def test_small_shards_have_exact_quantiles(
 
 @given(shards)
 @example([[0.0] * 7])  # groups of equal values differ in size
-def test_merging_is_order_free(members: list[list[float]]) -> None:
+def test_merging_is_order_free(members):
     parts = [summarise(np.array(shard, float)) for shard in members]
     merged = merge_quantiles(parts)
     stepwise = parts[-1]
@@ -82,7 +68,7 @@ def test_merging_is_order_free(members: list[list[float]]) -> None:
     assert merged.rank_error == stepwise.rank_error
 
 
-def test_too_few_values_stay_at_home() -> None:
+def test_too_few_values_stay_at_home():
     summary = summarise(np.array([1.0, 2.0]), min_count=3)
     assert (summary.count, summary.rank_error) == (0, 2)
     with pytest.raises(ValueError, match="without points has no quantiles"):
