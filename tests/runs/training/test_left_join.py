@@ -6,52 +6,32 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.batches import batches_of
-from tests.support.examples.left_joins import SOURCE
-from tests.support.examples.store_reference import reference_of
-from tests.support.federated import (
-    FEATURES,
-    LABELS,
-    Run,
-    one_per_site,
-    run_query,
-    sharded,
-    store,
-    whole,
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LAYOUTS,
+    LEFT,
+    assert_optimal,
+    batches_of,
+    distance,
+    each_layout,
+    each_loss,
+    query,
+    reference_of,
 )
+from tests.support.examples.store_runs import trained as on_store
+from tests.support.federated import Run, one_per_site, run_query, store
 from tests.support.reference.training import SgdSettings, sgd
 
-FRAMES = store()
-L2 = 0.01
-LAYOUTS = {"whole": whole, "sharded": sharded}
 # an order of nobody and one of an item without parts stay; so do those of late days
+trained = functools.partial(on_store, source=LEFT)
 MLP = (("c", "mlp"),)  # where rows are missing
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 
-each_loss = pytest.mark.parametrize("loss", list(LABELS))
-each_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
 
-
-def train(loss, shards, strategy="admm", source=SOURCE, **how) -> Run:
-    how = {
-        "task": "regression" if loss == "squared" else "classification",
-        "loss": loss,
-        "device": "cpu",
-        "l2": L2,
-        **how,
-    }
-    sql = f"SELECT {LABELS[loss]} AS label, {FEATURES} {source}"
-    return run_query(sql, one_per_site(shards), strategy, **how)
-
-
-@functools.cache
-def trained(loss: str, layout: str = "whole", strategy: str = "admm", **how) -> Run:
-    """A run over the LEFT JOINs, made once."""
-    return train(loss, LAYOUTS[layout](FRAMES), strategy, **how)
-
-
-def distance(one, other) -> float:
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) -> Run:
+    how = {"device": "cpu", "l2": 0.01, "num_epochs": 2, **how}
+    sites = one_per_site(LAYOUTS[layout](frames))
+    return run_query(query(source=LEFT), sites, strategy, **how)
 
 
 def test_no_order_is_lost():
@@ -73,43 +53,31 @@ def test_no_order_is_lost():
 @each_loss
 @each_layout
 def test_admm_reaches_the_centralised_optimum(loss, layout):
-    finished = trained(loss, layout, num_epochs=120, tolerance=1e-8)
-    reference = reference_of(finished, FRAMES, loss, SOURCE)
-    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
-    best = reference.objective(reference.optimum())
-    assert reference.objective(finished.flat) <= best * (1 + 1e-6)
+    how = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
+    finished = trained(loss, layout, **how)
+    assert_optimal(finished, gradient=1e-5, excess=1e-6, source=LEFT)
 
 
 @pytest.mark.parametrize("how", [{"anderson_memory": 0}, {"rho": 2.0}, {"rho": 0.05}])
 def test_sharing_converges_without_help(how):
-    finished = trained("logistic", num_epochs=300, tolerance=1e-7, **how)
-    reference = reference_of(finished, FRAMES, "logistic", SOURCE)
-    best = reference.objective(reference.optimum())
-    assert reference.objective(finished.flat) <= best * (1 + 1e-4)
+    how = {"num_epochs": 300, "tolerance": 1e-7, "one_site": True, **how}
+    finished = trained("logistic", **how)
+    assert_optimal(finished, excess=1e-4, source=LEFT)
 
 
 def test_consensus_reaches_the_optimum():
-    finished = trained("logistic", "sharded", lou="consensus", num_epochs=150)
-    reference = reference_of(finished, FRAMES, "logistic", SOURCE)
-    best = reference.objective(reference.optimum())
-    assert reference.objective(finished.flat) <= best * 1.001
+    how = {"lou": "consensus", "num_epochs": 150, "one_site": True}
+    finished = trained("logistic", "sharded", **how)
+    assert_optimal(finished, excess=1e-3, source=LEFT)
 
 
 @each_loss
 @each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
-    finished = trained(
-        loss,
-        layout,
-        "sgd",
-        num_epochs=3,
-        batch_size=16,
-        learning_rate=HOW.rate,
-        momentum=HOW.momentum,
-        decay=HOW.decay,
-    )
-    reference = reference_of(finished, FRAMES, loss, SOURCE)
-    expected = sgd(reference, batches_of(finished), HOW)
+    how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
+    how |= {"momentum": HOW.momentum, "decay": HOW.decay}
+    finished = trained(loss, layout, "sgd", **how)
+    expected = sgd(reference_of(finished, LEFT), batches_of(finished), HOW)
     assert distance(finished.flat, expected) < 1e-5
 
 
@@ -142,8 +110,7 @@ def nobody() -> dict[str, pd.DataFrame]:
     ],
 )
 def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
-    how = {"num_epochs": 2, **how}
-    finished = train("squared", LAYOUTS[layout](nobody()), strategy, **how)
+    finished = train(nobody(), layout, strategy, **how)
     own = finished.strategy.report.tables[1]
     assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
     assert finished.losses[-1] < finished.losses[0]
@@ -154,13 +121,13 @@ def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
 @each_layout
 def test_a_table_that_only_held_out_rows_match(layout):
     frames = store()
-    finished = train("squared", LAYOUTS[layout](frames), num_epochs=2)
+    finished = train(frames, layout)
     held_out = np.flatnonzero(finished.tested["o"])
     # the split depends on the seed and the number of orders only
     customer = np.full(len(frames["orders"]), 500.0)
     customer[held_out] = frames["orders"]["customer"].to_numpy()[held_out]
     frames["orders"]["customer"] = customer
-    again = train("squared", LAYOUTS[layout](frames), num_epochs=2)
+    again = train(frames, layout)
     np.testing.assert_array_equal(again.tested["o"], finished.tested["o"])
     assert not again.trained["c"].any()
     assert again.tested["c"].any()

@@ -1,59 +1,30 @@
 """Training on weighted joined rows: as on the materialised join with sample weights."""
 
-import functools
-
 import numpy as np
 import pytest
 
-from tests.support.batches import batches_of
-from tests.support.examples.left_joins import SOURCE as LEFT_JOINS
-from tests.support.examples.store_reference import reference_of
-from tests.support.federated import (
-    FEATURES,
-    LABELS,
-    SOURCE,
-    Run,
-    one_per_site,
-    run,
-    run_query,
-    sharded,
-    store,
-    whole,
+from tests.support.examples.store_runs import (
+    FRAMES,
+    LEFT,
+    assert_optimal,
+    batches_of,
+    distance,
+    query,
+    reference_of,
+    trained,
 )
+from tests.support.federated import SOURCE, one_per_site, run_query, whole
 from tests.support.reference.training import SgdSettings, sgd
-from tp_flower.errors import QueryError, SettingsError, SiteError, SourceError
+from tp_flower.errors import QueryError, SettingsError, SiteError
+from tp_flower.settings import PrivacySettings
 
-FRAMES = store()
-FRAMES["orders"]["w"] = FRAMES["orders"]["day"] % 4
-L2 = 0.01
-LAYOUTS = {"whole": whole, "sharded": sharded}
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 BY_SQL = {
     "entity": "1.0 / COUNT(*) OVER (PARTITION BY o.position_)",
     "entity(C)": "1.0 / COUNT(*) OVER (PARTITION BY c.id)",
     "entity( i )": "1.0 / COUNT(*) OVER (PARTITION BY i.position_)",
 }
-TO_THE_END = {"num_epochs": 120, "tolerance": 1e-8}
-
-
-def query(weight: str, loss: str = "squared", source: str = SOURCE) -> str:
-    return f"SELECT {LABELS[loss]} AS label, {weight} AS weight, {FEATURES} {source}"
-
-
-def train(sql: str, layout: str = "whole", frames=None, strategy="admm", **how) -> Run:
-    sites = one_per_site(LAYOUTS[layout](frames or FRAMES))
-    return run_query(sql, sites, strategy, **{"device": "cpu", "l2": L2, **how})
-
-
-@functools.cache
-def trained(loss: str, layout: str = "whole", strategy: str = "admm", **how) -> Run:
-    """A run on the store, made once."""
-    sites = one_per_site(LAYOUTS[layout](FRAMES))
-    return run(loss, sites, strategy, **{"l2": L2, **how})
-
-
-def distance(one, other) -> float:
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+TO_THE_END = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
 
 
 # entities
@@ -69,7 +40,7 @@ def distance(one, other) -> float:
 )
 def test_admm_reaches_the_weighted_optimum(loss, layout, weight):
     finished = trained(loss, layout, row_weight=weight, **TO_THE_END)
-    reference = reference_of(finished, FRAMES, loss, weight=BY_SQL[weight])
+    reference = reference_of(finished, weight=BY_SQL[weight])
     assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
     # which is another than that of joined rows that count alike
     other = trained(loss, layout, num_epochs=12)
@@ -80,26 +51,18 @@ def test_admm_reaches_the_weighted_optimum(loss, layout, weight):
     ("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")]
 )
 def test_sgd_is_centralised_sgd(loss, layout):
-    finished = trained(
-        loss,
-        layout,
-        "sgd",
-        row_weight="entity(c)",
-        num_epochs=2,
-        batch_size=16,
-        learning_rate=HOW.rate,
-        momentum=HOW.momentum,
-        decay=HOW.decay,
-    )
-    reference = reference_of(finished, FRAMES, loss, weight=BY_SQL["entity(C)"])
+    how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
+    how |= {"momentum": HOW.momentum, "decay": HOW.decay}
+    finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
+    reference = reference_of(finished, weight=BY_SQL["entity(C)"])
     expected = sgd(reference, batches_of(finished), HOW)
     assert distance(finished.flat, expected) < 1e-5
 
 
 def test_automatic_sgd_comes_near_the_weighted_optimum():
     how = {"row_weight": "entity(c)", "num_epochs": 30, "batch_size": 16}
-    finished = trained("squared", "whole", "sgd", **how)
-    reference = reference_of(finished, FRAMES, "squared", weight=BY_SQL["entity(C)"])
+    finished = trained("squared", "whole", "sgd", one_site=True, **how)
+    reference = reference_of(finished, weight=BY_SQL["entity(C)"])
     best = reference.objective(reference.optimum())
     start = reference.objective(np.zeros_like(finished.flat))
     assert reference.objective(finished.flat) - best < 0.02 * (start - best)
@@ -128,10 +91,7 @@ def test_an_entity_counts_once_in_training_and_once_in_testing():
 def test_expanded_rows_train_alike(twin):
     how = {"row_weight": "entity(c)", "num_epochs": 3}
     how |= {"batch_size": 16} if twin == "vfl-sgd" else {}
-    own, other = (
-        trained("squared", "sharded", twin[4:], **how),
-        trained("squared", "sharded", twin, **how),
-    )
+    own, other = (trained("squared", "sharded", s, **how) for s in (twin[4:], twin))
     assert distance(other.flat, own.flat) < 1e-4
 
 
@@ -143,22 +103,20 @@ def test_expanded_rows_train_alike(twin):
     [
         ("squared", "sharded", "i.price", SOURCE),
         ("squared", "whole", "o.w", SOURCE),
-        ("squared", "whole", "o.w", LEFT_JOINS),
-        pytest.param("squared", "sharded", "o.w", LEFT_JOINS, marks=pytest.mark.slow),
+        ("squared", "whole", "o.w", LEFT),
+        pytest.param("squared", "sharded", "o.w", LEFT, marks=pytest.mark.slow),
         pytest.param("logistic", "whole", "i.price", SOURCE, marks=pytest.mark.slow),
-        pytest.param("softmax", "whole", "o.w", LEFT_JOINS, marks=pytest.mark.slow),
+        pytest.param("softmax", "whole", "o.w", LEFT, marks=pytest.mark.slow),
     ],
 )
 def test_the_optimum_for_the_querys_weight(loss, layout, weight, source):
-    task = "regression" if loss == "squared" else "classification"
-    how = {"loss": loss, "task": task, **TO_THE_END}
-    finished = train(query(weight, loss, source), layout, **how)
-    reference = reference_of(finished, FRAMES, loss, source, weight)
+    finished = trained(loss, layout, "admm", source, weight=weight, **TO_THE_END)
+    reference = reference_of(finished, source, weight)
     assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
 
 
 def test_rows_of_weight_0_take_no_part():
-    finished = train(query("o.w"), num_epochs=1)
+    finished = trained("squared", weight="o.w", num_epochs=1)
     plain = trained("squared", num_epochs=1)
     federation, facts = finished.strategy.training_problem, finished.strategy.chosen
     lost = facts["row-weight"]["left-out"]
@@ -172,16 +130,19 @@ def test_rows_of_weight_0_take_no_part():
 
 
 def test_weight_and_entity_multiply():
-    finished = train(query("i.price"), row_weight="entity(c)", **TO_THE_END)
-    weight = f"i.price * {BY_SQL['entity(C)']}"
-    reference = reference_of(finished, FRAMES, "squared", weight=weight)
+    how = {"row_weight": "entity(c)", **TO_THE_END}
+    finished = trained("squared", weight="i.price", **how)
+    reference = reference_of(finished, weight=f"i.price * {BY_SQL['entity(C)']}")
     assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_equal_weights_are_a_run_without(strategy):
-    one = train(query("o.w * 0 + 3"), strategy=strategy, num_epochs=2)
-    two = trained("squared", "whole", strategy, num_epochs=2)
+    how = {"num_epochs": 2} | ({"batch_size": 16} if strategy == "sgd" else {})
+    one, two = (
+        trained("squared", "whole", strategy, weight=weight, **how)
+        for weight in ("o.w * 0 + 3", "")
+    )
     np.testing.assert_array_equal(one.flat, two.flat)
     assert [r.test for r in one.history] == [r.test for r in two.history]
     sent = [
@@ -193,7 +154,8 @@ def test_equal_weights_are_a_run_without(strategy):
 
 def test_the_unit_of_weights_does_not_matter():
     first, second, third = (
-        train(query(f"i.price * {unit}"), num_epochs=4) for unit in (1, 8, 10)
+        trained("squared", weight=f"i.price * {unit}", num_epochs=4)
+        for unit in (1, 8, 10)
     )
     np.testing.assert_array_equal(first.flat, second.flat)
     np.testing.assert_allclose(first.flat, third.flat, rtol=1e-5, atol=1e-7)
@@ -202,14 +164,15 @@ def test_the_unit_of_weights_does_not_matter():
 def test_whole_weights_repeat_rows_of_the_table():
     """Epoch by epoch, with balancing and mixing; encoders that read no row."""
     encoders = (("o", "day", "none"), ("o", "online", "none"))
-    how = {"encoders": encoders, "test_fraction": 0.0}
+    how = {"encoders": encoders, "test_fraction": 0.0, "num_epochs": 6}
     frames = {**FRAMES, "orders": FRAMES["orders"].assign(w=1 + FRAMES["orders"]["w"])}
     orders = frames["orders"]
     repeated = {**frames, "orders": orders.loc[orders.index.repeat(orders["w"])]}
     repeated["orders"] = repeated["orders"].reset_index(drop=True)
-    sql = query("o.w").replace("o.w AS weight, ", "")
-    one = train(query("o.w"), frames=frames, num_epochs=6, **how)
-    two = train(sql, frames=repeated, num_epochs=6, **how)
+    one, two = (
+        run_query(query(weight=weight), one_per_site(whole(tables)), **how)
+        for weight, tables in (("o.w", frames), ("", repeated))
+    )
     for own, other in zip(one.parameters, two.parameters, strict=True):
         for table in own:
             np.testing.assert_allclose(own[table], other[table], rtol=2e-4, atol=1e-6)
@@ -220,19 +183,19 @@ def test_whole_weights_repeat_rows_of_the_table():
 def test_mlps_fit_weighted_rows(strategy):
     more = {"batch_size": 16, "learning_rate": 0.01} if strategy == "sgd" else {}
     how = {"models": (("c", "mlp"),), "num_epochs": 2, **more}
-    finished = train(query("i.price"), strategy=strategy, **how)
+    finished, plain = (
+        trained("squared", "whole", strategy, weight=weight, **how)
+        for weight in ("i.price", "")
+    )
     assert finished.losses[-1] < finished.losses[0]
-    plain = trained("squared", "whole", strategy, **how)
     assert distance(finished.theta["c"], plain.theta["c"]) > 1e-3
 
 
 @pytest.mark.slow
 def test_consensus_reaches_the_weighted_optimum():
     how = {"row_weight": "entity(c)", "lou": "consensus", "num_epochs": 150}
-    finished = trained("logistic", "sharded", **how)
-    reference = reference_of(finished, FRAMES, "logistic", weight=BY_SQL["entity(C)"])
-    best = reference.objective(reference.optimum())
-    assert reference.objective(finished.flat) <= best * 1.001
+    finished = trained("logistic", "sharded", one_site=True, **how)
+    assert_optimal(finished, excess=1e-3, weight=BY_SQL["entity(C)"])
 
 
 # refusals
@@ -245,7 +208,7 @@ def test_consensus_reaches_the_weighted_optimum():
         ("o.day - 9", SOURCE, r"weight \(o: .* is negative in \d+ of 60 rows: it must"),
         ("o.day * 1e-15", SOURCE, r"is beyond 1e-12 .. 1e\+12 in 60 of 60 rows"),
         ("o.w * 0", SOURCE, r"is 0 in all \d+ joined rows: there is nothing to train"),
-        ("c.age", LEFT_JOINS, "weight c.age is of table c, which is LEFT JOINed: rows"),
+        ("c.age", LEFT, "weight c.age is of table c, which is LEFT JOINed: rows"),
         ("c.age * o.day", SOURCE, "the weight c.age . o.day needs the values of 2 tab"),
         ("2", SOURCE, "the weight 2 names no column"),
         ("o.day AS weight, o.w", SOURCE, "the query has 2 weights, expected one at mo"),
@@ -253,46 +216,40 @@ def test_consensus_reaches_the_weighted_optimum():
 )
 def test_weights_that_are_refused(weight, source, match):
     with pytest.raises(QueryError, match=match):
-        train(query(weight, source=source))
-
-
-def test_a_weight_is_a_number():
-    match = "the weight is of type VARCHAR; it must be a number: CAST it"
-    with pytest.raises((SiteError, SourceError), match=match):
-        train(query("c.region"))
+        trained("squared", source=source, weight=weight)
 
 
 @pytest.mark.parametrize(
-    ("weight", "source", "match"),
+    ("how", "error", "match"),
     [
-        ("entity(x)", SOURCE, "row-weight names table 'x'; the query has o, c, i"),
-        ("entity(c)", LEFT_JOINS, r"row-weight is 'entity\(c\)', but c is LEFT JOINed"),
+        ({"weight": "c.region"}, SiteError, "of type VARCHAR; it must be a number: CA"),
+        (
+            {"row_weight": "entity(x)"},
+            SettingsError,
+            "row-weight names table 'x'; the query has o, c, i",
+        ),
+        (
+            {"row_weight": "entity(c)", "source": LEFT},
+            SettingsError,
+            r"row-weight is 'entity\(c\)', but c is LEFT JOINed",
+        ),
+        (
+            {"weight": "o.w", "privacy": PrivacySettings(features="dp-sgd")},
+            SettingsError,
+            r"AS weight .* does not go with privacy.features, whose noise is for rows",
+        ),
     ],
 )
-def test_entities_that_are_refused(weight, source, match):
-    sql = query("o.w", source=source).replace("o.w AS weight, ", "")
-    with pytest.raises(SettingsError, match=match):
-        train(sql, row_weight=weight)
-
-
-def private(**keys: object):
-    from tp_flower.settings import Settings
-
-    named = {f"privacy.{name.replace('_', '-')}": keys[name] for name in keys}
-    return Settings.from_run_config(named).privacy
-
-
-def test_a_weight_does_not_go_with_private_models():
-    match = r"AS weight .* does not go with privacy.features, whose noise is for rows"
-    with pytest.raises(SettingsError, match=match):
-        train(query("o.w"), privacy=private(features="dp-sgd"))
+def test_settings_and_types_that_weights_do_not_go_with(how, error, match):
+    with pytest.raises(error, match=match):
+        trained("squared", **how)
 
 
 def test_private_labels_are_weighted_but_not_told_by_the_weight():
-    labels = {"labels": "randomised-response", "label_epsilon": 3.0}
-    how = {"privacy": private(**labels), "task": "classification", "num_epochs": 2}
-    finished = train(query("i.price", "logistic"), **how)
+    privacy = PrivacySettings(labels="randomised-response", label_epsilon=3.0)
+    how = {"privacy": privacy, "num_epochs": 2}
+    finished = trained("logistic", weight="i.price", **how)
     assert finished.losses[-1] < finished.losses[0]
     match = "privacy.labels is 'randomised-response', .* reads column 'qty' of 'orders'"
     with pytest.raises(QueryError, match=match):
-        train(query("o.qty", "logistic"), **how)
+        trained("logistic", weight="o.qty", **how)

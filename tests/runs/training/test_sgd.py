@@ -1,6 +1,6 @@
 """SGD over joins and unions against mini-batch SGD on the materialised join."""
 
-import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,57 +8,35 @@ import pytest
 from client_apps.data import run_store as store_module
 from strategies.run.grid import InProcessGrid
 from strategies.training.batches import stale_limit
-from tests.support.batches import batches_of
-from tests.support.examples.store_reference import reference_of
-from tests.support.federated import (
-    ALIASES,
-    LABELS,
-    Run,
-    one_per_site,
-    run,
-    sharded,
-    store,
-    whole,
+from tests.support.examples.store_runs import (
+    FRAMES,
+    after,
+    batches_of,
+    distance,
+    each_layout,
+    each_loss,
+    reference_of,
 )
-from tests.support.reference import joins
+from tests.support.examples.store_runs import trained as on_store
+from tests.support.federated import ALIASES, Run, run, sharded, store, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd, stale_sgd
 
-FRAMES = store()
-LAYOUTS = {
-    "whole": whole,
-    "sharded": sharded,
-    "mixed": lambda frames: {
-        **whole(frames),
-        "customers": sharded(frames)["customers"],
-    },
-}
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
-L2, EPOCHS, BATCH = 0.02, 3, 11
+EPOCHS, BATCH = 3, 11
+SETTINGS = {
+    "l2": 0.02,
+    "num_epochs": EPOCHS,
+    "batch_size": BATCH,
+    "learning_rate": HOW.rate,
+    "momentum": HOW.momentum,
+    "decay": HOW.decay,
+}
 
-each_loss = pytest.mark.parametrize("loss", list(LABELS))
-each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
 
-
-@functools.cache
 def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> Run:
     """A run on the store, made once."""
-    settings = {
-        "model": model,
-        "hidden_sizes": (6,),
-        "l2": L2,
-        "num_epochs": EPOCHS,
-        "batch_size": BATCH,
-        "learning_rate": HOW.rate,
-        "momentum": HOW.momentum,
-        "decay": HOW.decay,
-        **how,
-    }
-    sites = one_per_site(LAYOUTS[layout](FRAMES))
-    return run(loss, sites, "sgd", **settings)
-
-
-def distance(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+    own = {**SETTINGS, "model": model, "hidden_sizes": (6,), **how}
+    return on_store(loss, layout, "sgd", **own)
 
 
 @each_loss
@@ -80,8 +58,7 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
 @each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout)
-    reference = reference_of(finished, FRAMES, loss)
-    expected = sgd(reference, batches_of(finished), HOW)
+    expected = sgd(reference_of(finished), batches_of(finished), HOW)
     assert distance(finished.flat, expected) < 1e-5
 
 
@@ -89,15 +66,11 @@ def test_linear_models_are_those_of_centralised_sgd(loss, layout):
 @each_layout
 def test_mlps_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout, "mlp")
-    reference = reference_of(finished, FRAMES, loss)
+    reference = reference_of(finished)
     scale = float(reference.labels.std()) if loss == "squared" else 1.0
-    expected = mlp_sgd(
-        reference,
-        finished.parameters[0],
-        Mlp(hidden=6, scale=scale, label_table="o"),
-        batches_of(finished),
-        HOW,
-    )
+    model = Mlp(hidden=6, scale=scale, label_table="o")
+    start, batches = finished.parameters[0], batches_of(finished)
+    expected = mlp_sgd(reference, start, model, batches, HOW)
     found = np.concatenate([finished.theta[table] for table in expected])
     assert distance(found, np.concatenate(list(expected.values()))) < 1e-5
 
@@ -105,24 +78,10 @@ def test_mlps_are_those_of_centralised_sgd(loss, layout):
 @pytest.mark.parametrize("how", [{"momentum": 0.0}, {"decay": 0.0}, {"l2": 0.0}])
 def test_settings_reach_the_steps(how):
     finished = trained("logistic", **how)
-    reference = reference_of(finished, FRAMES, "logistic")
-    settings = SgdSettings(
-        **{**vars(HOW), **{k: v for k, v in how.items() if k != "l2"}}
-    )
-    expected = sgd(reference, batches_of(finished), settings)
+    settings = replace(HOW, **{k: v for k, v in how.items() if k != "l2"})
+    expected = sgd(reference_of(finished), batches_of(finished), settings)
     assert distance(finished.flat, expected) < 1e-5
     assert distance(trained("logistic").flat, expected) > 1e-3
-
-
-def test_one_batch_of_all_rows_is_gradient_descent():
-    how = {"batch_size": 10**6, "momentum": 0.0, "decay": 0.0, "num_epochs": 4}
-    finished = trained("softmax", **how)
-    reference = reference_of(finished, FRAMES, "softmax")
-    theta = np.zeros_like(finished.flat)
-    for epoch in range(1, 5):
-        theta = theta - HOW.rate * reference.gradient(theta)
-        found = np.concatenate(list(finished.parameters[epoch].values()))
-        assert distance(found, theta) < 1e-5
 
 
 @each_loss
@@ -137,31 +96,11 @@ def test_shards_train_as_the_whole(loss, model):
 
 def test_dealing_of_shards_to_sites_does_not_matter():
     expected = trained("logistic", "sharded")
-    sites = [sharded(FRAMES)]
-    finished = run(
-        "logistic",
-        sites,
-        "sgd",
-        l2=L2,
-        num_epochs=EPOCHS,
-        batch_size=BATCH,
-        learning_rate=HOW.rate,
-        momentum=HOW.momentum,
-        decay=HOW.decay,
-    )
+    finished = run("logistic", [sharded(FRAMES)], "sgd", **SETTINGS)
     np.testing.assert_array_equal(finished.flat, expected.flat)
 
 
 # steps that are one batch late
-
-
-def mean_gradients(finished: Run, part: int) -> list[np.ndarray]:
-    """What the shards of a table were sent as the gradients of their steps."""
-    return [
-        seen.arrays[part, "gradient"]
-        for seen in finished.seen
-        if not seen.is_reply and (part, "gradient") in seen.arrays
-    ]
 
 
 @each_loss
@@ -170,14 +109,16 @@ def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
     loss, layout, late
 ):
     finished = trained(loss, layout, staleness=1)
-    reference = reference_of(finished, FRAMES, loss)
+    reference = reference_of(finished)
     batches = batches_of(finished)
     expected = stale_sgd(reference, batches, HOW, late)
     for epoch in range(1, EPOCHS + 1):
-        found = np.concatenate(list(finished.parameters[epoch].values()))
-        assert distance(found, expected[epoch * len(batches[0]) - 1]) < 1e-5
+        step = expected[epoch * len(batches[0]) - 1]
+        assert distance(after(finished, epoch), step) < 1e-5
     # every step of the late tables has a gradient, and the steps differ from fresh ones
-    assert len(mean_gradients(finished, 1)) == EPOCHS * len(batches[0])
+    sent = [own for own in finished.seen if (1, "gradient") in own.arrays]
+    requests = [seen for seen in sent if not seen.is_reply]
+    assert len(requests) == EPOCHS * len(batches[0])
     assert distance(trained(loss, layout).flat, expected[-1]) > 1e-4
 
 
@@ -232,31 +173,30 @@ def test_no_process_needs_to_know_what_another_did(tmp_path):
     np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
 
 
-# rounds and bytes (design section 6)
+# rounds and bytes
 
 
-@pytest.mark.parametrize(("layout", "per_batch"), [("whole", 1), ("sharded", 2)])
-def test_rounds_per_epoch(layout, per_batch):
-    finished = trained("squared", layout)
+@pytest.mark.parametrize(
+    ("layout", "staleness", "actions", "last"),
+    [
+        ("whole", 0, ["train.sgd"], []),
+        ("sharded", 0, ["train.sgd", "train.step"], []),
+        # a late step needs no round of its own
+        ("sharded", 1, ["train.sgd"], ["train.step"]),
+        ("mixed", 1, ["train.sgd"], ["train.step"]),
+    ],
+)
+def test_rounds_per_epoch(layout, staleness, actions, last):
+    finished = trained("squared", layout, staleness=staleness)
     total = finished.strategy.training_problem.train.joined_rows
     batches = -(-total // BATCH)
-    actions = ["train.sgd", "train.step"][:per_batch]
     for epoch in range(1, EPOCHS + 1):
         rounds = finished.requests(epoch)
-        assert [requests[0].action for requests in rounds] == actions * batches
+        sent = [requests[0].action for requests in rounds]
+        assert sent == actions * batches + last
         for requests in rounds:
             nodes = [request.node for request in requests]
             assert len(nodes) == len(set(nodes))
-
-
-@pytest.mark.parametrize("layout", ["sharded", "mixed"])
-def test_a_late_step_needs_no_round_of_its_own(layout):
-    finished = trained("squared", layout, staleness=1)
-    total = finished.strategy.training_problem.train.joined_rows
-    batches = -(-total // BATCH)
-    for epoch in range(1, EPOCHS + 1):
-        actions = [requests[0].action for requests in finished.requests(epoch)]
-        assert actions == ["train.sgd"] * batches + ["train.step"]
 
 
 def test_a_batch_sends_its_distinct_rows_only():
@@ -282,45 +222,31 @@ def test_a_batch_sends_its_distinct_rows_only():
 # metrics and stopping
 
 
-def test_last_epochs_metrics_are_those_of_the_final_model():
-    finished = trained("squared")
-    reference = reference_of(finished, FRAMES, "squared")
-    scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
-    rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
-    final = finished.strategy.report.final_train
-    assert final["rmse"] == pytest.approx(rmse, rel=1e-5)
-
-
 @each_layout
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_test_metrics_are_of_the_epochs_model(layout, staleness):
+def test_metrics_are_of_the_epochs_model(layout, staleness):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout, staleness=staleness)
+    reference, report = reference_of(finished), finished.strategy.report
+    scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
+    rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
+    assert report.final_train["rmse"] == pytest.approx(rmse, rel=1e-5)
     federation = finished.strategy.training_problem
-    every = joins.joined_positions(
-        whole(FRAMES),
-        ALIASES,
-        "FROM orders o "
-        "JOIN customers c ON o.customer = c.id JOIN items i ON o.item = i.item",
-    )
-    tested = finished.tested["o"]
-    assert federation.test.joined_rows == sum(tested[row[0]] for row in every)
     ended = [item for item in finished.history if item.train]
     for epoch, item in enumerate(ended, start=1):
-        scores = np.tile(federation.base_score, (federation.test.joined_rows, 1))
+        scores = np.full(federation.test.joined_rows, federation.base_score[0])
         for alias, rows in federation.test.tables.items():
-            features = finished.features[alias]
-            theta = finished.parameters[epoch][alias]
-            width = features.shape[1]
-            local = features @ theta[:width] + (theta[width:].sum())
-            scores[:, 0] += local[rows.row_of]
-        rmse = np.sqrt(((scores[:, 0] - federation.test_labels) ** 2).mean())
+            theta, features = finished.parameters[epoch][alias], finished.features
+            width = features[alias].shape[1]
+            local = features[alias] @ theta[:width] + theta[width:].sum()
+            scores += local[rows.row_of]
+        rmse = np.sqrt(((scores - federation.test_labels) ** 2).mean())
         assert item.test["rmse"] == pytest.approx(rmse, rel=1e-5)
 
 
 def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
     finished = trained("logistic", num_epochs=2)
-    reference = reference_of(finished, FRAMES, "logistic")
+    reference = reference_of(finished)
     first = batches_of(finished)[0]
     total = 0.0
     for number in range(len(first)):
@@ -346,7 +272,7 @@ def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
     finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3)
     assert finished.strategy.chosen["batch-size"] == 1
-    reference = reference_of(finished, FRAMES, loss)
+    reference = reference_of(finished)
     best = reference.objective(reference.optimum())
     start = reference.objective(np.zeros_like(finished.flat))
     reached = reference.objective(finished.flat)

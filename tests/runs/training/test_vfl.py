@@ -1,7 +1,5 @@
 """The VFL twins take the same steps as the methods over the tables, for more bytes."""
 
-import functools
-
 import numpy as np
 import pytest
 
@@ -12,23 +10,12 @@ from tests.support.examples.benchmark_data import (
     sites_of,
     tables_of,
 )
-from tests.support.examples.left_joins import SOURCE as LEFT
-from tests.support.examples.store_reference import reference_of
-from tests.support.federated import (
-    FEATURES,
-    LABELS,
-    Run,
-    run_query,
-    sharded,
-    store,
-    whole,
-)
-from tests.support.federated import SOURCE as INNER
+from tests.support.examples.store_runs import FRAMES, LEFT, query, reference_of
+from tests.support.examples.store_runs import trained as on_store
+from tests.support.federated import SOURCE, Run, run_query
 from tests.support.federated import one_per_site as sites
 
-FRAMES = store()
-SOURCES = {"inner": INNER, "left": LEFT}
-LAYOUTS = {"whole": whole, "sharded": sharded}
+SOURCES = {"inner": SOURCE, "left": LEFT}
 SAME = 1e-4
 EPOCHS = 3
 ADMM = ("admm", {})
@@ -37,16 +24,10 @@ SGD = ("sgd", {"batch_size": 30, "learning_rate": 0.05})
 MLP = ("sgd", {**SGD[1], "model": "mlp", "hidden_sizes": (6,)})
 
 
-@functools.cache
-def _trained(strategy, layout, source, loss, how) -> Run:
-    sql = f"SELECT {LABELS[loss]} AS label, {FEATURES} {SOURCES[source]}"
-    settings = {"device": "cpu", "num_epochs": EPOCHS, **dict(how)}
-    return run_query(sql, sites(LAYOUTS[layout](FRAMES)), strategy, **settings)
-
-
 def trained(strategy, layout, source="inner", loss="squared", **how) -> Run:
     """A run on the store, made once."""
-    return _trained(strategy, layout, source, loss, tuple(how.items()))
+    how = {"num_epochs": EPOCHS, **how}
+    return on_store(loss, layout, strategy, SOURCES[source], **how)
 
 
 def check_same_steps(own: Run, twin: Run) -> None:
@@ -89,13 +70,12 @@ def test_shards_without_rows_and_runs_without_held_out_rows():
         name: [frame, frame.head(0)] if name == "orders" else [frame.head(0), frame]
         for name, frame in FRAMES.items()
     }
-    sql = f"SELECT {LABELS['squared']} AS label, {FEATURES} {LEFT}"
-    check_same_steps(
-        *(
-            run_query(sql, sites(frames), strategy, num_epochs=2, test_fraction=0.0)
-            for strategy in ("admm", "vfl-admm")
-        )
+    how = {"num_epochs": 2, "test_fraction": 0.0}
+    own, twin = (
+        run_query(query(source=LEFT), sites(frames), name, **how)
+        for name in ("admm", "vfl-admm")
     )
+    check_same_steps(own, twin)
 
 
 @pytest.mark.parametrize(
@@ -104,9 +84,7 @@ def test_shards_without_rows_and_runs_without_held_out_rows():
 def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     """The features that lie at the sites are DuckDB's join, column by column."""
     twin = trained("vfl-admm", layout, source)
-    reference = reference_of(
-        trained("admm", layout, source), FRAMES, "squared", SOURCES[source]
-    )
+    reference = reference_of(trained("admm", layout, source), SOURCES[source])
     federation = twin.strategy.training_problem
     for alias, rows in federation.train.tables.items():
         assert rows.multiplicity.max() == 1
@@ -155,15 +133,9 @@ def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
 
 def twins_on(name, tables, is_sharded, strategy, **how):
     """Check the steps of both; return their bytes of an epoch."""
-    runs = [
-        run_query(
-            SQL[name],
-            sites_of(tables, is_sharded=is_sharded),
-            method,
-            **{"device": "cpu", "num_epochs": 3, **how},
-        )
-        for method in (strategy, f"vfl-{strategy}")
-    ]
+    sites, how = sites_of(tables, is_sharded=is_sharded), {"num_epochs": 3, **how}
+    twins = (strategy, f"vfl-{strategy}")
+    runs = [run_query(SQL[name], sites, twin, device="cpu", **how) for twin in twins]
     check_same_steps(*runs)
     return [
         sum(

@@ -1,0 +1,167 @@
+"""Runs on the store, made once per process, and the reference problem of each."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tests.support.federated import (
+    ALIASES,
+    COLUMNS,
+    FEATURES,
+    LABELS,
+    SOURCE,
+    Run,
+    one_per_site,
+    run_query,
+    sharded,
+    store,
+    whole,
+)
+from tests.support.reference import joins
+from tests.support.reference.training import Centralised, centralised
+from tp_flower.privacy.key_agreement import GroupSecret
+
+LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id AND o.day < 20
+LEFT JOIN items i ON o.item = i.item"""
+FRAMES = store()
+FRAMES["orders"]["w"] = FRAMES["orders"]["day"] % 4
+LAYOUTS = {
+    "whole": whole,
+    "sharded": sharded,
+    "mixed": lambda frames: {
+        **whole(frames),
+        "customers": sharded(frames)["customers"],
+    },
+}
+each_loss = pytest.mark.parametrize("loss", list(LABELS))
+each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
+
+
+def query(loss: str = "squared", source: str = SOURCE, weight: str = "") -> str:
+    """The store's query over some joins, whose rows may have a weight."""
+    weighted = f"{weight} AS weight, " if weight else ""
+    return f"SELECT {LABELS[loss]} AS label, {weighted}{FEATURES} {source}"
+
+
+def trained(
+    loss: str,
+    layout: str = "whole",
+    strategy: str = "admm",
+    source: str = SOURCE,
+    *,
+    weight: str = "",
+    one_site: bool = False,
+    **settings: object,
+) -> Run:
+    """Train on the store; with ``one_site``, without which long runs are slower."""
+    sql = query(loss, source, weight)
+    task = "regression" if loss == "squared" else "classification"
+    settings = {"device": "cpu", "l2": 0.01, "task": task, "loss": loss, **settings}
+    return _trained(sql, layout, strategy, one_site, **settings)
+
+
+@functools.cache
+def _trained(sql, layout, strategy, one_site, **settings) -> Run:
+    shards = LAYOUTS[layout](FRAMES)
+    sites = [shards] if one_site else one_per_site(shards)
+    return run_query(sql, sites, strategy, **settings)
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """How far apart two parameter vectors are, relative to their size."""
+    return float(np.linalg.norm(one - other) / np.linalg.norm(other))
+
+
+def after(finished: Run, epoch: int) -> np.ndarray:
+    """All parameters after an epoch, table after table in the query's order."""
+    return np.concatenate(list(finished.parameters[epoch].values()))
+
+
+def batches_of(finished: Run) -> list[list[list[int]]]:
+    """Per epoch the joined rows of every batch, in the order they were trained on."""
+    plan = finished.strategy._batches.plan
+    epochs: dict[int, list[list[int]]] = {}
+    taken: set[int] = set()
+    for seen in finished.seen:
+        if seen.action != "train.sgd" or seen.is_reply or seen.round in taken:
+            continue
+        taken.add(seen.round)
+        epoch = next(r.epoch for r in finished.history if r.round == seen.round)
+        rows = plan.order[plan.slice(seen.header["batch"])].tolist()
+        epochs.setdefault(epoch, []).append(rows)
+    return list(epochs.values())
+
+
+def store_labels(loss: str) -> np.ndarray:
+    """The label of every order."""
+    qty = FRAMES["orders"]["qty"].to_numpy()
+    if loss == "squared":
+        return qty
+    if loss == "logistic":
+        return (qty > 3).astype(float)
+    return (qty > 2).astype(float) + (qty > 4)
+
+
+def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralised:
+    """The problem on the join that DuckDB materialises, with the run's split.
+
+    Where a LEFT JOIN found no row, the features of its table are zero.
+
+    Args:
+        run: that is compared.
+        source: the query from FROM on.
+        weight: what DuckDB weighs each joined training row by.
+    """
+    loss, tested = run.strategy.training_problem.loss.name, run.tested["o"]
+    # an order is trained on or tested, never both
+    assert not (run.trained["o"] & tested).any()
+    held_out = held_out_orders(run)
+    positions, weights = joins.weighted_positions(
+        whole(FRAMES),
+        ALIASES,
+        f"{source} WHERE o.position_ NOT IN {(*np.flatnonzero(held_out).tolist(), -1)}",
+        weight,
+    )
+    counted = {row[0] for row, own in zip(positions, weights, strict=True) if own}
+    assert counted == set(np.flatnonzero(run.trained["o"]))
+    return centralised(
+        FRAMES,
+        ALIASES,
+        COLUMNS,
+        positions,
+        ("o", store_labels(loss), ~held_out),
+        loss,
+        run.strategy.settings.l2,
+        GroupSecret.of_simulation(run.strategy.settings.seed).value,
+        None if weight == "1" else np.array(weights),
+    )
+
+
+def held_out_orders(run: Run) -> np.ndarray:
+    """The orders held out, also those that no joined row comes from."""
+    sizes = {
+        facts["id"]: facts["rows"]
+        for seen in run.seen
+        if seen.action == "query.extract" and seen.is_reply
+        for facts in seen.header["parts"]
+    }
+    masks = [
+        np.unpackbits(seen.arrays[part.number, "rows"], count=sizes[part.number])
+        for part in run.strategy.training_problem.tables["o"].parts
+        for seen in run.seen
+        if seen.action == "query.statistics" and (part.number, "rows") in seen.arrays
+    ]
+    mask = np.concatenate(masks).astype(bool)
+    assert len(mask) == len(FRAMES["orders"])
+    return ~mask
+
+
+def assert_optimal(
+    finished: Run, excess: float, gradient: float = np.inf, **reference: str
+) -> None:
+    """Compare with the optimum of the joined rows by its gradient and its loss."""
+    problem = reference_of(finished, **reference)
+    assert np.abs(problem.gradient(finished.flat)).max() <= gradient
+    best = problem.objective(problem.optimum())
+    assert problem.objective(finished.flat) <= best * (1 + excess)
