@@ -59,8 +59,9 @@ def released_label(
         site.ledger.note(run, [release])
         return label
     domain = _in_domain(label, plan)
+    kind = "number" if plan.limits else "text" if plan.classes else label.kind
     if not len(label.values):
-        return _labelled(label, plan, np.zeros(0))
+        return LabelColumn(kind, np.zeros(0), plan.classes)
     fragment = site.fragment(number)
     if np.isnan(domain).any():
         _report_elsewhere(site, fragment.table, plan, int(np.isnan(domain).sum()))
@@ -68,7 +69,7 @@ def released_label(
     # drawn once, and paid for once: both are kept by the transaction of the round
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
     site.ledger.charge(run, release, budgets(site), draw)
-    return _labelled(label, plan, values)
+    return LabelColumn(kind, values.astype(np.float64), plan.classes)
 
 
 def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Release:
@@ -188,8 +189,3 @@ def _draw(domain: FloatArray, plan: LabelPlan, noise: NoiseSource) -> AnyArray:
     anything = np.minimum(noise.uniform(len(domain)) * count, count - 1)
     codes = np.where(has_none, anything, domain).astype(np.intp)
     return plan.draw_classes(codes, noise).astype(np.min_scalar_type(count - 1))
-
-
-def _labelled(label: LabelColumn, plan: LabelPlan, values: AnyArray) -> LabelColumn:
-    kind = "number" if plan.limits else "text" if plan.classes else label.kind
-    return LabelColumn(kind, values.astype(np.float64), plan.classes)

@@ -23,8 +23,8 @@ from scripts.bench.suites.methods import (
     SGD_CLAIM,
     TOLERANCE,
     UCQ,
+    US_UK,
 )
-from strategies.report_page.costs import US_UK
 from tp_flower.reports.console import format_seconds
 
 PAGE: Final = ROOT / "docs" / "results.md"

@@ -1,6 +1,5 @@
 """The metrics of the sites' own models."""
 
-import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -49,13 +48,3 @@ def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]
             values.setdefault(name, []).append(value)
     values.pop(PENALTY, None)
     return {name: float(np.mean(each)) for name, each in values.items()}
-
-
-def mean_objective(sites: Iterable[Metrics | None]) -> float:
-    """Return (1/N) sum_n f_n, the sites' penalties included."""
-    objectives = [
-        metrics["train"].get("loss", 0.0) + metrics["train"].get(PENALTY, 0.0)
-        for metrics in sites
-        if metrics is not None
-    ]
-    return float(np.mean(objectives)) if objectives else math.nan

@@ -34,7 +34,6 @@ from strategies.personalised.report import (
     PENALTY,
     Metrics,
     mean_metrics,
-    mean_objective,
     read_metrics,
 )
 from strategies.personalised.setup import (
@@ -179,7 +178,12 @@ class Training:
             for k, site in enumerate(problem.sites)
         ]
         rounds = [item for item in report.history if item.phase == PERSONAL]
-        objective = mean_objective(self.metrics[PERSONAL])
+        objectives = [
+            metrics["train"].get("loss", 0.0) + metrics["train"].get(PENALTY, 0.0)
+            for metrics in self.metrics[PERSONAL]
+            if metrics is not None
+        ]
+        objective = float(np.mean(objectives or np.nan))
         return {
             "sites": sites,
             "means": {

@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 from strategies.report_page.blocks import Blocks, Record
-from strategies.report_page.costs import NETWORKS, Network
+from strategies.report_page.costs import TIMES
 from strategies.report_page.plots import (
     Axis,
     Series,
@@ -32,14 +31,11 @@ TRAIN, TEST = "train", "test"
 
 EPOCHS = Axis("epoch", whole, "{:.0f}".format)
 MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
-SECONDS = Axis("modelled seconds (log scale)", logarithmic, format_seconds)
+SECONDS = Axis("seconds (log scale)", logarithmic, format_seconds)
 RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
 
 BYTES_NOTE = "One point per epoch; the first includes set-up."
-SECONDS_NOTE = (
-    "Measured computing, plus the latency of every round, plus all bytes over the "
-    "bandwidth; set-up included."
-)
+SECONDS_NOTE = "As this run took them, in its rounds; the first point includes set-up."
 RESIDUALS_NOTE = (
     "Primal: how far scores are from what they should agree on. Dual: how far that "
     "moved in the epoch."
@@ -50,20 +46,14 @@ RESIDUALS_NOTE = (
 class Epoch:
     """The end of one epoch, with the costs since the start of the run.
 
-    The bytes are those of both ways and of headers; the seconds those of computing at
-    the server and at the slowest site of each round.
+    The bytes are those of both ways and of headers; the seconds those of the rounds.
     """
 
     number: int
     metrics: dict[str, dict[str, float]]
     residuals: dict[str, float]
-    rounds: int
     bytes: float
-    compute_seconds: float
-
-    def seconds(self, network: Network) -> float:
-        """Return the computing, and the messages as the network would take them."""
-        return self.compute_seconds + network.seconds(self.rounds, self.bytes)
+    seconds: float
 
 
 def convergence(report: Record) -> Blocks:
@@ -94,11 +84,8 @@ def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
     title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
     yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, BYTES_NOTE)
-    lines = []
-    for network in NETWORKS:
-        timed = _line(epochs, part, metric, partial(Epoch.seconds, network=network))
-        lines.append(Series(_name(network), timed.points))
-    yield line_figure(f"{title} by modelled time", SECONDS, axis, lines, SECONDS_NOTE)
+    lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
+    yield line_figure(f"{title} by time", SECONDS, axis, lines, SECONDS_NOTE)
 
 
 def _line(
@@ -122,26 +109,15 @@ def _capitalise(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
-def _name(network: Network) -> str:
-    """Return a network with its figures.
-
-    >>> _name(NETWORKS[0])
-    'US-UK: 136 ms a round, 420 Mbit/s'
-    """
-    latency = format_seconds(network.round_seconds)
-    megabits = f"{network.bits_per_second / 1e6:g}"
-    return f"{network.name}: {latency} a round, {megabits} Mbit/s"
-
-
 def read_epochs(report: Record) -> list[Epoch]:
     """Return the epochs that have metrics or residuals."""
     epochs: list[Epoch] = []
-    sent, computed = 0.0, 0.0
-    for rounds, item in enumerate(report.records("history"), start=1):
+    sent, seconds = 0.0, 0.0
+    for item in report.records("history"):
         sent += sum(item.at("bytes-up").numbers().values())
         sent += sum(item.at("bytes-down").numbers().values())
         sent += item.amount("overhead-bytes")
-        computed += item.amount("server-seconds") + item.amount("client-seconds")
+        seconds += sum(map(item.amount, TIMES))
         number = int(item.amount("epoch"))
         metrics = {part: item.at(part).numbers() for part in (TRAIN, TEST)}
         residuals = {
@@ -150,7 +126,7 @@ def read_epochs(report: Record) -> list[Epoch]:
             if (value := item.number(f"{name}-residual")) is not None
         }
         if number and (residuals or any(metrics.values())):
-            epochs.append(Epoch(number, metrics, residuals, rounds, sent, computed))
+            epochs.append(Epoch(number, metrics, residuals, sent, seconds))
     return epochs
 
 

@@ -1,7 +1,7 @@
 """The costs of a run: seconds by phase and site, bytes by table, privacy."""
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from strategies.report_page.blocks import (
     Block,
@@ -103,34 +103,6 @@ def _bytes(report: Record, history: list[Record]) -> Block | None:
     note = f"Besides: {format_bytes(overhead)} of headers, both ways."
     title = "Bytes by table and direction"
     return bar_figure(title, bars, format_bytes, DIRECTIONS, note if overhead else "")
-
-
-@dataclass(frozen=True)
-class Network:
-    """How long messages take: the latency of a round, whatever it carries, and bits."""
-
-    name: str
-    round_seconds: float
-    bits_per_second: float
-
-    def seconds(self, rounds: int, sent: float) -> float:
-        """Return latency per round plus bytes over bandwidth.
-
-        >>> Network("n", 0.5, 1e4).seconds(rounds=3, sent=1250)
-        2.5
-        """
-        return rounds * self.round_seconds + 8.0 * sent / self.bits_per_second
-
-
-US_UK = Network("US-UK", 0.136, 0.42e9)
-US_US = Network("US-US", 0.067, 1.15e9)
-
-NETWORKS = (
-    US_UK,
-    US_US,
-    # a SuperNode polls every 3 s and starts a process per message (measured, 1.41)
-    Network("Flower, LAN", 4.0, 1e9),
-)
 
 
 COVERED_NOTE = (

@@ -7,6 +7,7 @@ trained rows come first, then those that are only tested.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -68,8 +69,9 @@ class TableLayout:
 Layouts = Mapping[str, TableLayout]
 Mappings = tuple[TableMapping, TableMapping | None]
 """Of the training rows, and of the held-out rows: None without any."""
-_Numbers = tuple[IntArray, IntArray]
-"""The row of a table behind each joined row to train on, and behind each held out."""
+_Placed = tuple[list[PartRows], list[dict[str, Any]], tuple[IntArray, IntArray]]
+"""Of a table's parts: where their rows lie, and their fields for ``prepare``; and the
+row behind each joined row to train on, and behind each held out."""
 
 
 def lay_out(
@@ -90,30 +92,26 @@ def lay_out(
     tested: dict[str, TableRows] = {}
     for name, shards in extracted.parts.items():
         sizes = tuple(extracted.rows[part.number] for part in shards)
-        layouts[name], numbers = place(
-            name, shards, sizes, train.tables[name], test.tables[name]
+        rows, fields, numbers = place(sizes, train.tables[name], test.tables[name])
+        by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
+        layouts[name] = TableLayout(
+            name, shards, tuple(rows), sizes, by_part, is_repeated
         )
-        total = sum(rows.total for rows in layouts[name].rows)
+        total = sum(each.total for each in rows)
         trained[name] = TableRows(numbers[0], total)
         tested[name] = TableRows(numbers[1], total)
     held_out = TableMapping(tested) if test.joined_rows else None
     return (TableMapping(trained), held_out), layouts
 
 
-def _distinct(
-    name: str,
-    parts: tuple[Part, ...],
-    sizes: tuple[int, ...],
-    train: TableRows,
-    test: TableRows,
-) -> tuple[TableLayout, _Numbers]:
+def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
     # the extra last entry stays: NO_ROW is renumbered to itself
     new_number = np.full(train.rows + 1, NO_ROW, dtype=np.int32)
     rows: list[PartRows] = []
-    fields: PartArrays = {}
+    fields: list[dict[str, Any]] = []
     start = offset = 0
-    for part, size in zip(parts, sizes, strict=True):
+    for size in sizes:
         shard = slice(offset, offset + size)
         used, held_out = is_trained[shard], is_tested[shard]
         order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
@@ -121,29 +119,23 @@ def _distinct(
         new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
         trained = int(np.count_nonzero(used))
         rows.append(PartRows(start, trained, len(order), held_out[order]))
-        fields[part.number] = {
+        arrays = {
             "trained": pack_bits(used),
             "tested": pack_bits(held_out),
             "multiplicity": train.multiplicity[shard][used].astype(np.int32),
         }
+        fields.append(arrays)
         start, offset = stop, offset + size
-    layout = TableLayout(name, parts, tuple(rows), sizes, fields, is_repeated=False)
-    return layout, (new_number[train.row_of], new_number[test.row_of])
+    return rows, fields, (new_number[train.row_of], new_number[test.row_of])
 
 
-def _repeated(
-    name: str,
-    parts: tuple[Part, ...],
-    sizes: tuple[int, ...],
-    train: TableRows,
-    test: TableRows,
-) -> tuple[TableLayout, _Numbers]:
+def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     row_of = train.row_of, test.row_of
     numbers = tuple(np.full(len(behind), NO_ROW, np.int32) for behind in row_of)
     rows: list[PartRows] = []
-    fields: PartArrays = {}
+    fields: list[dict[str, Any]] = []
     start = offset = 0
-    for part, size in zip(parts, sizes, strict=True):
+    for size in sizes:
         to_train, to_test = (
             np.flatnonzero((behind >= offset) & (behind < offset + size))
             for behind in row_of
@@ -154,14 +146,14 @@ def _repeated(
         numbers[1][to_test] = np.arange(middle, stop, dtype=np.int32)
         is_tested = np.arange(start, stop) >= middle
         rows.append(PartRows(start, len(to_train), stop - start, is_tested))
-        fields[part.number] = {
+        arrays = {
             "expanded_trained": train.row_of[to_train] - np.int32(offset),
             "expanded_tested": test.row_of[to_test] - np.int32(offset),
             "held_out_rows": len(test.row_of),
         }
+        fields.append(arrays)
         start, offset = stop, offset + size
-    layout = TableLayout(name, parts, tuple(rows), sizes, fields, is_repeated=True)
-    return layout, (numbers[0], numbers[1])
+    return rows, fields, (numbers[0], numbers[1])
 
 
 def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:

@@ -117,8 +117,10 @@ def _bins(
 def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The place in the declared range, from -1 (low) to 1 (high)."""
     span = spec.range
-    fill = 0.0 if spec.missing == "zero" else span.middle
-    return NumberEncoding(name, span.middle, span.half_width, fill, limit=1.0)
+    half_width = span.high / 2 - span.low / 2
+    middle = span.low + half_width
+    fill = 0.0 if spec.missing == "zero" else middle
+    return NumberEncoding(name, middle, half_width, fill, limit=1.0)
 
 
 def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:

@@ -77,16 +77,6 @@ class DeclaredRange:
             "range(1, 12), or two dates, as in range(1950-01-01, 2013-12-31)"
         )
 
-    @property
-    def half_width(self) -> float:
-        """Half the distance between the ends; above 0."""
-        return self.high / 2 - self.low / 2
-
-    @property
-    def middle(self) -> float:
-        """The value halfway between the ends."""
-        return self.low + self.half_width
-
 
 def parse_categories(text: str) -> tuple[str, ...]:
     """Read a list of texts; those with commas, quotes or parentheses are quoted.

@@ -164,7 +164,7 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
     if not codes or not len(values):
         return plain, False
     book, index = np.unique(values, return_inverse=True)
-    bits = _bits_of(len(book))
+    bits = (len(book) - 1).bit_length()
     places = index[:, None] >> np.arange(bits)[::-1]
     packed = np.packbits((places & 1).astype(np.uint8))
     head = np.array([len(book) - 1], np.uint8)
@@ -175,7 +175,7 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
 def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
     _check(len(content) > 0, "has no code book")
     codes = int(content[0]) + 1
-    bits = _bits_of(codes)
+    bits = (codes - 1).bit_length()
     packed = content[1 + 4 * codes :]
     expected = 1 + 4 * codes + (runs * bits + 7) // 8
     _check(
@@ -187,11 +187,6 @@ def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
     index = places[: runs * bits].reshape(runs, bits) @ powers
     _check(bool((index < codes).all()), "names entries that its code book lacks")
     return content[1 : 1 + 4 * codes].copy().view("<f4")[index]
-
-
-def _bits_of(codes: int) -> int:
-    """Return the bits of an index below ``codes``: none where there is one entry."""
-    return (codes - 1).bit_length()
 
 
 def _check(is_right: bool, problem: str) -> None:

@@ -23,7 +23,6 @@ from scripts.bench.datasets import DATASETS
 from scripts.bench.harness import Options, Outcome, Results, SkippedSuite, train
 from scripts.data.dataset import Dataset
 from scripts.joined.models import Problem, train_sgd
-from strategies.report_page.costs import US_UK, US_US, Network
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -36,9 +35,25 @@ ADMM_CLAIM = (
 SGD_CLAIM = "TP-SGD's epochs to 1 % over the fewest of the others (1: a tie)"
 UCQ = ", UCQ"
 
+
+@dataclass(frozen=True)
+class Network:
+    """How long messages take: the latency of a round, whatever it carries, and bits."""
+
+    name: str
+    round_seconds: float
+    bits_per_second: float
+
+    def seconds(self, rounds: int, sent: float) -> float:
+        """Return latency per round plus bytes over bandwidth."""
+        return rounds * self.round_seconds + 8.0 * sent / self.bits_per_second
+
+
+US_UK = Network("US-UK", 0.136, 0.42e9)
+
 PAPER_NETWORKS = (
     US_UK,
-    US_US,
+    Network("US-US", 0.067, 1.15e9),
     Network("US-East, US-West", 0.063, 8 * 60.0e6),
     Network("US-West, EU", 0.153, 8 * 26.2e6),
     Network("US-East, EU", 0.110, 8 * 33.8e6),

@@ -256,12 +256,8 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
     return columns
 
 
-def mysql_columns(fields: Sequence[Any]) -> list[DatabaseColumn]:
-    """Return the columns of MySQL or MariaDB, from pymysql's field descriptors."""
-    return [_mysql_column(field) for field in fields]
-
-
-def _mysql_column(field: Any) -> DatabaseColumn:
+def mysql_column(field: Any) -> DatabaseColumn:
+    """Return a column of MySQL or MariaDB, from pymysql's description of it."""
     code, name = field.type_code, field.name
     is_unsigned = bool(field.flags & FLAG.UNSIGNED)
     if code in (*_MY_INTEGERS, FIELD_TYPE.BIT):

@@ -21,7 +21,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import (
     DatabaseColumn,
     check_names,
-    mysql_columns,
+    mysql_column,
     postgresql_columns,
     sqlite_columns,
     to_arrow,
@@ -258,5 +258,5 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
         )
     fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
     if session.dialect == "mysql":
-        return mysql_columns(fields)
+        return list(map(mysql_column, fields))
     return postgresql_columns(fields, one_row)
