@@ -31,11 +31,10 @@ TRAIN, TEST = "train", "test"
 
 EPOCHS = Axis("epoch", whole, "{:.0f}".format)
 MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
-SECONDS = Axis("seconds (log scale)", logarithmic, format_seconds)
+SECONDS = Axis("seconds in rounds", from_zero, format_seconds)
 RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
 
-BYTES_NOTE = "One point per epoch; the first includes set-up."
-SECONDS_NOTE = "As this run took them, in its rounds; the first point includes set-up."
+COST_NOTE = "One point per epoch; the first includes set-up."
 RESIDUALS_NOTE = (
     "Primal: how far scores are from what they should agree on. Dual: how far that "
     "moved in the epoch."
@@ -83,9 +82,9 @@ def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
         yield line_figure(title, EPOCHS, _axis(name), lines)
     title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
-    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, BYTES_NOTE)
+    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, COST_NOTE)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
-    yield line_figure(f"{title} by time", SECONDS, axis, lines, SECONDS_NOTE)
+    yield line_figure(f"{title} by time", SECONDS, axis, lines, COST_NOTE)
 
 
 def _line(
