@@ -17,10 +17,11 @@ from tests.support.peers.hostile import (
     US,
     US_PART,
     HostileGrid,
-    StoppedError,
+    arrays,
     header,
     train,
 )
+from tests.support.peers.hostile_runs import answers_to, refusal, refused
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.learning.models.neural import TorchModel
@@ -55,16 +56,11 @@ def test_no_unit_is_so_small_that_there_is_no_noise(
 ):
     """With a clip of 0, NaN would tell whose gradient or score is 0 exactly."""
 
-    def shrink(action, node, packet):
-        if (action, node) == ("train.prepare", US):
-            small = header("privacy", "clip", value=1e-12)(packet)
-            yield "unit", header("parts", 0, *path, value=TINY)(small)
+    def shrink(packet):
+        small = header("privacy", "clip", value=1e-12)(packet)
+        return header("parts", 0, *path, value=TINY)(small)
 
-    grid = HostileGrid(tmp_path, shrink, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid, method, privacy=privacy)
-    (answer,) = grid.answers
-    answer.check_nothing_left()
+    answer = refusal(tmp_path, "train.prepare", US, shrink, method, privacy=privacy)
     assert re.search(match, answer.error)
     assert answer.header["part"] == US_PART
 
@@ -97,7 +93,10 @@ def test_clips_below_what_norms_in_float32_can_tell_are_refused():
 # refusals
 
 
-@pytest.mark.parametrize("change", [{"of-length": True}, {"type": "one-hot"}])
+HASHED = {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
+
+
+@pytest.mark.parametrize("change", [{"of-length": True}, HASHED])
 def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
     """An encoder of another kind fits a column without values, and only that."""
     whole = hostile.tables()
@@ -105,31 +104,27 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
     monkeypatch.setattr(hostile, "tables", lambda: whole)
     row, replies = 0, []
 
-    def misfit(action, node, packet):
-        if (action, node) != ("train.prepare", US):
-            return
-        told = copy.deepcopy(packet.header)
-        (own,) = (
-            e for e in told["parts"][0]["encoder"]["encodings"] if e["name"] == "age"
-        )
-        own |= change if "of-length" in change else {}
+    def misfit(packet):
+        changed = copy.deepcopy(packet.header)
+        encodings = changed["parts"][0]["encoder"]["encodings"]
+        (age,) = (each for each in encodings if each["name"] == "age")
         if "type" in change:
-            own.clear()
-            own |= {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
+            age.clear()
+        age |= change
         mask = np.arange(3) == row
-        arrays = dict(packet.arrays)
-        arrays[US_PART, "trained"] = pack_bits(mask)
-        arrays[US_PART, "tested"] = pack_bits(mask & False)
-        arrays[US_PART, "multiplicity"] = np.ones(1, np.int32)
-        yield "misfit", Packet(told, arrays)
+        only = arrays(
+            US_PART,
+            trained=pack_bits(mask),
+            tested=pack_bits(mask & False),
+            multiplicity=np.ones(1, np.int32),
+        )
+        return only(Packet(changed, packet.arrays))
 
     for row in range(3):
         folder = tmp_path / str(row)
         folder.mkdir()
-        grid = HostileGrid(folder, misfit, stops=True)
-        with pytest.raises(StoppedError):
-            train(grid, privacy=EXACT)
-        (answer,) = grid.answers
+        changes = {"misfit": misfit}
+        (answer,) = answers_to(folder, "train.prepare", US, changes, privacy=EXACT)
         replies.append((answer.error, set(answer.arrays)))
     assert replies[0] == replies[1] == replies[2]
 
@@ -212,21 +207,16 @@ BARE = """
     expressions = false
 """
 FAILS = 'CASE WHEN "age" = {} THEN CAST(\'x\' || "kind" AS INT) ELSE 0 END'
-FEATURE = ("parts", 0, "fragment", "features", 0, 1)
+FRAGMENT = ("parts", 0, "fragment")
 
 
 def ask_for(folder, policy, *expressions):
     """Return what a site says to requests with other features in them."""
-
-    def other(action, node, packet):
-        if (action, node) == ("query.extract", US):
-            for sql in expressions:
-                yield sql, header(*FEATURE, value=sql)(packet)
-
-    grid = HostileGrid(folder, other, {"customers": policy}, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid)
-    return grid.answers
+    changes = {
+        sql: header(*FRAGMENT, "features", 0, 1, value=sql) for sql in expressions
+    }
+    policies = {"customers": policy}
+    return answers_to(folder, "query.extract", US, changes, policies=policies)
 
 
 def test_an_expression_that_fails_tells_of_a_value(tmp_path):
@@ -252,32 +242,23 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
     columns = [["age", 'MAX("age")'], ["kind", 'MIN("kind")'], ["id", '"id"']]
     grouped = {"columns": columns, "filters": [], "groups": ['"id"'], "having": []}
 
-    def other(action, node, packet):
-        if (action, node) == ("query.extract", US):
-            path = ("parts", 0, "fragment")
-            yield "group", header(*path, "subquery", value=grouped)(packet)
-            yield "filter", header(*path, "filters", value=['"age" = 27'])(packet)
-
-    grid = HostileGrid(tmp_path, other, {"customers": policy}, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid)
-    assert len(grid.answers) == 2
-    for answer in grid.answers:
+    changes = {
+        "group": header(*FRAGMENT, "subquery", value=grouped),
+        "filter": header(*FRAGMENT, "filters", value=['"age" = 27']),
+    }
+    policies = {"customers": policy}
+    answers = answers_to(tmp_path, "query.extract", US, changes, policies=policies)
+    assert len(answers) == 2
+    for answer in answers:
         answer.check_nothing_left()
         assert "(expressions) refuses" in answer.error
 
 
 def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
-
-    def one_row(action, node, packet):
-        if (action, node) == ("query.statistics", US):
-            arrays = {**packet.arrays, (US_PART, "rows"): pack_bits(np.arange(3) == 1)}
-            yield "one row", Packet(packet.header, arrays)
-
-    grid = HostileGrid(tmp_path, one_row, {"customers": "epsilon = 1.0"}, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid, privacy=EXACT)
-    (answer,) = grid.answers
-    answer.check_nothing_left()
-    assert "releases.statistics = never" in answer.error
+    one_row = arrays(US_PART, rows=pack_bits(np.arange(3) == 1))
+    policies = {"customers": "epsilon = 1.0"}
+    error = refused(
+        *(tmp_path, "query.statistics", US, one_row), policies=policies, privacy=EXACT
+    )
+    assert "releases.statistics = never" in error

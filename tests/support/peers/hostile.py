@@ -4,11 +4,13 @@ The sites are real ones: tables files with policies, and state folders of their 
 """
 
 import copy
+import functools
 import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -246,6 +248,40 @@ def array(part, name, function=None) -> Change:
     return change
 
 
+def arrays(part, **values) -> Change:
+    """Put other arrays in the place of a part's; ``batch_rows`` is "batch-rows"."""
+    own = {(part, name.replace("_", "-")): array for name, array in values.items()}
+    return lambda packet: Packet(packet.header, {**packet.arrays, **own})
+
+
+def change_of(text: str) -> Change:
+    """A change by its text, in which ``part.`` is short for ``parts.0.``.
+
+    ``part.rows = 13`` and ``sealed gone`` change the header; ``0/target shorter``,
+    ``0/target float64`` and ``0/target[0] = NaN`` an array, ``0/target`` of part 0.
+    """
+    place, sign, value = text.partition(" = ")
+    if not sign:
+        place, value = text.split(" ", 1)
+    if "/" not in place:
+        steps = re.sub(r"^part\.", "parts.0.", place).split(".")
+        path = [int(step) if step.isdigit() else step for step in steps]
+        return header(*path, value=json.loads(value) if sign else GONE)
+    part, name = place.split("/", 1)
+    if value == "gone":
+        return array(int(part), name)
+    if sign:
+        first = functools.partial(_with_first, json.loads(value))
+        return array(int(part), name.removesuffix("[0]"), first)
+    return array(int(part), name, RESHAPED.get(value) or methodcaller("astype", value))
+
+
+def _with_first(value: float, values: np.ndarray) -> np.ndarray:
+    changed = values.copy()
+    changed.reshape(-1)[0] = value
+    return changed
+
+
 def places(value, path=()) -> Iterator[tuple]:
     """Yield the path of everything in a JSON object, what holds others too."""
     if path:
@@ -290,6 +326,7 @@ RESHAPED = {
     "shorter": lambda a: a[:-1],
     "empty": lambda a: a[:0],
     "twice": lambda a: np.concatenate([a, a]),
+    "wider": lambda a: np.concatenate([a, a], axis=-1),
     "deeper": lambda a: a[..., None],
     "scalar": lambda a: np.zeros((), a.dtype),
     "halves": lambda a: a.astype(np.float64) + 0.5,

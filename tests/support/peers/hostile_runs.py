@@ -1,12 +1,42 @@
-"""Good runs in which the server sends one changed request."""
+"""Good runs in which the server sends one changed request, and tables of such cases."""
+
+import tomllib
+from pathlib import Path
 
 import pytest
 
-from strategies import TablePuppetADMM
-from tests.support.peers.hostile import HostileGrid, StoppedError, train
+from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from tests.support.peers.hostile import SQL, HostileGrid, StoppedError, train
+
+# categories come in the order of their hashes, which differ from run to run: so would
+# the columns that the first weights of a network are of
+TORCH = {"model": "mlp", "num_epochs": 1, "sql": SQL.replace(", c.kind", "")}
+RUNS = {
+    "admm": (TablePuppetADMM, {}),
+    "consensus": (TablePuppetADMM, {"lou": "consensus", "inner_rounds": 2}),
+    "torch": (TablePuppetADMM, TORCH),
+    "sgd": (TablePuppetSGD, {"batch_size": 5}),
+    "explain": (Explain, {"mode": "explain"}),
+}
 
 
-def once(action, node, **changes):
+def refusals(file: Path, group: str):
+    """The cases of a TOML file's group: by run, site and action, the text of a change.
+
+    ``change_of`` reads it; beside it stands a pattern of what is said of the message.
+    """
+    runs = tomllib.loads(file.read_text(encoding="utf-8"))[group]
+    cases = [
+        pytest.param(run, site, action, change, match, id=f"{run}: {action} {change}")
+        for run, sites in runs.items()
+        for site, actions in sites.items()
+        for action, changes in actions.items()
+        for change, match in changes.items()
+    ]
+    return pytest.mark.parametrize(("run", "site", "action", "change", "match"), cases)
+
+
+def once(action, node, changes):
     """Send changed copies of the first such request, each by its name."""
     done = []
 
@@ -20,20 +50,25 @@ def once(action, node, **changes):
     return hostile
 
 
+def answers_to(folder, action, node, changes, method=TablePuppetADMM, **settings):
+    """Send changed copies of one request in a good run; return what the site says."""
+    policies = settings.pop("policies", None)
+    grid = HostileGrid(folder, once(action, node, changes), policies, stops=True)
+    with pytest.raises(StoppedError):
+        train(grid, method, **settings)
+    return grid.answers
+
+
+def refusal(folder, action, node, change, *method, **settings):
+    """Send one changed request in a good run; return the refusal."""
+    (answer,) = answers_to(folder, action, node, {"it": change}, *method, **settings)
+    answer.check_nothing_left()
+    return answer
+
+
 def refused(*arguments, **settings):
     """Send one changed request in a good run; return the text of the refusal."""
     return refusal(*arguments, **settings).error
-
-
-def refusal(folder, action, node, change, method=TablePuppetADMM, **settings):
-    """Send one changed request in a good run; return the refusal."""
-    policies = settings.pop("policies", None)
-    grid = HostileGrid(folder, once(action, node, it=change), policies, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid, method, **settings)
-    (answer,) = grid.answers
-    answer.check_nothing_left()
-    return answer
 
 
 def spread(changes, number, of):
