@@ -2,6 +2,7 @@
 
 import re
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +12,6 @@ from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from tests.support.federated import store, whole
 from tests.support.peers.hostile import (
-    FOREIGN,
     ORDERS,
     SHOP,
     SQL,
@@ -19,12 +19,12 @@ from tests.support.peers.hostile import (
     US_PART,
     HostileGrid,
     StoppedError,
-    array,
+    arrays,
+    change_of,
     header,
     train,
-    wrong_arrays,
-    wrong_headers,
 )
+from tests.support.peers.hostile_runs import cases, once
 from tests.support.predicted import train_store
 from tp_flower.errors import SiteError
 from tp_flower.privacy.accounting import epsilon
@@ -34,9 +34,7 @@ from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
 UNLABELLED = SQL.replace("o.qty AS label, ", "")
-SETTINGS = {"mode": "predict", "row_key": "price"}
-AT_SITE = {"predictions_at": "label-site"}
-ROWS = 12
+REQUESTS = Path(__file__).with_name("refused_requests.toml")
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +47,9 @@ def trained(tmp_path_factory):
 def predict(trained, changes=None, policies=None, instead=None, **settings):
     """Predict with a server that sends changed requests; return it, and its grid."""
     folder, manifest = trained
-    stops = settings.pop("stops", False)
-    grid = HostileGrid(folder, changes, policies, instead, stops=stops)
+    grid = HostileGrid(folder, changes, policies, instead, stops=changes is not None)
     query = Query.from_sql(UNLABELLED, needs_label=False)
-    strategy = Predict(query, manifest, **SETTINGS, **settings)
+    strategy = Predict(query, manifest, mode="predict", row_key="price", **settings)
     try:
         with suppress(StoppedError):
             strategy.start(grid)
@@ -61,97 +58,29 @@ def predict(trained, changes=None, policies=None, instead=None, **settings):
     return strategy, grid
 
 
-def refused(trained, action, node, change, **settings):
-    """Send one changed request; return the text of the refusal."""
-
-    def changes(asked, at, packet):
-        if (asked, at) == (action, node):
-            yield "it", change(packet)
-
-    _, grid = predict(trained, changes, stops=True, **settings)
-    (answer,) = grid.answers
-    answer.check_nothing_left()
-    return answer.error
+def mask(rows, *chosen):
+    return pack_bits(np.isin(np.arange(rows), chosen))
 
 
-def test_a_malformed_request_is_refused_and_changes_nothing(trained):
-    seen = set()
-
-    def hostile(action, node, packet):
-        if action not in {"query.score", "query.deliver"} or node in (*seen, US):
-            return
-        if action == "query.deliver":
-            seen.add(node)
-        wrong = [*wrong_headers(packet), *wrong_arrays(packet)]
-        yield from wrong[::29]
-
-    strategy, grid = predict(trained, hostile, **AT_SITE)
-    assert {answer.action for answer in grid.answers} == {
-        "query.score",
-        "query.deliver",
-    }
-    for answer in grid.answers:
-        assert not FOREIGN.match(answer.error), answer
-        if answer.error:
-            answer.check_nothing_left()
-    assert sum(own.rows for own in strategy.delivered) == ROWS
-    folder, _ = trained
-    made = {path.name for path in folder.glob("*/*")} | {
-        p.name for p in folder.iterdir()
-    }
-    assert made <= {
-        *("shop", "us", "uk", "state", "state-kept", "tables.toml"),
-        *("orders.csv", "customers.csv"),
-    }
-
-
-def bits(*rows):
-    mask = np.zeros(ROWS, np.bool_)
-    mask[list(rows)] = True
-    return lambda _: pack_bits(mask)
-
-
-REFUSED = [
-    (header("model-name", value="../models"), "model name '../models' is not"),
-    (header("model-name", value="a/b"), "model name 'a/b' is not allowed"),
-    (header("model-name", value=""), "model name '' is not allowed"),
-    (header("model-version", value="../../state"), "model version '../../state'"),
-    (
-        header("model-version", value="20200101-000000-0000"),
-        "no part 0 of model default@20200101-000000-0000",
-    ),
-    (header("model-name", value="other"), "has no part 0 of model other@"),
-    (header("parts", 0, "model-part", value=1), "this site has no part 1"),
-    (header("parts", 0, "model-part", value="../part-0"), "allowed: `int`"),
-    (header("parts", 0, "digest", value="ab" * 32), "its digest is another"),
-    (header("parts", 0, "digest", value=""), r"'digest' is ''; .*\[0-9a-f\]\{64\}"),
-    (array(ORDERS, "rows", bits(3)), r"min-rows.*scores of table 'o'"),
-    (array(ORDERS, "rows", bits(1, 2)), "at least 3 are needed"),
-    (array(ORDERS, "rows", lambda a: a[:1]), "not a mask of 12 rows"),
-]
+def of_another_part(packet):
+    arrays = {(7, name): array for (_, name), array in packet.arrays.items()}
+    return header("parts", 0, "id", value=7)(Packet(packet.header, arrays))
 
 
 def test_refused_scores(trained):
-    def changes(action, node, packet):
-        if (action, node) == ("query.score", SHOP):
-            yield from ((match, change(packet)) for change, match in REFUSED)
-
-    _, grid = predict(trained, changes, stops=True)
-    assert len(grid.answers) == len(REFUSED)
+    changes = {
+        match: change_of(change) for *_, change, match in cases(REQUESTS, "predict")
+    }
+    changes |= {
+        r"min-rows.*scores of table 'o'": arrays(ORDERS, rows=mask(12, 3)),
+        "at least 3 are needed": arrays(ORDERS, rows=mask(12, 1, 2)),
+        "part 7 is none of this run": of_another_part,
+    }
+    _, grid = predict(trained, once("query.score", SHOP, changes))
+    assert len(grid.answers) == len(changes) == 14
     for answer in grid.answers:
         answer.check_nothing_left()
         assert re.search(answer.what, answer.error), answer
-
-
-def test_scores_of_a_part_that_is_none_of_the_run_are_refused(trained):
-    def change(packet):
-        arrays = {(7, name): array for (_, name), array in packet.arrays.items()}
-        return header("parts", 0, "id", value=7)(Packet(packet.header, arrays))
-
-    assert "part 7 is none of this run" in refused(trained, "query.score", SHOP, change)
-    foreign = header("parts", 0, "id", value=7)
-    error = refused(trained, "query.score", SHOP, foreign)
-    assert "it has arrays of parts [0], not listed" in error
 
 
 FRAGMENT = ("parts", 0, "fragment")
@@ -243,15 +172,11 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
 
 
 def test_covered_scores_leave_once(trained):
-    def two(_):
-        return pack_bits(np.array([True, True, False]))
-
-    def changes(action, node, packet):
-        if (action, node) == ("query.score", US):
-            yield "as it is", packet
-            yield "again", array(US_PART, "rows", two)(packet)
-
-    _, grid = predict(trained, changes, stops=True, **COVERED)
+    changes = {
+        "as it is": lambda packet: packet,
+        "again": arrays(US_PART, rows=mask(3, 0, 1)),
+    }
+    _, grid = predict(trained, once("query.score", US, changes), **COVERED)
     first, second = grid.answers
     assert not first.error
     assert "reserved already" in second.error or "round" in second.error

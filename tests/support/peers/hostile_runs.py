@@ -20,20 +20,27 @@ RUNS = {
 }
 
 
-def refusals(file: Path, group: str):
-    """The cases of a TOML file's group: by run, site and action, the text of a change.
+def cases(file: Path, group: str) -> list[tuple[str, ...]]:
+    """A group of a TOML file: run, site, action, change, and what is said of it.
 
-    ``change_of`` reads it; beside it stands a pattern of what is said of the message.
+    ``change_of`` reads the change; what is said of the message is a pattern.
     """
     runs = tomllib.loads(file.read_text(encoding="utf-8"))[group]
-    cases = [
-        pytest.param(run, site, action, change, match, id=f"{run}: {action} {change}")
+    return [
+        (run, site, action, change, match)
         for run, sites in runs.items()
         for site, actions in sites.items()
         for action, changes in actions.items()
         for change, match in changes.items()
     ]
-    return pytest.mark.parametrize(("run", "site", "action", "change", "match"), cases)
+
+
+def refusals(file: Path, group: str) -> pytest.MarkDecorator:
+    """One test for each case of a group."""
+    names = ("run", "site", "action", "change", "match")
+    own = cases(file, group)
+    ids = [f"{run}: {action} {change}" for run, _, action, change, _ in own]
+    return pytest.mark.parametrize(names, own, ids=ids)
 
 
 def once(action, node, changes):
