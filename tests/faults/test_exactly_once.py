@@ -8,7 +8,6 @@ which the process has forgotten all that it had read.
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial, wraps
@@ -65,7 +64,10 @@ SETTINGS = {
     "sgd": {"batch_size": 5, "num_epochs": 1},
     "coreset": {"coreset_size": 8, "num_epochs": 1},
 }
-Change = Callable[[Packet], Packet]
+KEPT = (
+    "SELECT id, run, name, meta, layout, checksum, data FROM entries ORDER BY id",
+    "SELECT seq, checksum, line FROM ledger ORDER BY seq",
+)
 
 
 def bytes_of(message: Message) -> bytes:
@@ -73,24 +75,20 @@ def bytes_of(message: Message) -> bytes:
     return recorddict_to_proto(content).SerializeToString(deterministic=True)
 
 
-def told(packet: Packet, **header: object) -> Packet:
+def saying(packet: Packet, **header: object) -> Packet:
     """A request that says something else."""
     return Packet({**packet.header, **header}, packet.arrays)
 
 
 class Sites(HostileGrid):
-    """Sites that remember what they were asked.
+    """Sites that remember, by node, the requests that they got and their replies.
 
-    Args:
-        folder: of their files.
-        policies: by table.
-
-    Attributes:
-        asked: by node, the requests in order and their replies.
+    ``before`` is called with the grid and every message before it is delivered.
     """
 
-    def __init__(self, folder: Path, policies=None):
+    def __init__(self, folder: Path, before=None, policies=None):
         super().__init__(folder, policies=policies)
+        self.before = before or (lambda *_: None)
         self.asked: dict[int, list[tuple[Message, Message]]] = {}
 
     def ask(self, message: Message, packet: Packet | None = None) -> Message:
@@ -105,6 +103,7 @@ class Sites(HostileGrid):
         return unpack(self.ask(message, packet).content)
 
     def _deliver(self, message):
+        self.before(self, message)
         reply = self.ask(message)
         own = self.asked.setdefault(message.metadata.dst_node_id, [])
         own.append((message, reply))
@@ -124,44 +123,54 @@ class Sites(HostileGrid):
         run = self.site(node).store.run
         return [row for row in committed_rows(self.database(node)) if row[0] == run]
 
-    def kept(self, node) -> dict[str, object]:
+    def kept(self, node) -> tuple:
         """All that the site has, but for when it was used last."""
-        files = {
-            path.relative_to(self.state_dir(node)).as_posix(): path.read_bytes()
-            for path in sorted(self.state_dir(node).rglob("*"))
-            if path.is_file() and not path.name.startswith(FILE)
-        }
-        path = self.database(node)
-        columns = "id, run, name, meta, layout, checksum, data"
-        entries = f"SELECT {columns} FROM entries ORDER BY id"
-        lines = "SELECT seq, checksum, line FROM ledger ORDER BY seq"
-        return {
-            **files,
-            "entries": rows_in(path, entries),
-            "ledger": rows_in(path, lines),
-        }
+        paths = [path for path in self.state_dir(node).rglob("*") if path.is_file()]
+        files = {p: p.read_bytes() for p in paths if not p.name.startswith(FILE)}
+        return files, *(rows_in(self.database(node), query) for query in KEPT)
 
 
 def spent(grid) -> dict[int, list[tuple]]:
     """What each site's ledger says of the run: what, and how often it was used."""
-    found = {}
-    for node in grid.contexts:
-        site = grid.site(node)
-        found[node] = [
-            (own["event"], own["release"]["part"], own["release"]["what"], own["used"])
-            if "used" in own
-            else (own["event"], own["release"]["part"], own["release"]["what"])
-            for own in Ledger(str(grid.state_dir(node))).lines(site.store.run)
+    ledgers = {
+        node: Ledger(str(grid.state_dir(node))).lines(grid.site(node).store.run)
+        for node in grid.contexts
+    }
+    keys = ("part", "what")
+    return {
+        node: [
+            (line["event"], line.get("used"), *(line["release"][key] for key in keys))
+            for line in lines
         ]
-    return found
+        for node, lines in ledgers.items()
+    }
 
 
-def run(folder: Path, kind: str, grid_class=Sites, **settings):
+def run(folder: Path, kind: str, grid_class=Sites, before=None, **settings):
     """Train in one of the ways; return the grid and the strategy."""
     folder.mkdir(exist_ok=True)
-    grid = grid_class(folder)
+    grid = grid_class(folder, before)
     method = TablePuppetSGD if kind == "sgd" else TablePuppetADMM
     return grid, train(grid, method, **{**SETTINGS[kind], **settings})
+
+
+@pytest.fixture(scope="module")
+def check_as_plain(tmp_path_factory):
+    """Assert that a run paid, and learnt, as the same run where nothing happens."""
+    plain = {}
+
+    def check(grid, strategy, kind, **settings):
+        key = (kind, *settings.items())
+        if key not in plain:
+            folder = tmp_path_factory.mktemp("plain")
+            undisturbed, expected = run(folder, kind, **settings)
+            plain[key] = spent(undisturbed), expected.report.final_train
+        payments, final = plain[key]
+        assert spent(grid) == payments
+        if kind == "sgd":  # in the others sites draw anew
+            assert strategy.report.final_train == pytest.approx(final, rel=1e-9)
+
+    return check
 
 
 # the same message twice, and others that look like it
@@ -182,9 +191,9 @@ class Twice(Sites):
         assert bytes_of(self.ask(message)) == bytes_of(first)
         number = packet.header["round"]
         for what, kind, at in (
-            (told(packet, more=1), "refused", None),
-            (told(packet, round=number - 1, after=None), "refused", None),
-            (told(packet, round=number + 9, after=number + 4), "behind", number),
+            (saying(packet, more=1), "refused", None),
+            (saying(packet, round=number - 1, after=None), "refused", None),
+            (saying(packet, round=number + 9, after=number + 4), "behind", number),
         ):
             is_end = message.metadata.message_type == Action.FINISH
             if kind == "behind" and is_end and not packet.header.get("keep-models"):
@@ -200,14 +209,9 @@ class Twice(Sites):
 
 
 @pytest.mark.parametrize("kind", ["covered", "sgd", "coreset"])
-def test_a_message_that_comes_twice_is_answered_once(tmp_path, kind):
-    grid, strategy = run(tmp_path / "twice", kind, Twice)
-    plain, expected = run(tmp_path / "plain", kind)
-    assert spent(grid) == spent(plain)
-    if kind == "sgd":  # in the others sites draw anew
-        assert strategy.report.final_train == pytest.approx(
-            expected.report.final_train, rel=1e-9
-        )
+def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, kind):
+    grid, strategy = run(tmp_path, kind, Twice)
+    check_as_plain(grid, strategy, kind)
     own = {Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FINISH}
     sgd, admm = {Action.SGD, Action.STEP}, {Action.ADMM, Action.CONSENSUS}
     assert grid.actions >= {*own, Action.PREPARE, *(sgd if kind == "sgd" else admm)}
@@ -224,25 +228,23 @@ def test_what_a_run_of_mode_explain_asks_is_answered_once(tmp_path):
 # state that is lost, damaged or restored
 
 
-class Losing(Sites):
-    """Sites of which one loses something before it is asked for a certain action.
+def at_first(action, do, node=US):
+    """Let something happen before a site is first asked for an action."""
+    happened = []
 
-    Args:
-        folder: of their files.
-        action: before which it happens, at the site in the USA.
-        lose: what happens, called with the grid.
-    """
-
-    def __init__(self, folder, action, lose):
-        super().__init__(folder, {"customers": BUDGET})
-        self.action, self.lose = action, lose
-
-    def _deliver(self, message):
+    def before(grid, message):
         metadata = message.metadata
-        if (metadata.message_type, metadata.dst_node_id) == (self.action, US):
-            self.lose(self)
-            self.action = ""
-        return super()._deliver(message)
+        is_it = (metadata.message_type, metadata.dst_node_id) == (action, node)
+        if is_it and not happened:
+            happened.append(True)
+            do(grid, message)
+
+    return before
+
+
+def train_covered(folder, before):
+    grid = Sites(folder, before, {"customers": BUDGET})
+    train(grid, **SETTINGS["covered"], num_epochs=1)
 
 
 def lose(change):
@@ -292,11 +294,11 @@ LOSSES = {
 def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
     """It then says, noise and all, what it has said before, and pays for it once."""
 
-    def lose(grid):
+    def lose(grid, _):
         asked = grid.asked[US][1:]
         last, _ = asked[-1]
         number = unpack(last.content).header["round"]
-        request = told(unpack(last.content), round=number + 1, after=number)
+        request = saying(unpack(last.content), round=number + 1, after=number)
         before = spent(grid)
         for what, loses in LOSSES.items():
             loses(grid)
@@ -310,8 +312,7 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
             lost.append(what)
 
     lost: list[str] = []
-    grid = Losing(tmp_path, Action.CONSENSUS, lose)
-    train(grid, **SETTINGS["covered"], num_epochs=1)
+    train_covered(tmp_path, at_first(Action.CONSENSUS, lose))
     assert lost == list(LOSSES)
 
 
@@ -329,72 +330,64 @@ def assert_same(again: Packet, first: Packet):
 def test_a_damaged_reply_is_not_sent(tmp_path):
     answers = []
 
-    def lose(grid):
+    def lose(grid, _):
         damage(".reply", "data")(grid)
         message, _ = grid.asked[US][-1]
         answers.append(grid.answer(message))
 
-    grid = Losing(tmp_path, Action.CONSENSUS, lose)
     with pytest.raises(SiteError, match="us"):
-        train(grid, **SETTINGS["covered"], num_epochs=1)
+        train_covered(tmp_path, at_first(Action.CONSENSUS, lose))
     (answer,) = answers
     assert answer.header["kind"] == "behind"
     assert "at" not in answer.header
     assert "reply of the last round is damaged" in answer.header["error"]
 
 
-def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path):
-    copies: list[list[tuple]] = []
+def put_rows(grid, rows):
+    for row in rows:
+        change_row(grid.database(US), row, row[-1])
 
-    class Restoring(Sites):
-        def _deliver(self, message):
-            path, asked = self.database(US), self.asked.get(US, [])
-            if message.metadata.dst_node_id != US or not self.committed(US):
-                return super()._deliver(message)
-            copies.append(self.committed(US))
-            if len(copies) == 6:
-                forget_processes()
-                for row in copies[3]:
-                    change_row(path, row, row[-1])
-                numbers = [unpack(m.content).header["round"] for m, _ in asked]
-                answer = self.answer(message)
-                assert (answer.header["kind"], answer.header["at"]) == (
-                    "behind",
-                    numbers[-3],
-                )
-                for earlier, reply in asked[-2:]:
-                    assert_same(self.answer(earlier), unpack(reply.content))
-                again = [row[:2] for row in self.committed(US)]
-                assert again == [row[:2] for row in copies[-1]]
-            return super()._deliver(message)
 
-    run(tmp_path, "covered", Restoring)
+def take_database(grid):
+    close_databases()
+    path = grid.database(US)
+    return path.read_bytes() if path.exists() else b""
+
+
+def put_database(grid, data):
+    grid.database(US).write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("take", "put"),
+    [(lambda grid: grid.committed(US), put_rows), (take_database, put_database)],
+    ids=["rows", "database"],
+)
+def test_a_state_that_was_restored_from_a_copy_is_behind(
+    tmp_path, check_as_plain, take, put
+):
+    """The ledger of a whole database is as old: what is said again is paid again."""
+    copies: list = []
+
+    def restore(grid, message):
+        copy = message.metadata.dst_node_id == US and take(grid)
+        if not copy:
+            return
+        copies.append(copy)
+        if len(copies) == 6:
+            entries = [row[:2] for row in grid.committed(US)]
+            forget_processes()
+            put(grid, copies[3])
+            answer, asked = grid.answer(message), grid.asked[US]
+            assert answer.header["kind"] == "behind"
+            assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
+            for earlier, reply in asked[-2:]:
+                assert_same(grid.answer(earlier), unpack(reply.content))
+            assert [row[:2] for row in grid.committed(US)] == entries
+
+    grid, strategy = run(tmp_path, "covered", before=restore)
     assert len(copies) > 6
-
-
-def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path):
-    """Its ledger is as old as its state: what is said again is paid for again there."""
-    copies: list[bytes] = []
-
-    class Restoring(Sites):
-        def _deliver(self, message):
-            if message.metadata.dst_node_id != US or not self.database(US).exists():
-                return super()._deliver(message)
-            close_databases()
-            copies.append(self.database(US).read_bytes())
-            if len(copies) == 6:
-                self.database(US).write_bytes(copies[3])
-                forget_processes()
-                answer = self.answer(message)
-                assert answer.header["kind"] == "behind"
-                for earlier, reply in self.asked[US][-2:]:
-                    assert_same(self.answer(earlier), unpack(reply.content))
-            return super()._deliver(message)
-
-    grid, _ = run(tmp_path / "restored", "covered", Restoring)
-    plain, _ = run(tmp_path / "plain", "covered")
-    assert len(copies) > 6
-    assert spent(grid) == spent(plain)
+    check_as_plain(grid, strategy, "covered")
 
 
 # kills
@@ -452,8 +445,8 @@ class Killed(Sites):
         kills: by action, how often.
     """
 
-    def __init__(self, folder, policies=None):
-        super().__init__(folder, policies)
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
         self.kills: dict[str, int] = {}
 
     def _deliver(self, message):
@@ -471,14 +464,11 @@ class Killed(Sites):
 
 
 @pytest.mark.parametrize("kind", ["covered", "sgd"])
-def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, kind):
-    grid, strategy = run(tmp_path / "killed", kind, Killed, num_epochs=1)
-    plain, expected = run(tmp_path / "plain", kind, num_epochs=1)
-    assert spent(grid) == spent(plain)
-    if kind == "sgd":  # in the others sites draw anew
-        assert strategy.report.final_train == pytest.approx(
-            expected.report.final_train, rel=1e-9
-        )
+def test_wherever_a_site_is_killed_the_same_message_does_it_all(
+    tmp_path, check_as_plain, kind
+):
+    grid, strategy = run(tmp_path, kind, Killed, num_epochs=1)
+    check_as_plain(grid, strategy, kind, num_epochs=1)
     assert min(grid.kills.values()) >= 5
     assert not {
         name for node in grid.contexts for name in grid.site(node).store.names()
@@ -488,44 +478,37 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, kind):
 # what else may go wrong
 
 
-def test_a_full_disk_is_over_some_time(tmp_path):
+def test_a_full_disk_is_over_some_time(tmp_path, check_as_plain):
     """The site says so, nothing has happened, and the same message does it all."""
-
-    class Full(Sites):
-        def _deliver(self, message):
-            if message.metadata.message_type == Action.CONSENSUS and not seen:
-                seen.append(self.site(US).store.last().number)
-                with HOOKS[Fault.DISK_FULL]():
-                    answer = self.answer(message)
-                assert answer.header["kind"] == "transient"
-                assert "No space left" in answer.header["error"]
-                assert self.site(US).store.last().number == seen[0]
-            return super()._deliver(message)
-
     seen: list[int] = []
-    grid, _ = run(tmp_path / "full", "covered", Full, num_epochs=1)
-    plain, _ = run(tmp_path / "plain", "covered", num_epochs=1)
+
+    def fill(grid, message):
+        seen.append(grid.site(US).store.last().number)
+        with HOOKS[Fault.DISK_FULL]():
+            answer = grid.answer(message)
+        assert answer.header["kind"] == "transient"
+        assert "No space left" in answer.header["error"]
+        assert grid.site(US).store.last().number == seen[0]
+
+    before = at_first(Action.CONSENSUS, fill)
+    grid, strategy = run(tmp_path, "covered", before=before, num_epochs=1)
     assert seen
-    assert spent(grid) == spent(plain)
+    check_as_plain(grid, strategy, "covered", num_epochs=1)
 
 
 def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
-    class Diverging(Sites):
-        def _deliver(self, message):
-            if message.metadata.message_type == Action.SGD and not seen:
-                node = message.metadata.dst_node_id
-                before = self.kept(node)
-                with monkeypatch.context() as broken:
-                    broken.setattr(Participant, "step", overflow)
-                    seen.append(self.answer(message))
-                assert self.kept(node) == before
-            return super()._deliver(message)
-
     def overflow(shard, *_):
         shard.model.parameters = np.full_like(shard.model.parameters, np.nan)
 
+    def diverge(grid, message):
+        before = grid.kept(SHOP)
+        with monkeypatch.context() as broken:
+            broken.setattr(Participant, "step", overflow)
+            seen.append(grid.answer(message))
+        assert grid.kept(SHOP) == before
+
     seen: list[Packet] = []
-    run(tmp_path, "sgd", Diverging)
+    run(tmp_path, "sgd", before=at_first(Action.SGD, diverge, SHOP))
     (answer,) = seen
     assert answer.header["kind"] == "diverged"
     assert "table o: the model is not finite any more" in answer.header["error"]
@@ -533,7 +516,9 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     assert not answer.arrays
 
 
-def test_messages_that_come_at_once_are_answered_one_after_the_other(tmp_path):
+def test_messages_that_come_at_once_are_answered_one_after_the_other(
+    tmp_path, check_as_plain
+):
     class AtOnce(Sites):
         def _deliver(self, message):
             if message.metadata.message_type != Action.ADMM:
@@ -543,46 +528,39 @@ def test_messages_that_come_at_once_are_answered_one_after_the_other(tmp_path):
             assert len({bytes_of(reply) for reply in replies}) == 1
             return replies[0]
 
-    grid, _ = run(tmp_path / "at-once", "covered", AtOnce)
-    plain, _ = run(tmp_path / "plain", "covered")
-    assert spent(grid) == spent(plain)
+    grid, strategy = run(tmp_path, "covered", AtOnce)
+    check_as_plain(grid, strategy, "covered")
 
 
-RUN_FORM = "allowed: `str`"
-ROUND_FORM = "allowed: `int"
-ENVELOPES = {
-    "no run": ({"run": None}, f"'run' is None; {RUN_FORM}"),
-    "a path": ({"run": "../" + "a" * 29}, RUN_FORM),
-    "a line": ({"run": "a" * 32 + "\n"}, RUN_FORM),
-    "upper case": ({"run": "A" * 32}, RUN_FORM),
-    "no run's": ({"run": "0" * 32}, f"'run' is '{'0' * 32}', which names none"),
-    "no round": ({"round": None}, f"'round' is None; {ROUND_FORM}"),
-    "below 0": ({"round": -1}, f"'round' is -1; {ROUND_FORM}"),
-    "a float": ({"round": 1.0}, f"'round' is 1.0; {ROUND_FORM}"),
-    "a truth": ({"round": True}, f"'round' is True; {ROUND_FORM}"),
-    "itself": ({"round": 3, "after": 3}, "'after' is 3, but must be below 'round', 3"),
-    "text": ({"after": "1"}, f"'after' is '1'; {ROUND_FORM}"),
-}
-
-
-@pytest.mark.parametrize("what", ENVELOPES)
-def test_a_message_of_no_run_or_round_is_refused(tmp_path, what):
-    changes, match = ENVELOPES[what]
+# what else an envelope cannot be is in tests/unit/protocol/test_messages.py
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"run": None}, "'run' is None; allowed: `str`"),
+        ({"run": "../" + "a" * 29}, "allowed: `str`"),
+        ({"run": "a" * 32 + "\n"}, "allowed: `str`"),
+        ({"run": "0" * 32}, f"'run' is '{'0' * 32}', which names none"),
+        ({"round": True}, "'round' is True; allowed: `int"),
+        ({"round": 3, "after": 3}, "'after' is 3, but must be below 'round', 3"),
+    ],
+)
+def test_a_message_of_no_run_or_round_is_refused(tmp_path, changes, match):
     grid = Sites(tmp_path)
-    header = {"run": "ab" * 16, "round": 1, "after": None, **changes}
-    message = Message(pack(Packet(header)), dst_node_id=US, message_type=Action.FINISH)
-    answer = grid.answer(message)
+    answer = grid.answer(finish_message(**changes))
     assert match in answer.header["error"]
     assert answer.header["kind"] == "refused"
     assert not grid.state_dir(US).exists()
     grid.close()
 
 
+def finish_message(**header):
+    packet = Packet({"run": "ab" * 16, "round": 7, "after": 5, **header})
+    return Message(pack(packet), dst_node_id=US, message_type=Action.FINISH)
+
+
 def test_the_end_of_a_run_that_nobody_knows_leaves_nothing(tmp_path):
     grid = Sites(tmp_path)
-    header = {"run": "ab" * 16, "round": 7, "after": 5}
-    message = Message(pack(Packet(header)), dst_node_id=US, message_type=Action.FINISH)
-    answer = grid.answer(message)
+    answer = grid.answer(finish_message())
     assert (answer.header["round"], answer.header["ledger"]) == (7, [])
     assert not list(grid.state_dir(US).glob("ab*"))
     grid.close()
