@@ -13,7 +13,7 @@ __all__ = ["mariadb", "postgresql"]
 
 LONGEST = (
     *("test_deployment", "test_private_runs", "test_hostile_server", "test_tables"),
-    *("test_sites", "test_pushdown", "test_end_to_end", "test_kill_runs"),
+    *("test_sites", "test_pushdown", "test_end_to_end", "test_kills"),
     *("test_flights_databases", "test_vfl", "test_training", "test_left_join"),
     *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
     *("test_personalised", "test_sgd", "test_resume", "test_fuzz", "test_attacks"),

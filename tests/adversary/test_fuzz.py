@@ -2,11 +2,10 @@
 
 import logging
 import os
-import sqlite3
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from client_apps.data.database import FILE as DATABASE
 from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import (
     CoresetKMeans,
@@ -26,6 +26,7 @@ from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
+from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, train
 from tp_flower.protocol.messages import EXCHANGES, RUN_DIGITS
@@ -39,72 +40,76 @@ MOST_BYTES = 1 << 25
 SAID = {"error", "part", "kind", "at", "round"}
 """What a refusal may say."""
 
-DATABASE, LOCK = "site.db", ".lock"
-ENTRY = "id, run, name, touched, meta, layout, checksum, data"
+ENTRIES = "SELECT id, run, name, touched, meta, layout, checksum, data FROM entries"
+LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
 READ = ("cache", ROW_ORDER_KEY)
 """Where a refused request may leave the rows that it has read."""
 
-Files = dict[Path, bytes]
+
+def files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The files of a site beside its database, but for locks: their size and time."""
+    return {
+        path: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith((DATABASE, ".lock"))
+    }
 
 
-def files(folder: Path) -> Iterator[Path]:
-    """The files of a site beside its database, but for locks."""
-    found = (path for path in folder.rglob("*") if path.name != LOCK)
-    return (path for path in found if path.is_file() and not is_database(path.name))
+class Kept:
+    """What a site keeps, to be compared, and put back after a good request."""
 
+    def __init__(self, context: Context) -> None:
+        self.folder = Path(str(context.node_config["state-dir"]))
+        self._contents = {path: path.read_bytes() for path in files(self.folder)}
+        self._files, self._rows = files(self.folder), self._read_rows()
 
-def is_database(name: str) -> bool:
-    return name.startswith(DATABASE)
+    def _read_rows(self) -> list[list[tuple]]:
+        path = self.folder / DATABASE
+        return [rows_in(path, query) for query in (f"{ENTRIES} ORDER BY id", LEDGER)]
 
+    def check(self, what: object, content: RecordDict) -> None:
+        """Assert that a mutant has changed nothing.
 
-class Rows:
-    """The rows of a site's database, to be compared and put back.
-
-    Args:
-        folder: of the site; without a database it has no rows.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / DATABASE
-        self._rows = self._read()
-
-    def check(self, what: object) -> None:
-        assert self._read() == self._rows, what
+        A round in progress may have begun entries of the run that the mutant names,
+        which nobody sees until it is committed: they are taken away.
+        """
+        assert self._read_rows() == self._rows, what
+        is_new = False
+        for path, _ in files(self.folder).items() ^ self._files.items():
+            place = path.relative_to(self.folder).parts
+            if place[0] in READ:
+                continue
+            run, is_new = place[0][:RUN_DIGITS], True
+            is_begun = run in text_of(content) and len(run) == RUN_DIGITS
+            assert is_begun, (what, path)
+            assert len(place) > 2, (what, path)
+            assert path not in self._contents, (what, path)
+        if is_new:
+            self.restore()
 
     def restore(self) -> None:
-        """Put the entries back; the ledger only grows."""
-        if not self._path.exists():
-            return
-        marks = ", ".join("?" * len(ENTRY.split(",")))
-        with closing(sqlite3.connect(self._path)) as database, database:
-            database.execute("DELETE FROM entries")
-            insert = f"INSERT INTO entries ({ENTRY}) VALUES ({marks})"
-            database.executemany(insert, self._rows[0])
-        self._rows = self._read()
+        """Put it back; the ledger only grows."""
+        for path in files(self.folder):
+            if path not in self._contents:
+                path.unlink()
+                with suppress(OSError):  # there are others in it
+                    path.parent.rmdir()
+        for path, data in self._contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+        database = self.folder / DATABASE
+        rows_in(database, "DELETE FROM entries")
+        for row in self._rows[0]:
+            marks = ", ".join("?" * len(row))
+            columns = ENTRIES.removeprefix("SELECT ").removesuffix(" FROM entries")
+            rows_in(database, f"INSERT INTO entries ({columns}) VALUES ({marks})", *row)
+        self._files, self._rows = files(self.folder), self._read_rows()
 
-    def _read(self) -> tuple[list, list]:
-        if not self._path.exists():
-            return [], []
-        with closing(sqlite3.connect(self._path)) as database:
-            entries = database.execute(f"SELECT {ENTRY} FROM entries ORDER BY id")
-            ledger = database.execute("SELECT seq, line FROM ledger ORDER BY seq")
-            return entries.fetchall(), ledger.fetchall()
-
-
-def traces(folder: Path) -> dict[str, tuple[int, int]]:
-    """What tells, without reading it, that a file of a site was written."""
-    found, folders = {}, [str(folder)] if folder.exists() else []
-    for name in folders:
-        with os.scandir(name) as entries:
-            for entry in entries:
-                if entry.name in (*READ, LOCK) or is_database(entry.name):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                else:
-                    status = entry.stat(follow_symlinks=False)
-                    found[entry.path] = status.st_size, status.st_mtime_ns
-    return found
+    def check_content(self) -> None:
+        """Assert that the files are the same, byte for byte."""
+        for path, data in self._contents.items():
+            assert path.read_bytes() == data, path
 
 
 def text_of(content: RecordDict) -> str:
@@ -113,69 +118,11 @@ def text_of(content: RecordDict) -> str:
     return str(record.get(HEADER)) if isinstance(record, ConfigRecord) else ""
 
 
-class Kept:
-    """What a site keeps, to be compared, and put back after a good request.
-
-    Args:
-        context: of the site.
-    """
-
-    def __init__(self, context: Context) -> None:
-        self.folder = Path(str(context.node_config["state-dir"]))
-        self._files = {path: path.read_bytes() for path in files(self.folder)}
-        self._seen = traces(self.folder)
-        self._rows = Rows(self.folder)
-
-    def check(self, what: object, content: RecordDict) -> None:
-        """Assert that a mutant has changed nothing.
-
-        A round in progress may have begun entries of the run that the mutant names,
-        which nobody sees until it is committed: they are taken away.
-        """
-        self._rows.check(what)
-        now = traces(self.folder)
-        if now == self._seen:
-            return
-        for path in {Path(name) for name, _ in now.items() ^ self._seen.items()}:
-            place = path.relative_to(self.folder).parts
-            run = place[0][:RUN_DIGITS]
-            is_begun = run in text_of(content) and len(run) == RUN_DIGITS
-            is_begun = is_begun and len(place) > 2
-            assert is_begun, (what, path)
-            assert path not in self._files, (what, path)
-        self.restore()
-
-    def restore(self) -> None:
-        """Put it back; the ledger only grows."""
-        for path in list(files(self.folder)):
-            if path not in self._files:
-                path.unlink()
-                with suppress(OSError):  # there are others in it
-                    path.parent.rmdir()
-        for path, data in self._files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_bytes() != data:
-                path.write_bytes(data)
-        self._rows.restore()
-        self._seen = traces(self.folder)
-
-    def check_content(self) -> None:
-        """Assert that the files are the same, byte for byte."""
-        for path, data in self._files.items():
-            assert path.read_bytes() == data, path
-
-
 class FuzzingGrid(HostileGrid):
     """Send mutants of the first request of each kind before the request itself.
 
-    Args:
-        folder: for the sites' files.
-        rng: makes the mutants.
-        counts: by action, how many are to be refused.
-
-    Attributes:
-        refused: how many of each action were.
-        accepted: how many were good requests again.
+    ``counts`` says, by action, how many are to be refused; ``refused`` how many were.
+    Others were good requests again.
     """
 
     def __init__(self, folder: Path, rng: np.random.Generator, counts: dict) -> None:
@@ -183,7 +130,6 @@ class FuzzingGrid(HostileGrid):
         self._fuzzer = Fuzzer(rng, folder)
         self._counts = dict(counts)
         self.refused: Counter[str] = Counter()
-        self.accepted: Counter[str] = Counter()
 
     def _deliver(self, message: Message) -> Message:
         action, node = message.metadata.message_type, message.metadata.dst_node_id
@@ -210,7 +156,6 @@ class FuzzingGrid(HostileGrid):
                 assert set(header) <= SAID, (action, what, header)
                 kept.check((action, what, header), content)
             else:
-                self.accepted[action] += 1
                 kept.restore()
         kept.check_content()
 

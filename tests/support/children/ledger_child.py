@@ -1,4 +1,4 @@
-"""Processes that use a ledger and are killed; run by test_ledger_kill.py.
+"""Processes that use a ledger and are killed; run by test_kills.py.
 
 ``python ledger_child.py loop FOLDER RUN`` releases for ever: it pays, then writes what
 has left to its standard output.
@@ -46,9 +46,9 @@ def loop(folder, run):
     ledger.reserve(run, [Reservation(STEP, LIMIT)], {})
     while True:
         ledger.spend(run, [(1, "gradients", 0)])
-        os.write(1, b"g")
+        os.write(1, b"g\n")
         ledger.charge(run, STATISTICS, {})
-        os.write(1, b"s")
+        os.write(1, b"s\n")
 
 
 def work(folder, leave):

@@ -1,4 +1,4 @@
-"""A process that runs a federation and is killed; run by test_kill_runs.py.
+"""A process that runs a federation and is killed; run by test_kills.py.
 
 ``python run_child.py FOLDER EPOCHS`` trains over the tables file in FOLDER, with the
 sites' state there, and writes a line of JSON to its standard output for every reply

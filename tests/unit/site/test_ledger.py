@@ -1,6 +1,6 @@
 """The ledger adds up what was released, and keeps it whatever happens to the process.
 
-What happens to a process that is killed is in test_ledger_kill.py.
+What happens to a process that is killed is in test_kills.py.
 """
 
 import json
