@@ -22,14 +22,14 @@ from tests.support.peers.hostile import (
     US,
     US_PART,
     HostileGrid,
-    StoppedError,
     array,
+    arrays,
     header,
     train,
     wrong_arrays,
     wrong_headers,
 )
-from tests.support.peers.hostile_runs import once, refused, spread
+from tests.support.peers.hostile_runs import answers_to, refused, spread
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.settings import PrivacySettings, Settings
@@ -151,27 +151,22 @@ def test_hostile_lists_are_refused(tmp_path, change, match):
 def lonely(*rows):
     """Two batches of two joined rows each, over these rows of the US shard."""
 
-    def change(packet):
-        arrays = {
-            **packet.arrays,
-            (US_PART, "expanded-trained"): np.array(rows, np.int32),
-            (US_PART, "batch-start"): np.array([0, 2, 4], np.int32),
-            (US_PART, "batch-rows"): np.arange(4, dtype=np.int32),
-        }
-        return Packet(packet.header, arrays)
-
-    return change
+    return arrays(
+        US_PART,
+        expanded_trained=np.array(rows, np.int32),
+        batch_start=np.array([0, 2, 4], np.int32),
+        batch_rows=np.arange(4, dtype=np.int32),
+    )
 
 
 def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
-    changes = once(
-        "train.prepare", US, alone=lonely(0, 0, 1, 2), both=lonely(0, 1, 0, 2)
+    alone, both = answers_to(
+        *(tmp_path, "train.prepare", US),
+        {"alone": lonely(0, 0, 1, 2), "both": lonely(0, 1, 0, 2)},
+        VflSGD,
+        policies={"customers": "min-rows = 2"},
+        batch_size=12,
     )
-    rules = {"customers": "min-rows = 2"}
-    grid = HostileGrid(tmp_path, changes, rules, stops=True)
-    with pytest.raises(StoppedError):
-        train(grid, VflSGD, batch_size=12)
-    alone, both = grid.answers
     alone.check_nothing_left()
     assert "a batch's gradient of table 'c' would be of too few rows" in alone.error
     assert not both.error
