@@ -127,23 +127,6 @@ def finish_request(model: ModelVersion) -> FinishRequest:
     )
 
 
-def read_outcome(
-    replies: Replies, problem: TrainingProblem, local_scores: LocalScores
-) -> Outcome:
-    """Return the outcome of the sites' last replies and their last scores."""
-    return Outcome(
-        digests=read_digests(replies, problem.parts),
-        coefficients={
-            name: weights
-            for name, table in problem.tables.items()
-            if (weights := _coefficients(replies, table)) is not None
-        },
-        contributions=contributions(
-            problem.train, local_scores, problem.weighting.train_rows
-        ),
-    )
-
-
 def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     """Return the digests that the sites report, by part."""
     digests = {
@@ -532,4 +515,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
-        return read_outcome(replies, problem, self.local_scores)
+        coefficients = {
+            name: weights
+            for name, table in problem.tables.items()
+            if (weights := _coefficients(replies, table)) is not None
+        }
+        contributed = contributions(
+            problem.train, self.local_scores, problem.weighting.train_rows
+        )
+        return Outcome(read_digests(replies, problem.parts), coefficients, contributed)

@@ -66,7 +66,11 @@ class PairRatio:
 
 def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRatio:
     """Return tau and its median, each least over the tables, over pairs of rows."""
-    first, second = _pairs(len(blocks[0]), rng)
+    rows = len(blocks[0])
+    if rows * (rows - 1) // 2 <= MOST_PAIRS:
+        first, second = np.triu_indices(rows, 1)
+    else:
+        first, second = rng.integers(rows, size=(2, MOST_PAIRS))
     local = np.stack([_squared_distances(block, first, second) for block in blocks])
     total = local.sum(axis=0)
     local, total = local[:, total > 0], total[total > 0]
@@ -76,16 +80,6 @@ def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRat
     # of an even number of pairs the median is between two, one of them infinite or not
     middle = np.sort(ratios, axis=1)[:, len(total) // 2]
     return PairRatio(float(ratios.max(axis=1).min()), float(middle.min()))
-
-
-def _pairs(
-    rows: int, rng: np.random.Generator
-) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-    if rows * (rows - 1) // 2 <= MOST_PAIRS:
-        first, second = np.triu_indices(rows, 1)
-        return first, second
-    first, second = rng.integers(rows, size=(2, MOST_PAIRS))
-    return first, second
 
 
 def _squared_distances(

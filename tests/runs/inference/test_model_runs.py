@@ -18,7 +18,7 @@ from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
-from strategies.training.base import finish_request, read_outcome
+from strategies.training.base import finish_request
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -270,7 +270,7 @@ def outcome_of(strategy, parts, arrays=None):
     reply = Message(pack(Packet(header, arrays or {})), shop, "query.finish")
     collected = collect_replies(request, [(shop, reply)], {shop: "shop"})
     replies = Replies.of(collected.answers)
-    return read_outcome(replies, federation, strategy.local_scores)
+    return strategy.outcome_of(replies, federation)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_digests_that_are_none_are_refused(trained, parts, match):
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    outcome = read_outcome(Replies({}, {}), federation, strategy.local_scores)
+    outcome = strategy.outcome_of(Replies({}, {}), federation)
     assert outcome.digests == {0: "", 1: "", 2: ""}
 
 
