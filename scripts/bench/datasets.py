@@ -9,13 +9,13 @@ import pandas as pd
 
 from scripts.bench.harness import SkippedSuite
 from scripts.data.dataset import Dataset
+from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import (
     SQL,
     TEST_FRACTION,
     has_movielens,
     read_movielens,
 )
-from scripts.data.store import STORE_SQL, make_store
 from tp_flower.sources.flights import (
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,

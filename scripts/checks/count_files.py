@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 from client_apps.app import app
-from scripts.data.store import STORE_CLASSIFICATION_SQL, make_store
+from scripts.data.make_store import STORE_CLASSIFICATION_SQL, make_store
 from strategies import Predict, TablePuppetADMM
 from strategies.inference.manifest import make_manifest
 from strategies.run.grid import InProcessGrid

@@ -10,18 +10,16 @@ flights late (:mod:`tp_flower.sources.flights` has the four tables).
 
 import argparse
 import sys
-from collections.abc import Sequence
 
 import duckdb
 
 from scripts.data.run_files import (
     RUN_FILE,
     print_commands,
-    run_script,
+    script,
     write_run,
     write_tables,
 )
-from tp_flower.duckdb_engine import quote_text
 from tp_flower.sources.flights import flights_tables
 
 QUESTION = "Will a flight be more than 15 minutes late? A model for every carrier."
@@ -51,34 +49,27 @@ ORDER BY f.carrier, f.time_hour, f.flight
 """
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write a Parquet file per carrier, and how to train; return the exit status."""
-    return run_script(__doc__, write, arguments)
-
-
 def write(options: argparse.Namespace) -> None:
     """Write the files to OUTPUT."""
     files = {
         table: str([str(path) for path in shards.values()])
         for table, shards in flights_tables().items()
     }
+    shards = []
     with duckdb.connect() as connection:
         connection.execute(f"CREATE TABLE departures AS {DEPARTURES.format_map(files)}")
-        listed = connection.execute(
-            "SELECT DISTINCT carrier FROM departures ORDER BY 1"
-        )
-        carriers = [str(carrier) for (carrier,) in listed.fetchall()]
-        for carrier in carriers:
-            path = quote_text(str(options.output / f"{carrier}.parquet"))
-            connection.execute(
-                "COPY (SELECT * EXCLUDE carrier FROM departures WHERE carrier = "
-                f"{quote_text(carrier)}) TO {path} (FORMAT parquet)"
-            )
-    shards = [(f"{carrier}.parquet", carrier) for carrier in carriers]
+        carriers = connection.sql("SELECT DISTINCT carrier FROM departures ORDER BY 1")
+        for (carrier,) in carriers.fetchall():
+            rows = connection.table("departures").filter(f"carrier = '{carrier}'")
+            file = f"{carrier}.parquet"
+            rows.select("* EXCLUDE carrier").write_parquet(str(options.output / file))
+            shards.append((file, carrier))
     write_tables(options.output, {"departures": shards})
     run = write_run(options.output / RUN_FILE, QUESTION, SQL, SETTINGS)
     print_commands("The flights by carrier", options.output, [run])
 
+
+main = script(__doc__, write)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

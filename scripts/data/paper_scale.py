@@ -15,7 +15,7 @@ tables a few numbers per row.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -63,20 +63,14 @@ class PaperScale:
     @property
     def sql(self) -> str:
         """The query that joins all of them."""
-        features = [
-            f"{name}.x{place}"
-            for name, table in self.tables.items()
-            for place in range(table.features)
-            if name != self.table
-        ]
-        joins = [
-            f"JOIN {parent} ON {name}.{parent}_id = {parent}.{parent}_id"
-            for name, table in self.tables.items()
-            for parent in table.parents
-        ]
-        names = ", ".join([f"{self.table}.vector", *features])
+        features, joins = [f"{self.table}.vector"], []
+        for name, table in self.tables.items():
+            if name != self.table:
+                features += [f"{name}.x{place}" for place in range(table.features)]
+            for parent in table.parents:
+                joins += [f"JOIN {parent} ON {name}.{parent}_id = {parent}.{parent}_id"]
         return (
-            f"SELECT {self.table}.label AS label,\n    {names}\n"
+            f"SELECT {self.table}.label AS label,\n    {', '.join(features)}\n"
             f"FROM {self.table}\n" + "\n".join(joins)
         )
 
@@ -119,9 +113,6 @@ def write_paper_scale(
         folder: made if need be; at factor 1 the files take 10 GB.
         factor: of the rows of every table, > 0.
         seed: equal seeds make equal files.
-
-    Raises:
-        ValueError: there is no such data set, or the factor is not above 0.
     """
     if name not in PAPER_SCALES:
         raise ValueError(f"{name!r} is none of {', '.join(PAPER_SCALES)}")
@@ -141,16 +132,15 @@ def write_paper_scale(
         numbers = draw.standard_normal((rows, table.features))
         effect = numbers @ draw.normal(0.0, 0.3, (table.features, scale.classes))
         keys = _draw_keys(table.parents, rows, effects, draw)
-        columns: dict[str, npt.NDArray[Any]] = {
+        columns = {
             f"{name}_id": np.arange(rows, dtype=np.int32),
             **keys,
             **{f"x{place}": numbers[:, place] for place in range(table.features)},
         }
         pq.write_table(pa.table(columns), path)
         effects[name] = effect + _parents_effects(keys, effects)
-    return write_tables(
-        folder, {name: [(f"{name}.parquet", name)] for name in scale.tables}
-    )
+    shards = {name: [(f"{name}.parquet", name)] for name in scale.tables}
+    return write_tables(folder, shards)
 
 
 def _write_largest(

@@ -22,7 +22,7 @@ Diagnoses are those of the whole admission, which a hospital codes at its end.
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -33,8 +33,8 @@ from scripts.data.run_files import (
     DataError,
     check_columns,
     columns_of,
-    one_row,
-    run_script,
+    find_file,
+    script,
     write_batches,
     write_dataset,
 )
@@ -67,12 +67,6 @@ JOIN diagnoses AS d ON s.hadm_id = d.hadm_id
 """
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the tables and the files to train on them; return the exit status."""
-    options = {"stays": (int, 500, "read at a time")}
-    return run_script(__doc__, prepare, arguments, "official files", options)
-
-
 def prepare(options: argparse.Namespace) -> None:
     """Read the official files and write OUTPUT."""
     output: Path = options.output
@@ -84,7 +78,8 @@ def prepare(options: argparse.Namespace) -> None:
     ):
         connection.execute("CREATE SCHEMA official")
         for name, definition in FILES.items():
-            _open(connection, options.folder, name, columns_of(definition))
+            path = find_file(options.folder, f"{name}.csv", f"{name}.csv.gz")
+            _open(connection, path, name, columns_of(definition))
         connection.read_csv(str(HERE / "mimic_items.csv")).create("items")
         connection.execute((HERE / "mimic.sql").read_text(encoding="utf-8"))
         for table in TABLES[1:]:
@@ -106,15 +101,11 @@ def prepare(options: argparse.Namespace) -> None:
 
 def _open(
     connection: duckdb.DuckDBPyConnection,
-    folder: Path,
+    path: Path,
     name: str,
     columns: Mapping[str, str],
 ) -> None:
     """Make a view of an official file, with its types; its header is checked."""
-    paths = [folder / f"{name}{suffix}" for suffix in (".csv", ".csv.gz")]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise DataError(f"{folder} has no {name}.csv or {name}.csv.gz of MIMIC-III")
     # blank values are missing ones, quoted or not
     read = (
         f"read_csv({quote_text(str(path))}, header = true, all_varchar = true, "
@@ -130,12 +121,15 @@ def _events(
     connection: duckdb.DuckDBPyConnection, stays: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield a row per hour and stay, so many stays at a time."""
-    (last,) = one_row(connection, "SELECT max(number) FROM cohort")
-    for first in range(1, last + 1, stays):
+    for first in range(1, len(connection.table("cohort")) + 1, stays):
         connection.execute(f"SET VARIABLE first_stay = {first}")
         connection.execute(f"SET VARIABLE last_stay = {first + stays - 1}")
         yield from connection.sql("FROM events").to_arrow_reader(BATCH_ROWS)
 
+
+main = script(
+    __doc__, prepare, "official files", {"stays": (int, 500, "read at a time")}
+)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

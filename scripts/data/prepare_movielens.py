@@ -9,10 +9,11 @@ papers' embedding. The data may not be passed on: https://grouplens.org/datasets
 """
 
 import argparse
+import shutil
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -20,8 +21,8 @@ import duckdb
 import pandas as pd
 import pyarrow.parquet as pq
 
-from scripts.data.bag_of_words import hashed_words
-from scripts.data.run_files import DataError, run_script, write_dataset
+from scripts.data.prepare_yelp import hashed_words
+from scripts.data.run_files import DataError, script, write_dataset
 from tp_flower.duckdb_engine import quote_text
 
 HERE = Path(__file__).parent
@@ -52,11 +53,6 @@ PROBLEMS = {
 """Rows that the official files do not have; others of the same shape do."""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the tables and the files to train on them; return the exit status."""
-    return run_script(__doc__, prepare, arguments, "the unpacked archive, or the .zip")
-
-
 def prepare(options: argparse.Namespace) -> None:
     """Read the archive and write OUTPUT."""
     with _tables_of(options.folder) as connection:
@@ -78,42 +74,31 @@ def prepare(options: argparse.Namespace) -> None:
 
 def has_movielens(folder: Path | None) -> bool:
     """Whether the folder or archive is one of MovieLens."""
+    if folder is None:
+        return False
     try:
-        return folder is not None and bool(_find_archive(folder))
-    except (DataError, OSError):
+        with _official_files(folder):
+            return True
+    except DataError:
         return False
 
 
 def read_movielens(folder: Path) -> dict[str, pd.DataFrame]:
-    """Return ratings, movies (a row per genre) and users.
-
-    Raises:
-        DataError: the folder or archive is not one of MovieLens.
-        duckdb.Error: a file is not of the official format.
-    """
+    """Return ratings, movies (a row per genre) and users."""
     with _tables_of(folder) as connection:
-        frames: dict[str, pd.DataFrame] = {
-            table: connection.table(table).df() for table in TABLES
-        }
+        frames = {table: connection.table(table).df() for table in TABLES}
     return {**frames, "movies": frames["movies"].drop(columns="title")}
 
 
 @contextmanager
 def _tables_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection that has the papers' tables; their rows are checked."""
-    script, files = _find_archive(folder)
     with (
-        tempfile.TemporaryDirectory() as work,
+        _official_files(folder) as (script_file, source),
         closing(duckdb.connect()) as connection,
     ):
-        if folder.is_dir():
-            source = folder
-        else:
-            with zipfile.ZipFile(folder) as packed:
-                source = Path(packed.extract(files[0], work)).parent
-                packed.extractall(work, files)
         connection.execute(f"SET VARIABLE folder = {quote_text(str(source))}")
-        connection.execute((HERE / script).read_text(encoding="utf-8"))
+        connection.execute((HERE / script_file).read_text(encoding="utf-8"))
         connection.execute(f"CREATE TABLE users AS {USERS}")
         for problem, rows in PROBLEMS.items():
             if wrong := connection.execute(f"SELECT * {rows} LIMIT 1").fetchall():
@@ -121,25 +106,27 @@ def _tables_of(folder: Path) -> Iterator[duckdb.DuckDBPyConnection]:
         yield connection
 
 
-def _find_archive(folder: Path) -> tuple[str, list[str]]:
-    """Return the SQL file of a folder or .zip, and the paths in it of its files."""
-    if folder.is_dir():
-        paths = {path.name: path.name for path in folder.iterdir()}
-    elif not folder.exists():
-        raise DataError(f"{folder} does not exist")
-    elif not zipfile.is_zipfile(folder):
-        raise DataError(f"{folder} is neither a folder nor a .zip archive")
-    else:
-        with zipfile.ZipFile(folder) as packed:
-            paths = {Path(name).name: name for name in packed.namelist()}
-    lacks = []
-    for name, (script, files) in ARCHIVES.items():
-        missing = [file for file in files if file not in paths]
-        if not missing:
-            return script, [paths[file] for file in files]
-        lacks.append(f"{name} lacks {', '.join(missing)}")
+@contextmanager
+def _official_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the SQL file of a folder or .zip, and the folder that has its files."""
+    with tempfile.TemporaryDirectory() as work:
+        source = folder
+        if zipfile.is_zipfile(folder):
+            shutil.unpack_archive(folder, work, "zip")
+            source = next(filter(Path.is_dir, Path(work).iterdir()), Path(work))
+        elif not folder.is_dir():
+            raise DataError(f"{folder} is neither a folder nor a .zip archive")
+        lacks = []
+        for name, (script_file, files) in ARCHIVES.items():
+            missing = [file for file in files if not (source / file).is_file()]
+            if not missing:
+                yield script_file, source
+                return
+            lacks.append(f"{name} lacks {', '.join(missing)}")
     raise DataError(f"{folder} is not MovieLens-100K or -1M: {'; '.join(lacks)}")
 
+
+main = script(__doc__, prepare, "the unpacked archive, or the .zip")
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -24,8 +24,7 @@ from scripts.data.run_files import (
     DataError,
     check_columns,
     let_rows_leave,
-    make_folder,
-    run_script,
+    script,
     write_dataset,
 )
 
@@ -64,32 +63,23 @@ class Source:
     columns: Sequence[str]
     has_header: bool
 
-    def found_in(self, folder: Path) -> Path | None:
-        """Return the file, None if the folder has none."""
-        paths = (folder / name for name in self.files)
-        return next((path for path in paths if path.is_file()), None)
-
     def read(self, path: Path) -> pd.DataFrame:
-        """Return label and features.
-
-        Raises:
-            DataError: the file has other columns.
-        """
+        """Return label and features; raise DataError if they are not there."""
         try:
             rows = pd.read_csv(path, header="infer" if self.has_header else None)
         except (ValueError, OSError) as error:
             raise DataError(f"{path.name} cannot be read: {error}") from error
-        if self.has_header:
-            check_columns(path, list(rows), self.columns)
-            return rows[list(self.columns)]
-        is_number = all(np.issubdtype(kind, np.number) for kind in rows.dtypes)
-        if rows.shape[1] != len(self.columns) or not is_number:
-            raise DataError(
-                f"{path.name} has {rows.shape[1]} columns: {self.columns[0]} and "
-                f"{len(self.columns) - 1} numbers are expected, separated by commas, "
-                "without a header"
-            )
-        return rows.set_axis(list(self.columns), axis=1)
+        if not self.has_header:
+            rows = rows.select_dtypes("number")
+            if rows.shape[1] != len(self.columns):
+                raise DataError(
+                    f"{path.name} has {rows.shape[1]} columns of numbers, not "
+                    f"{len(self.columns)}: {self.columns[0]} and features, separated "
+                    "by commas, without a header"
+                )
+            rows.columns = pd.Index(self.columns)
+        check_columns(path, list(rows), self.columns)
+        return rows[list(self.columns)]
 
 
 SOURCES = (
@@ -141,17 +131,10 @@ def partition(rows: pd.DataFrame, parties: int) -> tuple[dict[str, pd.DataFrame]
 def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[Dataset]:
     """Yield the data sets whose official files a folder has; none without a folder."""
     for source in SOURCES:
-        path = None if folder is None else source.found_in(folder)
-        if path is None:
-            continue
-        tables, sql = partition(source.read(path), parties)
-        yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write the tables and the files to train on them; return the exit status."""
-    options = {"parties": (int, PARTIES, "tables")}
-    return run_script(__doc__, prepare, arguments, "official files", options)
+        paths = (folder / name for name in source.files) if folder else ()
+        if path := next(filter(Path.is_file, paths), None):
+            tables, sql = partition(source.read(path), parties)
+            yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -163,7 +146,7 @@ def prepare(options: argparse.Namespace) -> None:
     questions = {source.name: source.question for source in SOURCES}
     for dataset in datasets:
         output: Path = options.output / dataset.name
-        make_folder(output)
+        output.mkdir(exist_ok=True)
         for table, frame in dataset.tables.items():
             frame.to_parquet(output / f"{table}.parquet", index=False)
         write_dataset(
@@ -176,6 +159,8 @@ def prepare(options: argparse.Namespace) -> None:
         )
         let_rows_leave(output / TABLES_FILE, list(dataset.tables))
 
+
+main = script(__doc__, prepare, "official files", {"parties": (int, PARTIES, "tables")})
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

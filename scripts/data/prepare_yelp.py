@@ -11,7 +11,7 @@ the same width take their place. Memory does not grow with the reviews.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -19,13 +19,14 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from sklearn.feature_extraction.text import HashingVectorizer
 
-from scripts.data.bag_of_words import hashed_words, to_vectors
 from scripts.data.run_files import (
     DataError,
     check_columns,
     columns_of,
-    run_script,
+    find_file,
+    script,
     write_batches,
     write_dataset,
 )
@@ -77,12 +78,6 @@ REVIEWS = f"""
     FROM raw_review SEMI JOIN restaurants USING (business_id)"""
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write the tables and the files to train on them; return the exit status."""
-    options = {"embeddings": (Path, None, "of reviews: Parquet")}
-    return run_script(__doc__, prepare, arguments, "official files", options)
-
-
 def prepare(options: argparse.Namespace) -> None:
     """Read the official files and write OUTPUT."""
     output: Path = options.output
@@ -97,11 +92,12 @@ def prepare(options: argparse.Namespace) -> None:
         spill = quote_text(str(output / "spilled"))
         connection.execute(f"SET temp_directory = {spill}")
         for name, definition in FILES.items():
-            _open(connection, options.folder, name, columns_of(definition))
+            path = find_file(options.folder, f"yelp_academic_dataset_{name}.json")
+            _open(connection, path, name, columns_of(definition))
         for table, select in (("restaurants", RESTAURANTS), ("users", USERS)):
-            path = str(output / f"{table}.parquet")
-            connection.sql(select).write_parquet(path)
-            connection.read_parquet(path).create_view(table)
+            written = str(output / f"{table}.parquet")
+            connection.sql(select).write_parquet(written)
+            connection.read_parquet(written).create_view(table)
         write_batches(
             output / "reviews.parquet",
             _reviews(connection, options.embeddings),
@@ -119,15 +115,11 @@ def prepare(options: argparse.Namespace) -> None:
 
 def _open(
     connection: duckdb.DuckDBPyConnection,
-    folder: Path,
+    path: Path,
     name: str,
     columns: Mapping[str, str],
 ) -> None:
     """Make view ``raw_<name>`` of an official file, whose keys are checked."""
-    path = folder / f"yelp_academic_dataset_{name}.json"
-    if not path.is_file():
-        message = f"{path} is missing: it comes with the Yelp Open Dataset"
-        raise DataError(message)
     read = f"read_json({quote_text(str(path))}, format = 'newline_delimited'"
     try:
         keys = connection.sql(f"FROM {read}, sample_size = 1000)").columns
@@ -142,11 +134,7 @@ def _open(
 def _reviews(
     connection: duckdb.DuckDBPyConnection, path: Path | None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the reviews with a vector of each, batch by batch.
-
-    Raises:
-        DataError: the embeddings are not of these reviews, or of another width.
-    """
+    """Yield the reviews with a vector of each, batch by batch."""
     select = REVIEWS
     if path is not None:
         embeddings = connection.read_parquet(str(path))
@@ -163,10 +151,34 @@ def _reviews(
                 raise DataError(
                     f"{path} has no embedding of {WIDTH} numbers for {wrong[0]}"
                 )
-            values = np.asarray(pc.list_flatten(batch["embedding"]), np.float32)
-            vectors = to_vectors(values.reshape(len(batch), WIDTH))
+            values = pc.list_flatten(batch["embedding"]).cast(pa.float32())
+            vectors = pa.FixedSizeListArray.from_arrays(values, WIDTH)
         yield batch.select(COLUMNS).append_column("embedding", vectors)
 
+
+def hashed_words(texts: pa.Array | pa.ChunkedArray, width: int) -> pa.Array:
+    """Return how often each of ``width`` buckets of words occurs, of length 1 each.
+
+    Words are runs of letters and digits, in small letters; a missing text is zeros.
+
+    >>> vectors = hashed_words(pa.array(["Red red wine", None]), 4)
+    >>> np.square(vectors.to_pylist()).sum(axis=1).round(6).tolist()
+    [1.0, 0.0]
+    """
+    counter = HashingVectorizer(
+        n_features=width, alternate_sign=False, token_pattern=r"[^\W_]+"
+    )
+    counts = counter.transform(pc.fill_null(texts, "").to_pylist())
+    flat = pa.array(counts.toarray().astype(np.float32).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, width)
+
+
+main = script(
+    __doc__,
+    prepare,
+    "official files",
+    {"embeddings": (Path, None, "of reviews: Parquet")},
+)
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -19,27 +19,14 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tp_flower.duckdb_engine import quote_text
 from tp_flower.errors import SourceError
-from tp_flower.extraction.select_plan import kind_of
-from tp_flower.query import Query
-from tp_flower.settings import Settings
-from tp_flower.sources.shards import column_types
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLES_FILE = "tables.toml"
 RUN_FILE = "my-run.toml"
-COUNTS = {
-    "text": f"least(count(DISTINCT {{}}), {Settings().max_categories})",
-    "vector": "max(len({}))",
-}
-"""By kind, SQL for the features of a column under the default encoders; else 1."""
 
 Shards = Mapping[str, Sequence[tuple[str, str]]]
 """By table, the file and the site of each of its shards."""
-
-
-Options = Mapping[str, tuple[type, Any, str]]
 
 
 class DataError(Exception):
@@ -68,23 +55,10 @@ def write_dataset(
     run = write_run(folder / RUN_FILE, question, sql, settings)
     with duckdb.connect() as connection:
         for table in tables:
-            path = quote_text(str(folder / f"{table}.parquet"))
-            connection.execute(f"CREATE VIEW {table} AS FROM read_parquet({path})")
-        schemas = {table: column_types(connection, f"FROM {table}") for table in tables}
-        for fragment in Query.from_sql(sql).bind(schemas).fragments:
-            names = [f"c{k}" for k in range(len(fragment.features))]
-            columns = zip(fragment.features, names, strict=True)
-            items = ", ".join(["0 AS _", *(f"{f.sql} AS {n}" for f, n in columns)])
-            select = f"SELECT {items} FROM {fragment.name}"
-            kinds = column_types(connection, select)
-            counts = [COUNTS.get(kind_of(kinds[n]) or "", "1").format(n) for n in names]
-            rows, features = one_row(
-                connection,
-                f"SELECT count(*), {' + '.join(['0', *counts])} FROM ({select})",
-            )
-            print(f"  {fragment.name}: {rows:,} rows, {features} features")
-        (joined,) = one_row(connection, f"SELECT count(*) FROM ({sql})")
-    print(f"  joined: {joined:,} rows")
+            rows = connection.read_parquet(str(folder / f"{table}.parquet"))
+            rows.create_view(table)
+            print(f"  {table}: {len(rows):,} rows")
+        print(f"  joined: {len(connection.sql(sql)):,} rows")
     print_commands(title, folder, [run])
 
 
@@ -123,6 +97,11 @@ def write_run(
     return path
 
 
+def _toml(value: str | float) -> str:
+    """Return a TOML value; JSON writes texts and numbers alike."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
     """Say where the data are, and how to train on them."""
     print(f"{title} is in {folder}. To train on it, in {ROOT}:")
@@ -131,11 +110,7 @@ def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
 
 
 def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -> None:
-    """Write a Parquet file as a stream.
-
-    Raises:
-        DataError: there is no batch; ``nothing`` says why.
-    """
+    """Write a Parquet file as a stream; ``nothing`` says why there may be no batch."""
     stream = iter(batches)
     first = next(stream, None)
     if first is None:
@@ -145,71 +120,20 @@ def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -
             writer.write_batch(batch)
 
 
+def find_file(folder: Path, *names: str) -> Path:
+    """Return the first file of these names that a folder has."""
+    path = next(filter(Path.is_file, (folder / name for name in names)), None)
+    if path is None:
+        raise DataError(f"{folder} has no {' or '.join(names)}")
+    return path
+
+
 def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> None:
     """Raise DataError unless a file has the columns that are needed."""
     if missing := [column for column in needed if column not in columns]:
         raise DataError(
             f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
         )
-
-
-def one_row(connection: duckdb.DuckDBPyConnection, sql: str) -> tuple[int, ...]:
-    """Return the only row of a query for numbers."""
-    (row,) = connection.execute(sql).fetchall()
-    return tuple(int(value or 0) for value in row)
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder for data, if it is not there.
-
-    Raises:
-        DataError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        why = "is a file" if folder.is_file() else str(error.strerror)
-        raise DataError(f"no folder can be made at {folder}: {why}") from error
-
-
-def run_script(
-    doc: str | None,
-    write: Callable[[argparse.Namespace], None],
-    arguments: Sequence[str],
-    folder: str = "",
-    options: Options = MappingProxyType({}),
-) -> int:
-    """Parse the command line, make OUTPUT and write to it; return the exit status.
-
-    Args:
-        doc: of the script; its first line says what it does.
-        write: is given ``output`` and, with ``folder``, ``folder``.
-        arguments: of the command line.
-        folder: the help of FOLDER, where the script has one.
-        options: by name, the type, the default and the help.
-    """
-    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
-    paths = {"folder": folder, "output": "folder to write to"}
-    for name, text in paths.items():
-        if text:
-            parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
-    for name, (kind, default, text) in options.items():
-        help_text = f"{text} (default: {default})"
-        parser.add_argument(f"--{name}", type=kind, default=default, help=help_text)
-    parsed = parser.parse_args(arguments)
-    parsed.output = parsed.output.resolve()
-    try:
-        make_folder(parsed.output)
-        write(parsed)
-    except (DataError, SourceError, ValueError, OSError, duckdb.Error) as error:
-        # DuckDB's remedies are none here; the file comes after them
-        problem, _, rest = str(error).partition("\nPossible ")
-        file = re.search("file = (.*)", rest)
-        if file:
-            problem = f"{file[1]}: {problem.partition(': ')[2]}"
-        print(f"error: {problem}", file=sys.stderr)
-        return 2
-    return 0
 
 
 def columns_of(definition: str) -> dict[str, str]:
@@ -221,6 +145,41 @@ def columns_of(definition: str) -> dict[str, str]:
     return dict(column.split() for column in definition.split(","))
 
 
-def _toml(value: str | float) -> str:
-    """Return a TOML value; JSON writes texts and numbers alike."""
-    return json.dumps(value, ensure_ascii=False)
+def script(
+    doc: str | None,
+    write: Callable[[argparse.Namespace], None],
+    folder: str = "",
+    options: Mapping[str, tuple[type, Any, str]] = MappingProxyType({}),
+) -> Callable[[Sequence[str]], int]:
+    """Return the main function of a script that writes to a folder OUTPUT.
+
+    Args:
+        doc: of the script; its first line says what it does.
+        write: is given ``output`` and, with ``folder``, ``folder``.
+        folder: the help of FOLDER, where the script has one.
+        options: by name, the type, the default and the help.
+    """
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    for name, text in (("folder", folder), ("output", "folder to write to")):
+        if text:
+            parser.add_argument(name, type=Path, metavar=name.upper(), help=text)
+    for name, (kind, default, text) in options.items():
+        help_text = f"{text} (default: {default})"
+        parser.add_argument(f"--{name}", type=kind, default=default, help=help_text)
+
+    def main(arguments: Sequence[str]) -> int:
+        parsed = parser.parse_args(arguments)
+        parsed.output = parsed.output.resolve()
+        try:
+            parsed.output.mkdir(parents=True, exist_ok=True)
+            write(parsed)
+        except (DataError, SourceError, ValueError, OSError, duckdb.Error) as error:
+            # DuckDB's remedies are none here; the file comes after them
+            problem, _, rest = str(error).partition("\nPossible ")
+            if file := re.search("file = (.*)", rest):
+                problem = f"{file[1]}: {problem.partition(': ')[2]}"
+            print(f"error: {problem}", file=sys.stderr)
+            return 2
+        return 0
+
+    return main

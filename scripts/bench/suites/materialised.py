@@ -28,7 +28,7 @@ from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.server_epoch import measure_server
 from scripts.bench.suites.methods import is_within
 from scripts.data.dataset import Dataset
-from scripts.data.store import STORE_SQL, make_store
+from scripts.data.make_store import STORE_SQL, make_store
 from scripts.joined.centralized import LABEL, Column, Item, read_label
 from scripts.joined.frames import (
     MARK,

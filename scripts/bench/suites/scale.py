@@ -35,9 +35,9 @@ from scripts.bench.harness import (
     train,
 )
 from scripts.bench.processes import in_process_of_its_own
+from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.run_files import write_tables
-from scripts.data.store import STORE_SQL, make_store
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
 from tp_flower.reports.records import RoundReport

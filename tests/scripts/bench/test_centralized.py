@@ -15,7 +15,7 @@ import scipy.sparse as sp
 
 from client_apps.app import app
 from scripts.compare_centralized import judge, main
-from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
 from scripts.joined.models import (
     Problem,

@@ -35,7 +35,7 @@ from scripts.bench.suites.methods import (
     summary,
 )
 from scripts.data.dataset import Dataset
-from scripts.data.store import STORE_SQL, make_store
+from scripts.data.make_store import STORE_SQL, make_store
 from tests.support.examples.coresets import regression_scores as row_scores
 from tp_flower.coresets.importance import augmented
 from tp_flower.reports.records import RoundReport

@@ -67,51 +67,47 @@ REVIEWS = [
 ]
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    place = tmp_path / "yelp"
-    place.mkdir()
-    files = {"business": BUSINESSES, "user": USERS, "review": REVIEWS}
-    for name, rows in files.items():
-        path = place / f"yelp_academic_dataset_{name}.json"
-        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    return place
-
-
 KEPT = ["r0", "r2", "r4", "r6"]
 
 
-def test_keeps_reviews_of_open_restaurants_and_their_users(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "out"
-    assert main([str(folder), str(output)]) == 0
-    shown = capsys.readouterr()
-    assert "joined: 4 rows" in shown.out
-    assert "no --embeddings: reviews get hashed bags of words" in shown.err
-    kept = table(output, "reviews")
-    assert kept["review_id"].tolist() == KEPT
-    assert kept["stars"].tolist() == [1, 3, 5, 2]
-    assert kept["cool"].tolist() == [3, 1, -1, -3]
-    assert table(output, "restaurants").values.tolist() == [
-        ["b0", 3.5, 5],
-        ["b2", 4.5, 7],
-    ]
-    known = table(output, "users").sort_values("user_id")
-    assert known["user_id"].tolist() == ["u0", "u1"]
-    assert known["friends"].tolist() == [1, 3]
-    assert known["compliment_photos"].tolist() == [10, 11]
-    assert known["yelping_since"].astype(str).tolist() == [
-        "2010-02-03 04:05:06",
-        "2011-02-03 04:05:06",
-    ]
+def write_files(folder: Path) -> Path:
+    folder.mkdir()
+    files = {"business": BUSINESSES, "user": USERS, "review": REVIEWS}
+    for name, rows in files.items():
+        path = folder / f"yelp_academic_dataset_{name}.json"
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder
 
 
-def test_bags_of_words_have_the_width_of_the_embedding(
-    folder: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "out"
-    main([str(folder), str(output)])
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_files(tmp_path / "yelp")
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output of the script, written once."""
+    folder = tmp_path_factory.mktemp("yelp")
+    assert main([str(write_files(folder / "in")), str(folder / "out")]) == 0
+    return folder / "out"
+
+
+def test_keeps_reviews_of_open_restaurants_and_their_users(output: Path) -> None:
+    reviews = table(output, "reviews")
+    assert reviews["review_id"].tolist() == KEPT
+    assert reviews["stars"].tolist() == [1, 3, 5, 2]
+    assert reviews["cool"].tolist() == [3, 1, -1, -3]
+    restaurants = table(output, "restaurants").values.tolist()
+    assert restaurants == [["b0", 3.5, 5], ["b2", 4.5, 7]]
+    users = table(output, "users").sort_values("user_id")
+    assert users["user_id"].tolist() == ["u0", "u1"]
+    assert users["friends"].tolist() == [1, 3]
+    assert users["compliment_photos"].tolist() == [10, 11]
+    since = users["yelping_since"].astype(str).tolist()
+    assert since == ["2010-02-03 04:05:06", "2011-02-03 04:05:06"]
+
+
+def test_bags_of_words_have_the_width_of_the_embedding(output: Path) -> None:
     matrix = np.stack(table(output, "reviews")["embedding"].to_list())
     assert matrix.shape == (4, WIDTH)
     assert matrix.dtype == np.float32
@@ -122,7 +118,9 @@ def test_bags_of_words_have_the_width_of_the_embedding(
     np.testing.assert_allclose(np.square(matrix).sum(axis=1), [1, 1, 0, 1], rtol=1e-6)
 
 
-def test_embeddings_are_joined_by_id(folder: Path, tmp_path: Path) -> None:
+def test_embeddings_are_joined_by_id(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(7, WIDTH)).astype(np.float32)
     ids = [f"r{k}" for k in range(7)]
@@ -130,6 +128,7 @@ def test_embeddings_are_joined_by_id(folder: Path, tmp_path: Path) -> None:
     frame.sample(frac=1.0, random_state=1).to_parquet(tmp_path / "e.parquet")
     options = ["--embeddings", str(tmp_path / "e.parquet")]
     assert main([str(folder), str(tmp_path / "out"), *options]) == 0
+    assert "joined: 4 rows" in capsys.readouterr().out
     written = table(tmp_path / "out", "reviews").sort_values("review_id")
     assert written["review_id"].tolist() == KEPT
     np.testing.assert_array_equal(
@@ -137,9 +136,7 @@ def test_embeddings_are_joined_by_id(folder: Path, tmp_path: Path) -> None:
     )
 
 
-def test_what_is_written_can_be_trained_on(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    main([str(folder), str(output)])
+def test_what_is_written_can_be_trained_on(output: Path) -> None:
     report = run_prepared(output, **{"test-fraction": 0.0})
     assert report.joined_rows_train == 4
     widths = {item.table: item.features for item in report.tables}
@@ -149,32 +146,27 @@ def test_what_is_written_can_be_trained_on(folder: Path, tmp_path: Path) -> None
     assert report.final_train["accuracy"] == 1.0
 
 
-def test_wrong_embeddings_are_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    frame = pd.DataFrame({"review_id": ["r0"], "embedding": [np.zeros(WIDTH)]})
-    frame.to_parquet(tmp_path / "few.parquet")
-    frame.rename(columns={"review_id": "id"}).to_parquet(tmp_path / "named.parquet")
-    problems = {
-        "few.parquet": f"has no embedding of {WIDTH} numbers for r2",
-        "named.parquet": "lacks review_id",
-    }
-    for name, problem in problems.items():
-        options = ["--embeddings", str(tmp_path / name)]
-        assert main([str(folder), str(tmp_path / "out"), *options]) == 2
-        assert problem in capsys.readouterr().err
-
-
 def test_other_files_are_refused(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def refusal(*options: str) -> str:
+        assert main([str(folder), str(tmp_path / "out"), *options]) == 2
+        return capsys.readouterr().err
+
+    path = tmp_path / "e.parquet"
+    frame = pd.DataFrame({"review_id": ["r0"], "embedding": [np.zeros(WIDTH)]})
+    frame.to_parquet(path)
+    problem = f"has no embedding of {WIDTH} numbers for r2"
+    assert problem in refusal("--embeddings", str(path))
+    frame.rename(columns={"review_id": "id"}).to_parquet(path)
+    assert "lacks review_id" in refusal("--embeddings", str(path))
     path = folder / "yelp_academic_dataset_user.json"
     path.write_text('{"user_id": "u0", "friends": ""}\n')
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "user.json lacks yelping_since, review_count" in capsys.readouterr().err
+    # what takes the embeddings' place is said before anything else
+    message = refusal()
+    assert "no --embeddings: reviews get hashed bags of words" in message
+    assert "user.json lacks yelping_since, review_count" in message
     path.write_text("[1, 2\n")
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "is not of one JSON object a line" in capsys.readouterr().err
+    assert "is not of one JSON object a line" in refusal()
     path.unlink()
-    assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert "user.json is missing" in capsys.readouterr().err
+    assert "has no yelp_academic_dataset_user.json" in refusal()

@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 
 from scripts.bench.datasets import by_table, flights_frames
+from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import SQL as MOVIELENS_SQL
 from scripts.data.prepare_movielens import has_movielens, read_movielens
-from scripts.data.store import STORE_SQL, make_store
 from tests.support.federated import Sites, one_per_site, pieces
 from tests.support.paths import ROOT
 from tp_flower.sources.flights import FLIGHTS_SQL

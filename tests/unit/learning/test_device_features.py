@@ -310,7 +310,7 @@ def test_linear_runs_without_a_gpu_never_import_torch():
         "from contextlib import closing\n"
         "from client_apps.app import app\n"
         "from strategies import STRATEGIES\n"
-        "from scripts.data.store import STORE_SQL, make_store\n"
+        "from scripts.data.make_store import STORE_SQL, make_store\n"
         "from tp_flower.learning.models import local_model as choice\n"
         "from strategies.run.grid import InProcessGrid\n"
         "from tp_flower.query import Query\n"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from client_apps.app import app
-from scripts.data.store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from strategies import STRATEGIES, Explain
 from strategies.explain.explanation import expected_batch_rows
 from strategies.run.grid import InProcessGrid
