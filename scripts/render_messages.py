@@ -7,16 +7,15 @@ between their markers.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
 
 import msgspec
 
 from client_apps.app import ANSWERS
-from tp_flower.protocol.fields import Body, Discloses, Message, layout_of
+from tp_flower.protocol.fields import Body, Message, layout_of
 from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import Action
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 PAGE: Final = ROOT / "docs" / "reference" / "messages.md"
@@ -52,24 +51,35 @@ def page() -> str:
 def privacy_table() -> str:
     """Return the table of PRIVACY.md: the disclosures of each message."""
     rows = [
-        f"| `{action}` | {disclosure.reader or message.reader} "
-        f"| {_plain(disclosure.carries)} | {disclosure.covered_by} "
-        f"| {', '.join(disclosure.kinds)} | {disclosure.policy} |"
-        for action, message, disclosure in _disclosures()
+        (
+            *(f"`{action}`", disclosure.reader or message.reader),
+            *(_plain(disclosure.carries), disclosure.covered_by),
+            *(", ".join(disclosure.kinds), disclosure.policy),
+        )
+        for action, exchange in EXCHANGES.items()
+        for message in exchange
+        for disclosure in message.discloses
     ]
-    head = "| message | to | tells | covered by | in the ledger | policy |"
-    return "\n".join([head, "|---|---|---|---|---|---|", *rows])
+    return _table(
+        "| message | to | tells | covered by | in the ledger | policy |", rows
+    )
 
 
 def message_table() -> str:
     """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
     rows = []
     for action, exchange in EXCHANGES.items():
-        request, reply = map(_summary, exchange)
         module = ANSWERS[action].partition(":")[0].replace(".", "/")
-        rows.append(f"| `{action}` | {request} | {reply} | `{module}.py` |")
-    head = "| message | request | reply | at the site, in `client_apps/` |"
-    return "\n".join([head, "|---|---|---|---|", *rows])
+        rows.append((f"`{action}`", *map(_summary, exchange), f"`{module}.py`"))
+    return _table(
+        "| message | request | reply | at the site, in `client_apps/` |", rows
+    )
+
+
+def _table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    lines = [head, "|---" * (head.count("|") - 1) + "|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(lines)
 
 
 def with_table(path: Path) -> str:
@@ -79,51 +89,35 @@ def with_table(path: Path) -> str:
     return f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}"
 
 
-def _disclosures() -> Iterator[tuple[Action, type[Message], Discloses]]:
-    for action, exchange in EXCHANGES.items():
-        for message in exchange:
-            for disclosure in message.discloses:
-                yield action, message, disclosure
-
-
 def _section(message: type[Message]) -> str:
-    layout = layout_of(message)
-    lines = [f"### {message.__name__}\n", _summary(message), ""]
-    lines += _fields(message, "")
-    if layout.part is not None:
-        lines += _fields(layout.part, "of each part: ")
+    part = layout_of(message).part
+    lines = [f"### {message.__name__}\n", _summary(message), "", *_fields(message, "")]
+    lines += _fields(part, "of each part: ") if part else ()
     for disclosure in message.discloses:
         reader = disclosure.reader or message.reader
         lines.append(f"- tells the {reader}: {_plain(disclosure.carries)}")
     return "\n".join([*lines, ""])
 
 
-def _fields(body: type[Body], prefix: str) -> list[str]:
+def _fields(body: type[Body], prefix: str) -> Iterator[str]:
     layout = layout_of(body)
-    lines = []
     for field in msgspec.structs.fields(body):
-        name, choices = field.encode_name, (field.type, *get_args(field.type))
-        structure = next((c for c in choices if _is_structure(c)), None)
-        if name in layout.values and structure:
-            each = "each " if get_origin(field.type) is list else ""
-            lines += _fields(structure, f"{prefix}{each}`{name}`: ")
-        elif name in layout.values:
-            lines.append(f"- {prefix}`{name}`: {_allowed(field.type)}")
+        name, hint = field.encode_name, field.type
+        if name not in layout.values:
+            continue
+        choices = (c for c in (hint, *get_args(hint)) if isinstance(c, type))
+        if structure := next((c for c in choices if issubclass(c, Body)), None):
+            each = "each " if get_origin(hint) is list else ""
+            yield from _fields(structure, f"{prefix}{each}`{name}`: ")
+        else:
+            # the values that it may have, from its JSON schema
+            (schema,), parts = msgspec.json.schema_components([hint])
+            allowed = _in_words({**schema, **next(iter(parts.values()), {})})
+            yield f"- {prefix}`{name}`: {allowed}"
     for name, (_, spec) in {**layout.arrays, **layout.families}.items():
         shape = " x ".join(map(str, spec.shape)) or "a number"
         of_key = " by key" if name in layout.families else ""
-        lines.append(f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}")
-    return lines
-
-
-def _is_structure(choice: Any) -> bool:
-    return isinstance(choice, type) and issubclass(choice, Body)
-
-
-def _allowed(hint: Any) -> str:
-    """Return which values a field may have, from its JSON schema."""
-    (schema,), definitions = msgspec.json.schema_components([hint])
-    return _in_words({**schema, **next(iter(definitions.values()), {})})
+        yield f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}"
 
 
 def _in_words(schema: Mapping[str, Any]) -> str:
@@ -150,7 +144,6 @@ def _plain(carries: str) -> str:
 
 def main() -> None:
     """Write all pages."""
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page(), encoding="utf-8")
     for path in TABLES:
         path.write_text(with_table(path), encoding="utf-8")

@@ -11,9 +11,9 @@ import inspect
 import json
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tp_flower.methods import METHODS
 from tp_flower.settings import GROUPS, PrivacySettings
@@ -50,11 +50,9 @@ def render_config() -> str:
     """Return the block of pyproject.toml with all settings, comments included."""
     parts = [TABLE]
     for group in GROUPS:
-        parts.append(f"{_comment(_title(group))}\n")
-        parts.extend(map(_config_lines, declared(group)))
-        parts.append("")
-    parts.extend([_comment(_title(PrivacySettings)), PRIVACY_TABLE])
-    parts.extend(map(_config_lines, declared(PrivacySettings)))
+        parts += [f"{_comment(_title(group))}\n", *_config_lines(group), ""]
+    private = _comment(_title(PrivacySettings))
+    parts += [private, PRIVACY_TABLE, *_config_lines(PrivacySettings)]
     return "\n".join(parts) + "\n"
 
 
@@ -67,22 +65,7 @@ def replace_config(pyproject: str) -> str:
 
 def render_reference() -> str:
     """Return the reference page, in Markdown."""
-    sections = [_section(_title(group), declared(group)) for group in GROUPS]
-    private = declared(PrivacySettings)
-    return "\n".join([HEAD, *sections, _section(_title(PrivacySettings), private)])
-
-
-def toml_value(value: object) -> str:
-    """Return a value as TOML writes it.
-
-    >>> toml_value("sgd"), toml_value(True), toml_value(1e-4), toml_value(3)
-    ('"sgd"', 'true', '0.0001', '3')
-    """
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return repr(value)
+    return "\n".join([HEAD, *map(_section, [*GROUPS, PrivacySettings])])
 
 
 def readers_of(setting: Setting) -> str:
@@ -109,51 +92,48 @@ def _title(group: type) -> str:
 
 
 def _comment(text: str) -> str:
-    return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_long_words=False,
-        break_on_hyphens=False,
+    lines = textwrap.wrap(
+        text, WIDTH - 2, break_long_words=False, break_on_hyphens=False
     )
+    return "\n".join(f"# {line}" for line in lines)
 
 
-def _config_lines(setting: Setting) -> str:
-    key = setting.key.removeprefix(PrivacySettings.prefix)
-    return f"{_comment(setting.doc)}\n{key} = {toml_value(_default(setting))}"
+def _config_lines(group: type) -> Iterator[str]:
+    for setting in declared(group):
+        key = setting.key.removeprefix(PrivacySettings.prefix)
+        yield f"{_comment(setting.doc)}\n{key} = {_default(setting)}"
 
 
-def _default(setting: Setting) -> Any:
-    return setting.render(setting.default)
+def _default(setting: Setting) -> str:
+    """Return the default as TOML; JSON writes the same values alike."""
+    return json.dumps(setting.render(setting.default), ensure_ascii=False)
 
 
-def _section(title: str, settings: Sequence[Setting]) -> str:
-    lines = [f"## {title.rstrip('.')}", ""]
+def _section(group: type) -> str:
+    lines = [f"## {_title(group).rstrip('.')}", ""]
     lines += ["| setting | default | allowed | read by | |", "|---|---|---|---|---|"]
-    for setting in settings:
+    for setting in declared(group):
         allowed = "true, false" if setting.type is bool else setting.allowed
         cells = (
             f"`{setting.key}`",
-            f"`{toml_value(_default(setting))}`",
+            f"`{_default(setting)}`",
             "any" if allowed is None else str(allowed),
             readers_of(setting),
             setting.doc,
         )
-        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+        # a cell shows what stands in backticks unchanged
+        escaped = (
+            re.sub(r"`[^`]*`|([<*|])", lambda m: f"\\{m[1]}" if m[1] else m[0], cell)
+            for cell in cells
+        )
+        lines.append(f"| {' | '.join(escaped)} |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(text: str) -> str:
-    # what stands in backticks is shown unchanged
-    return re.sub(r"`[^`]*`|([<*|])", lambda m: f"\\{m[1]}" if m[1] else m[0], text)
 
 
 def main() -> None:
     """Rewrite both files."""
     text = PYPROJECT.read_text(encoding="utf-8")
     PYPROJECT.write_text(replace_config(text), encoding="utf-8")
-    REFERENCE.parent.mkdir(parents=True, exist_ok=True)
     REFERENCE.write_text(render_reference(), encoding="utf-8")
 
 

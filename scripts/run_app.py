@@ -69,40 +69,27 @@ def main(arguments: Sequence[str]) -> int:
         check_run_config(options.run_config)
         with private_superlink() as environment:
             output_dir = _run(environment, flower_arguments)
-    except SettingsError as error:
+    except (SettingsError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, SettingsError) else 1
     if options.note_output and output_dir:
         options.note_output.write_text(f"{output_dir}\n", encoding="utf-8")
     return 0
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the options, and the arguments of `flwr run`."""
     parser = argparse.ArgumentParser(
         description="Run the Flower app; every other option goes to `flwr run`.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--note-output",
-        type=Path,
-        metavar="FILE",
-        help="write the run's output folder to this file",
-    )
-    parser.add_argument(
-        "-c",
-        "--run-config",
-        action="append",
-        default=[],
-        help="""settings: 'key=value key="text"', or one TOML file""",
-    )
-    parser.add_argument(
-        "--federation-config",
-        default=DEFAULT_FEDERATION,
-        help="size of the simulation (default: %(default)s)",
-    )
+    add = parser.add_argument
+    text = "write the run's output folder to this file"
+    add("--note-output", type=Path, metavar="FILE", help=text)
+    text = """settings: 'key=value key="text"', or one TOML file"""
+    add("-c", "--run-config", action="append", default=[], help=text)
+    text = "size of the simulation (default: %(default)s)"
+    add("--federation-config", default=DEFAULT_FEDERATION, help=text)
     options, others = parser.parse_known_args(arguments)
     settings = [part for text in options.run_config for part in ("-c", text)]
     federation = ["--federation-config", options.federation_config]
@@ -110,19 +97,14 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def check_run_config(texts: Sequence[str]) -> None:
-    """Refuse what Flower would refuse without a word about the key, or overlook.
-
-    Raises:
-        SettingsError: a setting is not usable, or the text or file cannot be read.
-    """
+    """Refuse what Flower would refuse without a word about the key, or overlook."""
     # imported here: --help and the tests of other parts need no Flower
     import click
     from flwr.common.config import parse_config_args
 
     for text in texts:
         # Flower overlooks what does not look like this, such as `a = 1`
-        rest = "" if text.endswith(".toml") else _KEY_VALUE.sub("", text).strip()
-        if rest:
+        if not text.endswith(".toml") and _KEY_VALUE.sub("", text).strip():
             raise SettingsError(f"-c {text!r}: write key=value without spaces around =")
     try:
         config = parse_config_args(list(texts))
@@ -136,15 +118,11 @@ def check_run_config(texts: Sequence[str]) -> None:
 @contextlib.contextmanager
 def private_superlink() -> Iterator[Mapping[str, str]]:
     """Run a SuperLink for simulations; give the environment in which flwr finds it."""
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="tp-flower-", ignore_cleanup_errors=True
-        ) as home,
-        socket.socket() as probe,
-    ):
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-        probe.close()
+    with tempfile.TemporaryDirectory(
+        prefix="tp-flower-", ignore_cleanup_errors=True
+    ) as home:
         environment = {
             **os.environ,
             **FLOWER_ENVIRONMENT,
@@ -208,19 +186,15 @@ def descendants(ancestor: int) -> list[int]:
         listing = subprocess.check_output(["ps", "-A", "-o", "pid=,ppid="], text=True)
     except (OSError, subprocess.CalledProcessError):
         return []
-    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
     family = [ancestor]
+    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
     for parent in family:
         family += [pid for pid, its_parent in pairs if its_parent == parent]
     return family[1:]
 
 
 def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Stream a run without noise; return its output folder, "" if it named none.
-
-    Raises:
-        RunError: the run did not complete.
-    """
+    """Stream a run without noise; return its output folder, "" if it named none."""
     output_dir = ""
     try:
         with subprocess.Popen(
@@ -273,10 +247,9 @@ def list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
 def _flwr(environment: Mapping[str, str], *arguments: str) -> str:
     """Return what a command of flwr prints."""
     command = [str(BIN / "flwr"), *arguments]
-    answer = subprocess.run(
+    return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False
-    )
-    return answer.stdout
+    ).stdout
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
