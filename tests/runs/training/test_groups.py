@@ -29,22 +29,27 @@ def payments(*customers):
     return pd.DataFrame({"customer": customers, "amount": amounts})
 
 
-def run(shards, where="", having="", **settings):
+def train(sql, sites, **settings):
     """Train; a query that is refused reaches no training."""
     seen = []
     grid = InProcessGrid(
         app,
-        [{"customers": CUSTOMERS}, *({"payments": shard} for shard in shards)],
+        [{"customers": CUSTOMERS}, *sites],
         observe=lambda message: seen.append(message.metadata.message_type),
     )
-    query = Query.from_sql(SQL.format(where=where, having=having))
-    strategy = TablePuppetADMM(query, num_epochs=1, test_fraction=0.0, **settings)
+    settings = {"num_epochs": 1, "test_fraction": 0.0, **settings}
+    strategy = TablePuppetADMM(Query.from_sql(sql), **settings)
     try:
         strategy.start(grid)
-    finally:
-        if strategy.training_problem is None:
-            assert not [action for action in seen if action.startswith("train.")]
+    except QueryError:
+        assert not [action for action in seen if action.startswith("train.")]
+        raise
     return strategy
+
+
+def run(shards, where="", having="", **settings):
+    sites = [{"payments": shard} for shard in shards]
+    return train(SQL.format(where=where, having=having), sites, **settings)
 
 
 def test_groups_within_shards_are_the_groups_of_the_whole():
@@ -91,24 +96,18 @@ def test_two_branches_of_a_union_group_on_their_own():
         SELECT customer, COUNT(*) AS n FROM new GROUP BY customer) p
         ON c.id = p.customer"""
     tables = {"old": payments(1, 2, 2, 3), "new": payments(3, 3, 3, 4, 4)}
-    grid = InProcessGrid(app, [{"customers": CUSTOMERS}, tables])
-    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, test_fraction=0.0)
-    strategy.start(grid)
-    assert strategy.report.joined_rows_train == 5
+    assert train(sql, [tables]).report.joined_rows_train == 5
 
 
 def test_two_equal_branches_of_a_union_are_not_one_crossing():
     branch = "SELECT customer, COUNT(*) AS n FROM payments GROUP BY customer"
     sql = f"""SELECT c.y AS label, p.n FROM customers c
         JOIN ({branch} UNION ALL {branch}) p ON c.id = p.customer"""
-    shards = [payments(1, 2, 2), payments(3)]
-    sites = [{"customers": CUSTOMERS}, *({"payments": own} for own in shards)]
-    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, test_fraction=0.0)
-    strategy.start(InProcessGrid(app, sites))
-    assert strategy.report.joined_rows_train == 6
+    apart = [{"payments": payments(1, 2, 2)}, {"payments": payments(3)}]
+    assert train(sql, apart).report.joined_rows_train == 6
     crossing = [{"payments": payments(1, 2, 2)}, {"payments": payments(2)}]
     with pytest.raises(QueryError, match="1 of 2 groups have rows at several"):
-        strategy.start(InProcessGrid(app, [sites[0], *crossing]))
+        train(sql, crossing)
 
 
 def test_groups_are_sent_only_where_there_are_several_shards():
@@ -140,11 +139,10 @@ def test_a_row_below_groups_costs_what_two_of_them_do():
     settings = PrivacySettings(features="statistics", epsilon=8.0, delta=1e-4)
     report = run([payments(*range(1, 7))], privacy=settings).report
     multipliers = {}
-    for line in (line for lines in report.privacy["ledger"].values() for line in lines):
-        release = line["release"]
+    lines = [line for own in report.privacy["ledger"].values() for line in own]
+    for release in (line["release"] for line in lines):
         if release["what"] == "gram":
-            assert (OF_BASE_ROWS in release["scope"]) == (
-                release["table"] == "payments"
-            )
+            is_grouped = release["table"] == "payments"
+            assert (OF_BASE_ROWS in release["scope"]) == is_grouped
             multipliers[release["table"]] = release["mechanism"]["noise_multiplier"]
     assert multipliers["payments"] == pytest.approx(multipliers["customers"] / 2.0)

@@ -7,6 +7,10 @@ import pandas as pd
 import pytest
 
 import strategies.training.admm
+from client_apps.app import app
+from strategies import TablePuppetSGD
+from strategies.run.grid import InProcessGrid
+from strategies.training.base import check_epoch
 from tests.support.examples.store_runs import (
     FRAMES,
     LAYOUTS,
@@ -16,6 +20,7 @@ from tests.support.examples.store_runs import (
     each_layout,
     each_loss,
     held_out_orders,
+    query,
     reference_of,
     store_labels,
 )
@@ -35,9 +40,10 @@ from tests.support.federated import (
 )
 from tests.support.reference import admm as slow
 from tests.support.reference import joins, losses
-from tp_flower.errors import DivergedError
+from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
+from tp_flower.query import Query
 
 L2 = 0.01
 trained = functools.partial(on_store, num_epochs=6)
@@ -429,6 +435,27 @@ def test_result_is_flowers():
     assert result.train_metrics_clientapp[3]["loss"] == finished.losses[-1]
     base = result.arrays["base-score"].numpy()
     np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
+
+
+# training that goes nowhere
+
+
+def test_a_loss_beyond_that_of_a_constant_is_refused():
+    for loss in (float("nan"), float("inf"), 201.0):
+        match = "epoch 3: .*num-epochs = 2 ends before"
+        with pytest.raises(DivergedError, match=match):
+            check_epoch(3, loss, 2.0)
+    check_epoch(1, 200.0, 2.0)
+    check_epoch(1, -5.0, 0.1)
+    check_epoch(1, 99.0, -0.5)
+
+
+def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
+    how = {"num_epochs": 50, "learning_rate": 30.0, "batch_size": 8}
+    strategy = TablePuppetSGD(Query.from_sql(query()), **how)
+    with pytest.raises((DivergedError, ReplyError), match="Lower learning-rate"):
+        strategy.start(InProcessGrid(app, [whole(FRAMES)]))
+    assert strategy.epoch < 50
 
 
 # models without a closed form

@@ -43,52 +43,37 @@ SCHEMAS = {
 JOINED = "FROM o JOIN p ON o.k = p.k"
 
 
-def bound(items: str, source: str = JOINED):
-    query = Query.from_sql(f"SELECT {items} {source}")
-    # rendering keeps what is the weight
-    assert Query.from_sql(query.to_sql()).statement == query.statement
-    return query.bind(SCHEMAS)
-
-
-def test_only_an_alias_makes_a_weight():
-    found = bound("o.y AS label, p.weight AS Weight, p.x")
-    assert found.weight_table == "p"
-    assert found.fragment("p").weight == '"weight"'
-    assert [f.name for f in found.fragment("p").features] == ["x"]
-    assert found.fragment("o").weight is None
+GROUPED = "FROM o JOIN (SELECT k, AVG(x) AS weight FROM p GROUP BY k) p ON p.k = o.k"
 
 
 @pytest.mark.parametrize(
-    "items", ["o.y AS label, p.weight, p.x", "o.y AS label, p.*", "o.y label, p.weight"]
+    ("items", "source", "weight", "features"),
+    [
+        # only an alias of the query makes a weight
+        ("p.weight AS Weight, p.x", JOINED, '"weight"', ["x"]),
+        ("p.weight, p.x", JOINED, None, ["weight", "x"]),
+        ("p.*", JOINED, None, ["weight", "x"]),
+        ("p.weight", GROUPED, None, ["weight"]),
+        ("o.w, p.weight AS weight", GROUPED, '"weight"', ["w"]),
+        # which may be a feature too, and which a star leaves out
+        ("p.weight AS weight, p.weight AS heavy", JOINED, '"weight"', ["heavy"]),
+        ("p.weight * 2 AS weight, *", JOINED, '"weight" * 2', ["w", "x"]),
+    ],
 )
-def test_a_column_that_is_called_so_is_a_feature(items):
-    found = bound(items)
-    assert found.weight_table is None
-    assert "weight" in [f.name for f in found.fragment("p").features]
-
-
-def test_the_weight_may_be_a_feature_too():
-    found = bound("o.y AS label, p.weight AS weight, p.weight AS heavy").fragment("p")
-    assert found.weight == '"weight"'
-    assert [f.name for f in found.features] == ["heavy"]
-
-
-def test_a_star_leaves_out_what_the_weight_is_made_of():
-    found = bound("o.y AS label, p.weight * 2 AS weight, *")
-    names = [f.name for own in found.fragments for f in own.features]
-    assert names == ["w", "x"]
-
-
-def test_a_name_within_a_sub_query_is_a_column():
-    source = "FROM o JOIN (SELECT k, AVG(x) AS weight FROM p GROUP BY k) d ON d.k = o.k"
-    assert bound("o.y AS label, d.weight", source).weight_table is None
-    found = bound("o.y AS label, o.w, d.weight AS weight", source)
-    assert found.fragment("d").weight == '"weight"'
+def test_which_item_is_the_weight(items, source, weight, features):
+    query = Query.from_sql(f"SELECT o.y AS label, {items} {source}")
+    # rendering keeps what is the weight
+    assert Query.from_sql(query.to_sql()).statement == query.statement
+    bound = query.bind(SCHEMAS)
+    assert bound.weight_table == (weight and "p")
+    assert bound.fragment("p").weight == weight
+    assert bound.fragment("o").weight is None
+    assert [f.name for own in bound.fragments for f in own.features] == features
 
 
 def test_a_weight_alone_is_no_feature():
     with pytest.raises(QueryError, match="no features: SELECT more than the label"):
-        bound("o.y AS label, o.w AS weight", "FROM o")
+        Query.from_sql("SELECT o.y AS label, o.w AS weight FROM o").bind(SCHEMAS)
 
 
 def test_on_the_wire():
@@ -105,37 +90,28 @@ def test_on_the_wire():
         Fragment.from_json({**plain.to_json(), "weight": 1})
 
 
-def test_what_a_site_extracts():
-    frame = pd.DataFrame({"x": [1.5, None, 0.0], "b": [True, False, True]})
-    own = extracted(frame, Fragment("t", "table", weight='"x" * 2', label='"b"'))
-    np.testing.assert_array_equal(own.weight, [3.0, np.nan, 0.0])
-    np.testing.assert_array_equal(own.label.values, [1.0, 0.0, 1.0])
-    flags = extracted(frame, Fragment("t", "table", weight='"b"'))
-    np.testing.assert_array_equal(flags.weight, [1.0, 0.0, 1.0])
-    assert extracted(frame, Fragment("t", "table", label='"b"')).weight is None
-
-
-GROUPED = SubQuery(
-    columns=(Feature("x", 'MAX("b")'), Feature("n", "COUNT(*)")), groups=('"b"',)
+SUBQUERY = SubQuery(
+    columns=(Feature("x", 'MAX("x")'), Feature("n", "COUNT(*)")), groups=('"b"',)
 )
 
 
 @pytest.mark.parametrize(
     ("fragment", "expected"),
     [
+        (Fragment("t", "t", weight='"x" * 2', label='"b"'), [0.0, 3.0, 11.0, np.nan]),
         (Fragment("t", "t", weight='"x" * 2', filters=('"x" < 4',)), [0.0, 3.0]),
-        (Fragment("t", "t", weight='"b"'), [0.0, 1.0, 1.0]),
-        (Fragment("t", "t", weight='"x" * "n"', subquery=GROUPED), [0, 2]),
+        (Fragment("t", "t", weight='"b"'), [0.0, 1.0, 1.0, 1.0]),
+        (Fragment("t", "t", weight='"x" * "n"', subquery=SUBQUERY), [0, 16.5]),
     ],
 )
 def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected):
     url = sa.make_url(f"sqlite:///{tmp_path}/shards.db")
-    rows = [(1.5, 1), (0.0, 0), (5.5, 1)]
+    rows = [(1.5, 1), (0.0, 0), (5.5, 1), (None, 1)]
     name = fill(url, "t", {"x": "DOUBLE", "b": "INTEGER"}, rows)
     found = extract(source_of(url, name), fragment)
     assert found.contents.pushed == ('filter: "x" < 4',) * len(fragment.filters)
     np.testing.assert_array_equal(np.sort(found.weight), expected)
-    frame = pd.DataFrame(rows, columns=["x", "b"])
+    frame = pd.DataFrame(rows, columns=["x", "b"]).astype({"b": bool})
     np.testing.assert_array_equal(np.sort(extracted(frame, fragment).weight), expected)
 
 
@@ -216,26 +192,21 @@ def test_explain_says_what_weighs_a_row():
     assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
     assert 0 < facts["min"] < 1 < facts["max"]
     assert facts["effective-rows"] < found.joined_rows_train
-    (told,) = (x for x in found.disclosures if x.carries.startswith("the weight of"))
-    assert (told.message, told.to, told.protection) == (
-        "query.extract",
-        "server",
-        "nothing",
-    )
-    assert any(
-        "what the joined rows of each weigh" in r.carries for r in found.disclosures
-    )
+    carried = {own.carries: own for own in found.disclosures}
+    (weight,) = (own for text, own in carried.items() if text.startswith("the weight "))
+    assert (weight.message, weight.to) == ("query.extract", "server")
+    assert weight.protection == "nothing"
+    assert any("what the joined rows of each weigh" in text for text in carried)
     text = " ".join(printed(found).split())
     assert 'weight of a joined row: "price"' in text
     words = 'Joined rows have the weight of i: "price". Each row of c counts once.'
     assert words in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
     assert explanation_dict(plain)["row-weight"] is None
-    words = [own.carries for own in plain.disclosures]
-    assert not any("the weight of" in own or "each weigh" in own for own in words)
-    assert any(
-        "which own rows are joined, and to how many rows" in own for own in words
-    )
+    words = " ".join(own.carries for own in plain.disclosures)
+    assert "the weight of" not in words
+    assert "each weigh" not in words
+    assert "which own rows are joined, and to how many rows" in words
 
 
 def test_the_ledger_lists_weights_as_not_covered():
@@ -259,16 +230,12 @@ def weighted(*weights):
     return once_each(body(9, arrays), 2)
 
 
-@pytest.mark.parametrize("weights", [[0.0, 1.0], [-1.0, 1.0], [9.1, 1.0]])
-def test_a_site_refuses_weights_that_are_none(weights):
+def test_a_site_refuses_weights_that_are_none_and_any_in_a_private_run():
     match = "'masses' must hold weights above 0 and at most 9"
-    with pytest.raises(MessageError, match=match):
-        weighted(*weights)
-
-
-def test_a_site_refuses_weighted_rows_in_a_private_run():
+    for weight in (0.0, -1.0, 9.1):
+        with pytest.raises(MessageError, match=match):
+            weighted(weight, 1.0)
     rows = weighted(0.5, 1.5)
-    with pytest.raises(
-        SiteError, match="its joined rows are weighted: clips and noise"
-    ):
+    match = "its joined rows are weighted: clips and noise"
+    with pytest.raises(SiteError, match=match):
         rows.check_accounted()
