@@ -36,7 +36,7 @@ from tp_flower.settings import Settings
 # the optimum, SGD's step size keeps it at a distance
 MARGINS = {"admm": 0.002, "sgd": 0.01}
 
-SHOWN = {
+METRICS = {
     "auc": "test AUC",
     "log_loss": "test log loss",
     "rmse": "test RMSE",
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> int:
         query, sources = Query.from_sql(report["query"]), read_sources(settings.tables)
         problem = Problem.of(join_tables(query, settings, sources), settings)
         check_rows(report, problem)
-        optimum = problem.test_metrics(problem.optimum().scores(problem.test))
+        optimum = problem.test_metrics(problem.optimum())
         seconds = time.perf_counter() - started
         text, is_equal = judge(report, settings, optimum)
     except (CompareError, TPFlowerError, duckdb.Error) as error:
@@ -72,11 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def read_report(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's report.json.
-
-    Raises:
-        CompareError: it is missing, no report, or of a run that cannot be compared.
-    """
+    """Return a folder's report.json; CompareError where there is nothing to compare."""
     path = folder / REPORT_FILE
     try:
         report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -98,11 +94,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 
 
 def check_rows(report: Mapping[str, Any], problem: Problem) -> None:
-    """Check that the run joined the rows that DuckDB joins, and held out some.
-
-    Raises:
-        CompareError: it did not; or the files have changed since.
-    """
+    """Check that the run joined the rows that DuckDB joins, and held out some."""
     joined = {"train": len(problem.train_labels), "test": len(problem.test_labels)}
     rows = dict(report["joined-rows"])
     if coreset := report["chosen"].get("coreset"):
@@ -136,26 +128,21 @@ def judge(
 
 
 def print_comparison(
-    report: Mapping[str, Any],
-    title: str,
-    optimum: Mapping[str, float],
-    seconds: float,
+    report: Mapping[str, Any], title: str, optimum: Mapping[str, float], seconds: float
 ) -> None:
     """Print the run and the optimum side by side."""
+    # the joined rows are the same for both, as was checked
+    counts = {part: format_count(n) for part, n in report["joined-rows"].items()}
     final = report["final"]["test"]
     rows = {
-        # the same for both, as was checked
-        **{
-            f"joined rows, {part}": [format_count(count)] * 2
-            for part, count in report["joined-rows"].items()
-        },
+        **{f"joined rows, {part}": [count, count] for part, count in counts.items()},
         "rounds": [format_count(report["rounds"]), ""],
         "bytes up": [format_bytes(report["bytes_up"]), ""],
         "bytes down": [format_bytes(report["bytes_down"]), ""],
         "time": [format_seconds(report["seconds"]), format_seconds(seconds)],
         **{
             label: [format_value(final.get(key)), format_value(optimum[key])]
-            for key, label in SHOWN.items()
+            for key, label in METRICS.items()
             if key in optimum
         },
     }

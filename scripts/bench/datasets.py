@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pandas as pd
@@ -16,6 +15,7 @@ from scripts.data.prepare_movielens import (
     has_movielens,
     read_movielens,
 )
+from scripts.joined.centralized import Frames
 from tp_flower.sources.flights import (
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,
@@ -24,9 +24,6 @@ from tp_flower.sources.flights import (
 
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000
-
-Frames = Mapping[str, Mapping[str, Any]]
-"""By site, its data frames by table."""
 
 
 def flights_frames() -> dict[str, dict[str, pd.DataFrame]]:
@@ -41,9 +38,9 @@ def flights_frames() -> dict[str, dict[str, pd.DataFrame]]:
 
 
 def by_table(sites: Frames) -> dict[str, pd.DataFrame]:
-    """Return the tables unsharded."""
+    """Return the tables unsharded, their shards in a run's order: by site."""
     shards: dict[str, list[pd.DataFrame]] = {}
-    for tables in sites.values():
+    for _, tables in sorted(sites.items()):
         for table, frame in tables.items():
             shards.setdefault(table, []).append(frame)
     return {name: pd.concat(x, ignore_index=True) for name, x in shards.items()}

@@ -1,47 +1,46 @@
 """The training set of a query as one matrix, made where all tables are at hand.
 
-What a run must equal: the raw tables joined by DuckDB with the very SQL, the same
-encoding, the same split. Only the scripts and tests use this; a run never does.
+`join_tables` makes what a run must equal: the raw tables joined by DuckDB with the very
+SQL, the same encoding, the same split. `join_frames`, `encode_dense`, `encode_sparse`
+are the quick way, as one would train without tp_flower. Runs use nothing of this.
 
 Notation
     N   joined rows, held-out ones included
     d   encoded columns of all tables
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import scipy.sparse as sp
 import sqlglot
 from sqlglot import exp
 
-from strategies.run.sites import HostedShard, Inventory
 from strategies.setup.labels import choose_loss, read_labels
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.extraction.select_plan import (
-    TypedColumn,
-    as_number,
-    comparable,
-    kind_of,
-)
+from tp_flower.extraction.select_plan import TypedColumn, as_number, comparable, kind_of
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.joins.mapping import split_rows
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.learning.losses import Loss
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.query import BoundQuery, Fragment, Query
-from tp_flower.query.parsing import is_label
+from tp_flower.query import Fragment, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
@@ -55,10 +54,9 @@ from tp_flower.sources.shards import (
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
-Item = tuple[str, str]
-"""A SELECT item: the table that it is of, and the name of the feature."""
-
-LABEL: Item = ("", "label")
+Connection = duckdb.DuckDBPyConnection
+Frames = Mapping[str, Mapping[str, Any]]
+"""By site, its data frames by table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +76,7 @@ class JoinedTable:
         columns: the columns of each table in ``features``.
         labels: (N,), numbers or class indices.
         rows: by table, the row behind each joined row, counted over its shards
-            before any filter; (N,).
+            before any filter, -1 for none; (N,).
     """
 
     features: Float32Array
@@ -108,67 +106,51 @@ def join_tables(
         TPFlowerError: the query does not fit the tables or the label not the task.
         duckdb.Error: DuckDB cannot run the query.
     """
-    schemas = _inventory(sources).schemas()
-    bound = query.bind(schemas)
-    items = select_items(query, schemas)
+    with _utc_connection() as connection:
+        bound = query.bind(dict(_load(connection, sources, query.names)))
+        label, rows = _run_query(connection, query, bound.tables, bound.label_table)
+        read = {f.table: _read_fragment(connection, f) for f in bound.fragments}
+    passing, _ = read[bound.label_table]
+    rng = generator(settings.seed, Stream.SPLIT)
+    held_out = split_rows(len(passing), settings.test_fraction, rng)
+    names = {table: list(values) for table, (_, values) in read.items()}
+    choices = choose_encoders(settings.encoders, names, settings.max_categories)
+    hasher, blocks, columns, left = simulated_hasher(settings.seed), [], {}, 0
+    for table, (ids, values) in read.items():
+        # the label table is encoded by its training rows
+        counted = ~held_out if table == bound.label_table else None
+        sample = CountedRows(hasher, rows=counted)
+        encoder = fit_encoder(choices[table], values, sample)
+        width = encoder.encoder.width
+        # a last row of zeros is that of joined rows without a row of this table
+        encoded = np.zeros((len(ids) + 1, width), np.float32)
+        encoder.transform(_raw(values), out=encoded[:-1])
+        place = np.searchsorted(ids, rows[table])
+        blocks.append(encoded[np.where(rows[table] < 0, len(ids), place)])
+        columns[table] = slice(left, left := left + width)
+    is_test = held_out[np.searchsorted(passing, rows[bound.label_table])]
+    labels, loss = read_label(label, is_test, settings)
+    return JoinedTable(np.hstack(blocks), columns, labels, is_test, rows, loss)
+
+
+@contextmanager
+def _utc_connection() -> Iterator[Connection]:
     with closing(duckdb.connect()) as connection:
         connection.execute("SET TimeZone = 'UTC'")
-        _load(connection, sources, {fragment.name for fragment in bound.fragments})
-        values, rows = _run_query(connection, query, bound, items)
-        passing, held_out = _split(connection, bound, settings)
-        choices = choose_encoders(
-            settings.encoders,
-            {f.table: [item.name for item in f.features] for f in bound.fragments},
-            settings.max_categories,
-        )
-        encoders = {
-            fragment.table: fit_encoder(
-                connection,
-                fragment,
-                choices[fragment.table],
-                CountedRows(
-                    simulated_hasher(settings.seed),
-                    rows=~held_out if fragment.label is not None else None,
-                ),
-            )
-            for fragment in bound.fragments
-        }
-    label_rows = np.searchsorted(passing, rows[bound.label_table])
-    is_test = held_out[label_rows]
-    labels, loss = read_label(values.pop(LABEL), is_test, settings)
-    features, columns = encode(encoders, values)
-    return JoinedTable(features, columns, labels, is_test, rows, loss)
-
-
-def _inventory(sources: Sequence[ShardSource]) -> Inventory:
-    """Describe the shards as their sites would."""
-    shards = []
-    for position, source in enumerate(sources):
-        schema = describe(source)
-        shards.append(
-            HostedShard(
-                table=source.table,
-                site=source.site,
-                index=source.index,
-                node=0,
-                position=position,
-                columns=dict(schema.columns),
-                rows=schema.rows,
-                all_null=list(schema.all_null),
-            )
-        )
-    return Inventory(tuple(shards))
+        yield connection
 
 
 def _load(
-    connection: duckdb.DuckDBPyConnection,
-    sources: Sequence[ShardSource],
-    wanted: set[str],
-) -> None:
-    """Create every table from its shards, in the run's order of shards."""
+    connection: Connection, sources: Sequence[ShardSource], wanted: Sequence[str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """Create the wanted tables from their shards, in the run's order of shards.
+
+    Yields the columns and types of each table.
+    """
+    lower = {name.lower() for name in wanted}
     ordered = sorted(sources, key=lambda s: (s.table, s.index, s.site))
     for table, shards in groupby(ordered, key=lambda source: source.table):
-        if table not in wanted:
+        if table.lower() not in lower:
             continue
         pieces = []
         for number, source in enumerate(shards):
@@ -183,117 +165,95 @@ def _load(
             pieces.append(f"SELECT {columns} FROM {piece}")
         union = " UNION ALL BY NAME ".join(pieces)
         connection.execute(f"CREATE TABLE {quote_name(table)} AS {union}")
-
-
-def select_items(query: Query, schemas: Mapping[str, Mapping[str, str]]) -> list[Item]:
-    """Return the table and the feature of each SELECT item, in order."""
-    statement = query.statement
-    label = next(item for item in statement.items if is_label(item))
-    names = {
-        fragment.table: iter([feature.name for feature in fragment.features])
-        for fragment in query.bind(schemas).fragments
-    }
-    items = []
-    for item in statement.items:
-        if item is label:
-            items.append(LABEL)
-            continue
-        # bound alone, the item shows whose it is
-        alone = replace(query, statement=replace(statement, items=(label, item)))
-        owner = next(f.table for f in alone.bind(schemas).fragments if f.features)
-        items.append((owner, next(names[owner])))
-    return items
+        yield table, column_types(connection, f"SELECT * FROM {quote_name(table)}")
 
 
 def _run_query(
-    connection: duckdb.DuckDBPyConnection,
-    query: Query,
-    bound: BoundQuery,
-    items: Sequence[Item],
-) -> tuple[dict[Item, Column], dict[str, IntArray]]:
-    """Run the SQL with row ids added; return the values by item, and the rows."""
+    connection: Connection, query: Query, tables: Sequence[str], label_table: str
+) -> tuple[Column, dict[str, IntArray]]:
+    """Return the label and the tables' row ids of the SQL's rows, ordered by these."""
+    tree, label = _parse(query)
+    ids = [exp.column("rowid", table=table, quoted=True) for table in tables]
+    tree = tree.select(tree.selects[label], *ids, append=False)
+    # c0 is the label, c1, c2, ... are the row ids
+    first = tables.index(label_table) + 1
+    order = [first, *(k for k in range(1, len(ids) + 1) if k != first)]
+    values, *rows = read_columns(
+        connection, tree.sql(dialect="duckdb"), ", ".join(f"c{k}" for k in order)
+    )
+    return values, dict(zip(tables, map(_row_ids, rows), strict=True))
+
+
+def _parse(query: Query) -> tuple[exp.Select, int]:
+    """Return the parsed SELECT, and which of its items is the label."""
     tree = sqlglot.parse_one(query.to_sql(), dialect="duckdb").assert_is(exp.Select)
-    for table in bound.tables:
-        tree = tree.select(exp.column("rowid", table=table, quoted=True), copy=False)
-    ids = {table: f"c{len(items) + k}" for k, table in enumerate(bound.tables)}
-    others = [ids[table] for table in bound.tables if table != bound.label_table]
-    order = ", ".join([ids[bound.label_table], *others])
-    columns = read_columns(
-        connection, tree.sql(dialect="duckdb"), len(items) + len(ids), order
-    )
-    numbers = connection.execute(f"SELECT {', '.join(ids.values())} FROM picked")
-    rows = numbers.fetchnumpy()
-    return (
-        dict(zip(items, columns, strict=False)),
-        {table: np.asarray(rows[name]) for table, name in ids.items()},
-    )
+    names = [item.alias_or_name.lower() for item in tree.selects]
+    return tree, names.index("label")
 
 
-def read_columns(
-    connection: duckdb.DuckDBPyConnection, select: str, width: int, order: str = ""
-) -> list[Column]:
-    """Return the columns of a SELECT of so many items; ``order`` is by c0, c1, ...
+def _row_ids(column: Column) -> IntArray:
+    values = np.asarray(column.values.values)  # type: ignore[union-attr]
+    return np.where(np.isnan(values), -1, values).astype(np.int64)
 
-    They stay in table ``picked`` of the connection.
+
+def _read_fragment(
+    connection: Connection, fragment: Fragment
+) -> tuple[IntArray, dict[str, Column]]:
+    """Return a table's row ids that pass its filters, and their features by name."""
+    items = ", ".join(["rowid", *(feature.sql for feature in fragment.features)])
+    condition = condition_of(fragment)
+    select = f"SELECT {items} FROM {quote_name(fragment.name)} WHERE {condition}"
+    ids, *columns = read_columns(connection, select, order="c0")
+    names = [feature.name for feature in fragment.features]
+    return _row_ids(ids), dict(zip(names, columns, strict=True))
+
+
+def condition_of(fragment: Fragment) -> str:
+    """Return the SQL condition that a table's rows must pass."""
+    return " AND ".join(f"({text})" for text in fragment.filters) or "true"
+
+
+def read_columns(connection: Connection, select: str, order: str = "") -> list[Column]:
+    """Return the columns of a SELECT; ``order`` is by c0, c1, ...
 
     Raises:
         SourceError: a column is of a type that cannot be used.
     """
-    names = [f"c{k}" for k in range(width)]
+    described = connection.execute(f"DESCRIBE {select}").fetchall()
+    columns = [_typed(f"c{k}", row[1]) for k, row in enumerate(described)]
+    names = ", ".join(column.sql for column in columns)
+    items = ", ".join(
+        f"{comparable(column) if column.kind == 'text' else as_number(column)} "
+        f"AS {column.sql}"
+        for column in columns
+    )
     sorting = f" ORDER BY {order}" if order else ""
-    connection.execute(
-        f"CREATE OR REPLACE TEMP TABLE picked AS SELECT * FROM ({select}) "
-        f"AS result({', '.join(names)}){sorting}"
-    )
-    columns = []
-    for name, duckdb_type in column_types(connection, "SELECT * FROM picked").items():
-        kind = kind_of(duckdb_type)
-        if kind is None:
-            raise SourceError(f"a value of type {duckdb_type} cannot be used")
-        value = TypedColumn(name, duckdb_type, kind)
-        if kind == "text":
-            columns.append(Column(kind, _text(connection, value)))
-            continue
-        numbers = connection.execute(
-            f"SELECT {as_number(value)} AS number FROM picked"
-        ).fetchnumpy()
-        columns.append(Column(kind, NumericColumn(np.asarray(numbers["number"]))))
-    return columns
+    table = connection.sql(
+        f"SELECT {items} FROM ({select}) AS result({names}){sorting}"
+    ).to_arrow_table()
+    return [
+        Column(column.kind, _from_arrow(table[column.sql].combine_chunks()))
+        for column in columns
+    ]
 
 
-def _text(
-    connection: duckdb.DuckDBPyConnection, value: TypedColumn
-) -> CategoricalColumn:
-    """Number the distinct texts in their order: as an ENUM, which DuckDB does fast."""
-    text = comparable(value)
-    connection.execute(
-        f"CREATE TYPE texts AS ENUM (SELECT DISTINCT {text} AS text FROM picked "
-        "WHERE text IS NOT NULL ORDER BY text)"
-    )
-    codes = connection.execute(
-        f"SELECT CAST(coalesce(enum_code(CAST({text} AS texts)), -1) AS INTEGER) "
-        "AS code FROM picked"
-    ).fetchnumpy()["code"]
-    names = connection.execute("SELECT enum_range(NULL::texts)").fetchall()[0][0]
-    connection.execute("DROP TYPE texts")
-    return CategoricalColumn(np.asarray(codes), tuple(names))
+def _typed(name: str, duckdb_type: str) -> TypedColumn:
+    kind = kind_of(duckdb_type)
+    if kind is None:
+        raise SourceError(f"a value of type {duckdb_type} cannot be used")
+    return TypedColumn(name, duckdb_type, kind)
 
 
-def _split(
-    connection: duckdb.DuckDBPyConnection, bound: BoundQuery, settings: Settings
-) -> tuple[IntArray, BoolArray]:
-    """Return the label table's rows that pass its filters, and which are held out."""
-    fragment = bound.fragment(bound.label_table)
-    passing = connection.execute(
-        f"SELECT rowid AS row FROM {quote_name(fragment.name)} "
-        f"WHERE {_condition(fragment)} ORDER BY rowid"
-    ).fetchnumpy()["row"]
-    rng = generator(settings.seed, Stream.SPLIT)
-    return np.asarray(passing), split_rows(len(passing), settings.test_fraction, rng)
-
-
-def _condition(fragment: Fragment) -> str:
-    return " AND ".join(f"({text})" for text in fragment.filters) or "true"
+def _from_arrow(values: pa.Array) -> FeatureColumn:
+    """Return numbers, or texts with their distinct values sorted."""
+    if not pa.types.is_string(values.type):
+        return NumericColumn(np.asarray(values))
+    coded = values.dictionary_encode()
+    order = np.asarray(pc.sort_indices(coded.dictionary))
+    # -1, which is the last one, stays what it is
+    place = np.append(np.argsort(order), -1).astype(np.int32)
+    codes = np.asarray(coded.indices.fill_null(-1))
+    return CategoricalColumn(place[codes], coded.dictionary.take(order))
 
 
 def simulated_hasher(seed: int) -> KeyedHasher:
@@ -302,26 +262,6 @@ def simulated_hasher(seed: int) -> KeyedHasher:
 
 
 def fit_encoder(
-    connection: duckdb.DuckDBPyConnection,
-    fragment: Fragment,
-    choice: TableChoice,
-    sample: CountedRows,
-) -> SiteEncoder:
-    """Fit the encoder to a whole table, or to these of its rows after the filters."""
-    features = fragment.features
-    if not features:
-        return fit(fragment.table, {}).at_site(sample.hasher)
-    # rowid keeps the order of the table, which ``rows`` is in
-    listed = ", ".join(["rowid", *(feature.sql for feature in features)])
-    select = (
-        f"SELECT {listed} FROM {quote_name(fragment.name)} WHERE {_condition(fragment)}"
-    )
-    _, *columns = read_columns(connection, select, len(features) + 1, order="c0")
-    names = [feature.name for feature in features]
-    return encoder_of(choice, dict(zip(names, columns, strict=True)), sample)
-
-
-def encoder_of(
     choice: TableChoice, columns: Mapping[str, Column], sample: CountedRows
 ) -> SiteEncoder:
     """Fit a table's encoder to its columns, by feature."""
@@ -342,26 +282,74 @@ def read_label(
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
-    column = LabelColumn(label.kind, values, tuple(categories))
-    labels = read_labels([column], settings.task)
+    labels = read_labels(
+        [LabelColumn(label.kind, values, tuple(categories))], settings.task
+    )
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 
-def encode(
-    encoders: Mapping[str, SiteEncoder],
-    values: Mapping[Item, Column],
-    rows: IntArray | None = None,
-) -> tuple[Float32Array, dict[str, slice]]:
-    """Return these rows encoded, or all of them, and which columns are whose."""
-    total = next(iter(values.values())).values.rows if rows is None else len(rows)
-    widths = {table: fitted.encoder.width for table, fitted in encoders.items()}
-    features = np.zeros((total, sum(widths.values())), dtype=np.float32)
-    columns: dict[str, slice] = {}
-    left = 0
-    for table, encoder in encoders.items():
-        raw = {name: value.values for (t, name), value in values.items() if t == table}
-        columns[table] = slice(left, left + widths[table])
-        if widths[table]:
-            encoder.transform(raw, out=features[:, columns[table]], rows=rows)
-        left += widths[table]
-    return features, columns
+def join_frames(
+    query: Query, frames: Frames, mark: tuple[str, str] | None = None
+) -> tuple[dict[str, Column], Column, BoolArray]:
+    """Join the frames by DuckDB, those of one table being its shards.
+
+    Returns the features and the label of the joined rows; and, with the alias of a
+    table and a column of it as ``mark``, where that is true.
+    """
+    with _utc_connection() as connection:
+        selects: dict[str, list[str]] = {}
+        for site, tables in frames.items():
+            for table, frame in tables.items():
+                connection.register(f"{table}_{site}", frame)
+                selects.setdefault(table, []).append(f'SELECT * FROM "{table}_{site}"')
+        for table, shards in selects.items():
+            connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(shards)}")
+        tree, label = _parse(query)
+        if mark is not None:
+            alias, name = mark
+            tree = tree.select(exp.column(name, table=alias, quoted=True), copy=False)
+        columns = read_columns(connection, tree.sql(dialect="duckdb"))
+    is_marked = np.zeros(columns[label].values.rows, np.bool_)
+    if mark is not None:
+        is_marked = np.asarray(columns.pop().values.values) > 0.0  # type: ignore[union-attr]
+    labels = columns.pop(label)
+    return {f"c{k}": column for k, column in enumerate(columns)}, labels, is_marked
+
+
+def fit_joined(columns: Mapping[str, Column], rows: BoolArray) -> SiteEncoder:
+    """Fit the default encoders to these of the joined rows."""
+    choice = choose_encoders((), {"joined": list(columns)})["joined"]
+    return fit_encoder(choice, columns, CountedRows(simulated_hasher(0), rows=rows))
+
+
+def encode_dense(
+    encoder: SiteEncoder, columns: Mapping[str, Column], rows: BoolArray
+) -> Float32Array:
+    """Return these joined rows as a float32 matrix (N, d)."""
+    return encoder.transform(_raw(columns), rows=np.flatnonzero(rows))
+
+
+def encode_sparse(
+    encoder: SiteEncoder, columns: Mapping[str, Column], rows: BoolArray
+) -> sp.csr_matrix:
+    """Return the same matrix as CSR: one non-zero per category, numbers as they are."""
+    chosen = np.flatnonzero(rows)
+    blocks = []
+    for encoding in encoder.encoder.encodings:
+        name, column = encoding.name, columns[encoding.name].values
+        alone = replace(encoder.encoder, encodings=(encoding,))
+        one = SiteEncoder(alone, encoder.keys)
+        is_text = isinstance(encoding, CategoryEncoding)
+        if not is_text or not isinstance(column, CategoricalColumn):
+            blocks.append(sp.csr_matrix(one.transform({name: column}, rows=chosen)))
+            continue
+        # row k of this small matrix is how local category k is encoded
+        codes = np.append(np.arange(len(column.texts)), -1).astype(np.int32)
+        categories = CategoricalColumn(codes, column.texts)
+        small = sp.csr_matrix(one.transform({name: categories}))
+        blocks.append(small[column.codes[chosen]])
+    return sp.hstack(blocks, format="csr", dtype=np.float32)
+
+
+def _raw(columns: Mapping[str, Column]) -> dict[str, FeatureColumn]:
+    return {name: column.values for name, column in columns.items()}

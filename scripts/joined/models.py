@@ -12,78 +12,45 @@ Notation
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 import scipy.sparse as sp
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression, Ridge
 
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.losses import (
-    LogisticLoss,
-    Loss,
-    SoftmaxLoss,
-    SquaredLoss,
-)
+from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
 
-Float32Array = npt.NDArray[np.float32]
 Matrix = Any
-"""Dense float32, or a sparse matrix of scipy, which has no types."""
+"""Dense, or a sparse matrix of scipy, which has no types."""
 Until = Callable[[Metrics], bool]
 
-BLOCK_ROWS = 16384
-NEWTON_TOLERANCE = 1e-10
-
 LBFGS_OPTIONS = {"maxcor": 10, "maxiter": 500, "gtol": 1e-6, "ftol": 0.0}
-
 SGD_EPOCHS = 10
 SAMPLED_ROWS = 20_000
-POWER_STEPS = 20
 NOISE_MARGIN = 4.0
 
 
 @dataclass(frozen=True)
 class LinearFit:
-    """A linear model of the joined table.
-
-    Attributes:
-        weights: W, (d, k).
-        intercept: c, (k,).
-        steps: iterations that it took; 1 in closed form.
-    """
+    """A linear model W (d, k), c (k,), and the iterations it took; 1 in closed form."""
 
     weights: FloatArray
     intercept: FloatArray
     steps: int = 1
 
-    def scores(self, features: Float32Array) -> FloatArray:
-        """Return X W + c, (N, k), multiplied in float64."""
-        out = np.empty((len(features), len(self.intercept)))
-        for block in _blocks(len(features)):
-            out[block] = features[block].astype(np.float64) @ self.weights
-        out += self.intercept
-        return out
-
-    def float32_scores(self, features: Matrix) -> FloatArray:
-        """Return X W + c, (N, k): the product in float32, as the features are."""
-        product = features @ self.weights.astype(np.float32)
+    def scores(self, features: Matrix) -> FloatArray:
+        """Return X W + c, (N, k): the product in the precision of the features."""
+        product = features @ self.weights.astype(features.dtype)
         scores: FloatArray = np.asarray(product, np.float64) + self.intercept
         return scores
-
-    def objective(
-        self, loss: Loss, features: Float32Array, labels: FloatArray, l2: float
-    ) -> float:
-        """Return the objective, the penalty included."""
-        penalty = 0.5 * l2 * float((self.weights**2).sum())
-        return loss.value(self.scores(features), labels) + penalty
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,66 +70,50 @@ class Problem:
         parts = (*joined.part(test=False), *joined.part(test=True))
         return cls(*parts, joined.loss, settings.l2)
 
+    def objective(self, fitted: LinearFit) -> float:
+        """Return the objective of a linear model, the penalty included."""
+        penalty = 0.5 * self.l2 * float((fitted.weights**2).sum())
+        scores = fitted.scores(self.train)
+        return self.loss.value(scores, self.train_labels) + penalty
+
     def optimum(self) -> LinearFit:
         """Return the linear model that minimises the objective."""
-        return fit_linear(self.loss, self.train, self.train_labels, self.l2)
+        features = self.train.astype(np.float64)
+        if self.loss.name == "squared":
+            return fit_ridge(features, self.train_labels, self.l2)
+        return fit_logistic(
+            *(features, self.train_labels, self.l2),
+            solver="newton-cholesky",
+            tol=1e-10,
+        )
 
-    def test_metrics(self, scores: FloatArray) -> Metrics:
-        """Return the metrics of scores of the held-out rows."""
-        return evaluate(self.loss, scores, self.test_labels)
-
-
-def fit_linear(
-    loss: Loss, features: Float32Array, labels: FloatArray, l2: float
-) -> LinearFit:
-    """Return the optimum of a loss: ridge, logistic or softmax regression."""
-    if isinstance(loss, SquaredLoss):
-        return fit_ridge(features, labels, l2)
-    if isinstance(loss, LogisticLoss):
-        wide = features.astype(np.float64)
-        options = {"solver": "newton-cholesky", "tol": NEWTON_TOLERANCE}
-        return fit_scikit_learn(wide, labels, l2, **options)
-    if isinstance(loss, SoftmaxLoss):
-        return fit_scikit_learn(features, labels, l2, tol=1e-7, max_iter=10_000)
-    raise ValueError(f"there is no centralised fit for the loss {loss.name!r}")
+    def test_metrics(self, fitted: LinearFit) -> Metrics:
+        """Return a linear model's metrics on the held-out rows."""
+        return evaluate(self.loss, fitted.scores(self.test), self.test_labels)
 
 
-def fit_ridge(features: Float32Array, labels: FloatArray, l2: float) -> LinearFit:
+def fit_ridge(features: Matrix, labels: FloatArray, l2: float) -> LinearFit:
     """Return the ridge regression, in closed form."""
-    width, total = features.shape[1] + 1, len(labels)
-    gram, moments = np.zeros((width, width)), np.zeros(width)
-    for rows in _blocks(total):
-        block = np.ones((rows.stop - rows.start, width))
-        block[:, :-1] = features[rows]
-        gram += block.T @ block
-        moments += block.T @ labels[rows]
+    design = np.column_stack([features, np.ones(len(features))])
     # the intercept, which comes last, is free
-    penalty = np.diag(np.append(np.full(width - 1, l2), 0.0))
+    penalty = np.diag(np.append(np.full(features.shape[1], l2), 0.0))
+    gram = design.T @ design / len(labels) + penalty
     # of least norm where one-hot columns add up to the intercept and l2 is 0
-    solution = np.linalg.lstsq(gram / total + penalty, moments / total, rcond=None)
-    theta = np.asarray(solution[0], np.float64)
+    theta = np.linalg.lstsq(gram, design.T @ labels / len(labels), rcond=None)[0]
     return LinearFit(theta[:-1, None], theta[-1:])
 
 
-def fit_scikit_learn(
-    features: object, labels: FloatArray, l2: float, **options: Any
+def fit_logistic(
+    features: Matrix, labels: FloatArray, l2: float, **options: Any
 ) -> LinearFit:
     """Return scikit-learn's LogisticRegression with options, or its defaults.
 
-    The features are dense or sparse, the labels class indices of two or more classes;
-    scikit-learn's C is 1 / (N l2).
+    The labels are class indices of two or more classes; its C is 1 / (N l2).
     """
     inverse = 1.0 / (len(labels) * l2) if l2 else np.inf
     model = LogisticRegression(C=inverse, **options).fit(features, labels)
-    weights = model.coef_.T.astype(np.float64)
-    return LinearFit(
-        weights, model.intercept_.astype(np.float64), int(model.n_iter_[0])
-    )
-
-
-def _blocks(rows: int) -> Iterator[slice]:
-    for start in range(0, rows, BLOCK_ROWS):
-        yield slice(start, min(start + BLOCK_ROWS, rows))
+    weights, intercept = model.coef_.T.astype(np.float64), model.intercept_
+    return LinearFit(weights, intercept.astype(np.float64), int(model.n_iter_[0]))
 
 
 @dataclass
@@ -186,8 +137,7 @@ class Curve:
         """Measure a model; return whether it is good enough."""
         arrived = time.perf_counter()
         self.seconds.append(arrived - self._started)
-        scores = fitted.float32_scores(self.problem.test)
-        self.test.append(self.problem.test_metrics(scores))
+        self.test.append(self.problem.test_metrics(fitted))
         self.fitted = fitted
         self._started += time.perf_counter() - arrived
         return self.until is not None and self.until(self.test[-1])
@@ -203,21 +153,22 @@ def train_lbfgs(problem: Problem, _: Settings, until: Until | None = None) -> Cu
     start = np.zeros((width + 1, outputs))
     start[-1] = problem.loss.base_score(problem.train_labels)
 
+    def model_of(flat: FloatArray) -> LinearFit:
+        theta = flat.reshape(width + 1, outputs).copy()
+        return LinearFit(theta[:-1], theta[-1])
+
     def objective(flat: FloatArray) -> tuple[float, FloatArray]:
-        theta = flat.reshape(width + 1, outputs)
-        scores = LinearFit(theta[:-1], theta[-1]).float32_scores(problem.train)
+        fitted = model_of(flat)
+        scores = fitted.scores(problem.train)
         excess = problem.loss.gradient(scores, problem.train_labels) / len(scores)
-        gradient = np.empty_like(theta)
-        gradient[:-1] = problem.train.T @ excess.astype(np.float32)
-        gradient[:-1] += problem.l2 * theta[:-1]
-        gradient[-1] = excess.sum(axis=0)
-        penalty = 0.5 * problem.l2 * float((theta[:-1] ** 2).sum())
+        slopes = problem.train.T @ excess.astype(np.float32)
+        gradient = [slopes + problem.l2 * fitted.weights, excess.sum(axis=0)]
+        penalty = 0.5 * problem.l2 * float((fitted.weights**2).sum())
         value = problem.loss.value(scores, problem.train_labels) + penalty
-        return value, gradient.ravel()
+        return value, np.vstack(gradient).ravel()
 
     def on_iteration(flat: FloatArray) -> None:
-        theta = flat.reshape(width + 1, outputs).copy()
-        if curve.measure(LinearFit(theta[:-1], theta[-1])):
+        if curve.measure(model_of(flat)):
             raise StopIteration
 
     minimize(
@@ -257,7 +208,7 @@ def train_sgd(
         for number in rng.permutation(len(batches)):
             batch = batches[number]
             features = problem.train[batch]
-            scores = LinearFit(weights, intercept).float32_scores(features)
+            scores = LinearFit(weights, intercept).scores(features)
             excess = problem.loss.gradient(scores, problem.train_labels[batch])
             excess /= len(batch)
             gradient = features.T @ excess.astype(np.float32) + problem.l2 * weights
@@ -273,22 +224,16 @@ def train_sgd(
 def _safe_rate(problem: Problem, averaged: float, rng: np.random.Generator) -> float:
     """Return 1 / (L + 4 T / averaged), as TablePuppetSGD does, from a sample of rows.
 
-    L and T are the largest eigenvalue and the trace of the features' second moments,
-    times the loss's curvature; ``averaged`` is batch size * (1 - momentum).
+    L and T are the largest eigenvalue and the trace of the second moments of features
+    and intercept, times the loss's curvature; ``averaged`` is batch size * (1 -
+    momentum).
     """
     rows = len(problem.train_labels)
-    chosen = np.sort(rng.permutation(rows)[:SAMPLED_ROWS])
-    sample = problem.train[chosen]
-    vector = rng.normal(size=sample.shape[1]).astype(np.float32)
-    largest = 0.0
-    for _ in range(POWER_STEPS):
-        vector /= np.linalg.norm(vector)
-        vector = sample.T @ (sample @ vector) / len(chosen)
-        largest = float(np.linalg.norm(vector))
-    squares = sample.multiply(sample) if sp.issparse(sample) else sample * sample
-    trace = float(squares.sum()) / len(chosen) + 1.0
-    # the intercept is a column of ones
-    bound = largest + 1.0 + NOISE_MARGIN * trace / averaged
+    sample = problem.train[np.sort(rng.permutation(rows)[:SAMPLED_ROWS])]
+    sample = sample.toarray() if sp.issparse(sample) else sample
+    moments = sample.T @ sample / len(sample)
+    largest, trace = np.linalg.norm(moments, 2) + 1.0, np.trace(moments) + 1.0
+    bound = float(largest + NOISE_MARGIN * trace / averaged)
     return 1.0 / (problem.loss.max_curvature * bound + problem.l2)
 
 
@@ -304,6 +249,6 @@ def train_scikit_learn(
         fitted = LinearFit(model.coef_.astype(np.float64)[:, None], intercept)
     else:
         data = (problem.train, problem.train_labels, problem.l2)
-        fitted = fit_scikit_learn(*data, **options)
+        fitted = fit_logistic(*data, **options)
     curve.measure(fitted)
     return curve

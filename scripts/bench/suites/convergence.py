@@ -8,10 +8,11 @@ from dataclasses import replace
 from statistics import median
 
 import numpy as np
+import torch
+from torch import nn
 
 from scripts.bench.datasets import movielens
 from scripts.bench.harness import Options, Outcome, first_within, run_traced
-from scripts.joined.additive_mlp import fit_additive_mlp
 from scripts.joined.centralized import JoinedTable, join_tables, read_sources
 from scripts.joined.models import Problem
 from tp_flower.query import Query
@@ -26,6 +27,9 @@ EPOCHS_TO_OPTIMUM = {"regression": 8, "classification": 12}
 CONSENSUS_GAP = 0.005
 CONSENSUS_EPOCHS = 12
 MLP_RATIO = 1.01
+JOINT_EPOCHS = 6
+BATCH_ROWS = 256
+LEARNING_RATE = 1e-3
 
 MOVIELENS_EPOCHS = 8
 RMSE_MARGIN = 0.0005
@@ -52,9 +56,7 @@ def _measure_linear(
     outcome: Outcome, settings: Settings, sql: str, joined: JoinedTable
 ) -> None:
     problem, task = Problem.of(joined, settings), settings.task
-    optimum = problem.optimum().objective(
-        problem.loss, problem.train, problem.train_labels, settings.l2
-    )
+    optimum = problem.objective(problem.optimum())
     runs = {
         "ADMM": settings,
         "ADMM, consensus": replace(settings, lou="consensus"),
@@ -100,14 +102,65 @@ def _measure_mlp(
     )
 
 
+def fit_additive_mlp(
+    joined: JoinedTable, settings: Settings, rng: np.random.Generator
+) -> list[float]:
+    """Train one MLP per table, summed, jointly by Adam; return the test loss by epoch.
+
+    ``hidden_sizes`` (the first one) and ``l2`` of the settings are read.
+    """
+    problem = Problem.of(joined, settings)
+    loss, labels = problem.loss, problem.train_labels
+    is_squared = loss.name == "squared"
+    scale = float(labels.std()) if is_squared else 1.0
+    widths = [block.stop - block.start for block in joined.columns.values()]
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(int(rng.integers(2**31)))
+        hidden = settings.hidden_sizes[0]
+        parts = [
+            nn.Sequential(
+                nn.Linear(width, hidden),
+                nn.ReLU(),
+                nn.Linear(hidden, loss.outputs, bias=False),
+            )
+            for width in widths
+        ]
+    bias = torch.zeros(loss.outputs, requires_grad=True)
+    parameters = [bias, *nn.ModuleList(parts).parameters()]
+    optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE)
+    base = torch.from_numpy(loss.base_score(labels)).float()
+
+    def scores(features: torch.Tensor) -> torch.Tensor:
+        blocks = zip(parts, torch.split(features, widths, dim=1), strict=True)
+        total: torch.Tensor = bias + sum(part(block) for part, block in blocks)
+        return total * scale + base
+
+    rows, target = torch.from_numpy(problem.train), torch.from_numpy(labels).float()
+    test, losses = torch.from_numpy(problem.test), []
+    mean_loss = nn.MSELoss() if is_squared else nn.BCEWithLogitsLoss()
+    for _ in range(JOINT_EPOCHS):
+        order = torch.from_numpy(rng.permutation(len(labels)))
+        for batch in torch.split(order, BATCH_ROWS):
+            value = mean_loss(scores(rows[batch])[:, 0], target[batch])
+            squares = sum(p.square().sum() for p in parameters if p.ndim > 1)
+            value = (0.5 * value if is_squared else value) + 0.5 * problem.l2 * squares
+            optimizer.zero_grad()
+            # in units of the label's variance, so that Adam's steps fit any label
+            torch.autograd.backward(value / scale**2)
+            optimizer.step()
+        with torch.no_grad():
+            predicted = scores(test).double().numpy()
+        losses.append(loss.value(predicted, problem.test_labels))
+    return losses
+
+
 def measure_movielens(options: Options) -> Outcome:
     """Run linear ADMM with default settings; compare speed and test RMSE."""
     dataset = movielens(options.movielens)
     settings = Settings.from_run_config(dataset.settings)
     trace = run_traced(dataset.sql, settings, dataset.join_only())
     problem = Problem.of(dataset.joined(settings), replace(settings, l2=0.0))
-    fitted = problem.optimum()
-    optimum = problem.test_metrics(fitted.scores(problem.test))["rmse"]
+    optimum = problem.test_metrics(problem.optimum())["rmse"]
     above = [float(metrics["rmse"]) - optimum for metrics in trace.test]
     seconds = median(np.diff(trace.seconds).tolist())
     outcome = Outcome()

@@ -18,30 +18,31 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import duckdb
 import numpy as np
 
-from scripts.bench.datasets import Frames, by_table, flights_frames
+from scripts.bench.datasets import by_table, flights_frames
 from scripts.bench.harness import Options, Outcome, train
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.server_epoch import measure_server
 from scripts.bench.suites.methods import is_within
 from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_SQL, make_store
-from scripts.joined.centralized import LABEL, Column, Item, read_label
-from scripts.joined.frames import (
-    MARK,
+from scripts.joined.centralized import (
+    Frames,
     encode_dense,
     encode_sparse,
-    fit_encoders,
+    fit_joined,
     join_frames,
+    read_label,
 )
 from scripts.joined.models import (
     Curve,
     Problem,
     Until,
-    fit_scikit_learn,
+    fit_logistic,
     train_lbfgs,
     train_scikit_learn,
     train_sgd,
@@ -67,6 +68,7 @@ _COLUMNS = ", ".join(f"i.spec_{number + 1}" for number in range(SPECS))
 WIDE_STORE_SQL = STORE_SQL.replace("i.fragile,", f"i.fragile, {_COLUMNS},")
 
 Measured = dict[str, float]
+Encode = Callable[..., Any]
 Train = Callable[[Problem, Settings, Until], Curve]
 
 
@@ -78,6 +80,7 @@ class Case:
         label: alias and table of the label table.
         frames: returns the tables.
         limits: of time and of peak memory, over those without tp_flower.
+        condition: of the query on the label table's rows.
     """
 
     sql: str
@@ -86,6 +89,7 @@ class Case:
     metric: str
     frames: Callable[[], Frames]
     limits: Mapping[str, float]
+    condition: str = "true"
 
     @property
     def settings(self) -> Settings:
@@ -112,7 +116,7 @@ def store_frames(specs: int = SPECS) -> Frames:
 CASES: Mapping[str, Case] = {
     "flights": Case(
         *(FLIGHTS_SQL, "classification", ("f", "flights"), "auc"),
-        *(flights_frames, {"time": 1.0}),
+        *(flights_frames, {"time": 1.0}, "arr_delay IS NOT NULL"),
     ),
     "store": Case(
         *(WIDE_STORE_SQL, "regression", ("o", "orders"), "rmse"),
@@ -177,17 +181,17 @@ def _ten_epochs(frames: Frames) -> Measured:
     return {"set-up-seconds": sum(set_up), "test-auc": report.final_test["auc"]}
 
 
-def _join_and_fit(frames: Frames, encode: Callable[..., object]) -> Measured:
+def _join_and_fit(frames: Frames, encode: Encode) -> Measured:
     settings = Settings()
     started = time.perf_counter()
-    values = join_frames(Query.from_sql(FLIGHTS_SQL), frames)
+    columns, label, _ = join_frames(Query.from_sql(FLIGHTS_SQL), frames)
     joined = time.perf_counter()
     rng = np.random.default_rng(0)
-    is_test = split_rows(values[LABEL].values.rows, settings.test_fraction, rng)
-    labels, _ = read_label(values.pop(LABEL), is_test, settings)
-    features = encode(fit_encoders(values, ~is_test), values, ~is_test)
+    train_rows = ~split_rows(label.values.rows, settings.test_fraction, rng)
+    labels, _ = read_label(label, ~train_rows, settings)
+    features = encode(fit_joined(columns, train_rows), columns, train_rows)
     encoded = time.perf_counter()
-    fitted = fit_scikit_learn(features, labels[~is_test], settings.l2)
+    fitted = fit_logistic(features, labels[train_rows], settings.l2)
     return {
         "join-seconds": joined - started,
         "encode-seconds": encoded - joined,
@@ -212,13 +216,8 @@ def measure_centralized(_: Options) -> Outcome:
         ours = results.pop(OURS)
         outcome.facts[f"{name}: {case.metric} of the best linear model"] = optimum
         outcome.facts[f"{name}: tp-flower"] = ours
-        for way, item in results.items():
-            outcome.facts[f"{name}: join, {way}"] = item
-        for kind, key in (
-            ("CPU time", "cpu-seconds"),
-            ("time", "seconds"),
-            ("memory", "peak-mib"),
-        ):
+        outcome.facts |= {f"{name}: join, {way}": x for way, x in results.items()}
+        for kind, key in (("time", "seconds"), ("memory", "peak-mib")):
             title = f"{name}: {kind} over the least without tp_flower"
             ratio = ours[key] / min(item[key] for item in results.values())
             outcome.facts[title] = ratio
@@ -248,16 +247,9 @@ def best_metric(name: str) -> float:
 
 def best_linear(case: Case, frames: Frames) -> float:
     """Return the test metric of the best linear model of the joined frames."""
-    tables = by_table(in_order(frames))
-    dataset = Dataset("", "", case.metric, case.sql, {}, tables)
+    dataset = Dataset("", "", case.metric, case.sql, {}, by_table(frames))
     problem = Problem.of(dataset.joined(case.settings), case.settings)
-    metrics = problem.test_metrics(problem.optimum().scores(problem.test))
-    return float(metrics[case.metric])
-
-
-def in_order(frames: Frames) -> Frames:
-    """Return the sites in the order in which a run counts the rows of a table."""
-    return dict(sorted(frames.items()))
+    return float(problem.test_metrics(problem.optimum())[case.metric])
 
 
 def to_good_model(name: str, way: str, optimum: float) -> Measured:
@@ -302,12 +294,18 @@ def run_joined(way: str, case: Case, frames: Frames, until: Until) -> Measured:
     encode, fit = WAYS[way]
     settings = case.settings
     started = time.perf_counter()
-    values = join_frames(
-        Query.from_sql(case.sql), frames, marks={case.label[0]: HELD_OUT}
+    columns, label, is_test = join_frames(
+        Query.from_sql(case.sql), frames, (case.label[0], HELD_OUT)
     )
     joined = time.perf_counter()
-    problem = _encoded(values, encode, settings)
-    del values  # the joined table is not needed any more
+    labels, loss = read_label(label, is_test, settings)
+    encoder = fit_joined(columns, ~is_test)
+    problem = Problem(
+        *(encode(encoder, columns, ~is_test), labels[~is_test]),
+        *(encode(encoder, columns, is_test), labels[is_test]),
+        *(loss, settings.l2),
+    )
+    del columns, label  # the joined table is not needed any more
     encoded = time.perf_counter()
     curve = fit(problem, settings, until)
     is_good = until(curve.test[-1])
@@ -319,46 +317,20 @@ def run_joined(way: str, case: Case, frames: Frames, until: Until) -> Measured:
     }
 
 
-def _encoded(
-    values: dict[Item, Column], encode: Callable[..., object], settings: Settings
-) -> Problem:
-    """Encode the joined columns; takes label and mark out of them."""
-    is_test = np.asarray(values.pop(MARK).values.values) > 0.0  # type: ignore[union-attr]
-    labels, loss = read_label(values.pop(LABEL), is_test, settings)
-    encoders = fit_encoders(values, ~is_test)
-    return Problem(
-        *(encode(encoders, values, ~is_test), labels[~is_test]),
-        *(encode(encoders, values, is_test), labels[is_test]),
-        *(loss, settings.l2),
-    )
-
-
 def mark_held_out(case: Case, frames: Frames) -> Frames:
-    """Return the frames with a column that says which rows a run holds out."""
-    alias, table = case.label
-    tables = by_table(in_order(frames))
+    """Return the whole tables, with a column that says which rows a run holds out."""
+    tables, table = by_table(frames), case.label[1]
     with duckdb.connect() as connection:
-        connection.register(table, tables[table])
-        schemas = {
-            name: dict.fromkeys(frame.columns, "VARCHAR")
-            for name, frame in tables.items()
-        }
-        fragment = Query.from_sql(case.sql).bind(schemas).fragment(alias)
-        condition = " AND ".join(f"({text})" for text in fragment.filters) or "true"
-        passing = connection.execute(f"SELECT {condition} AS ok FROM {table}").df()
-    rows = np.flatnonzero(passing["ok"].fillna(value=False).to_numpy(bool))
+        connection.register("label_table", tables[table])
+        # what is held out is counted among the rows that pass the filter
+        select = f"SELECT coalesce({case.condition}, false) AS ok FROM label_table"
+        passing = connection.execute(select).fetchnumpy()["ok"]
     rng = generator(case.settings.seed, Stream.SPLIT)
     held_out = np.zeros(len(passing), dtype=bool)
-    held_out[rows] = split_rows(len(rows), case.settings.test_fraction, rng)
-    marked, start = {}, 0
-    for site, shards in in_order(frames).items():
-        marked[site] = dict(shards)
-        if table in shards:
-            end = start + len(shards[table])
-            marks = {HELD_OUT: held_out[start:end]}
-            marked[site][table] = shards[table].assign(**marks)
-            start = end
-    return marked
+    fraction = case.settings.test_fraction
+    held_out[passing] = split_rows(int(passing.sum()), fraction, rng)
+    tables[table] = tables[table].assign(**{HELD_OUT: held_out})
+    return {"all": tables}
 
 
 def train_fewest_iterations(
@@ -378,11 +350,11 @@ def train_fewest_iterations(
 
 
 OURS = "tp-flower"
-ENCODERS: Mapping[str, Callable[..., object]] = {
+ENCODERS: Mapping[str, Encode] = {
     "dense": encode_dense,
     "CSR": encode_sparse,
 }
-WAYS: Mapping[str, tuple[Callable[..., object], Train]] = {
+WAYS: Mapping[str, tuple[Encode, Train]] = {
     "dense, L-BFGS": (encode_dense, train_lbfgs),
     "dense, scikit-learn": (encode_dense, train_fewest_iterations),
     "dense, SGD": (encode_dense, train_sgd),

@@ -22,7 +22,7 @@ import pandas as pd
 from scripts.bench.datasets import DATASETS
 from scripts.bench.harness import Options, Outcome, Results, SkippedSuite, train
 from scripts.data.dataset import Dataset
-from scripts.joined.models import Problem, train_sgd
+from scripts.joined.models import LinearFit, Problem, train_sgd
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -136,13 +136,12 @@ def measure_reference(dataset: Dataset, settings: Settings) -> Results:
     """
     problem = Problem.of(dataset.joined(settings), settings)
     base = problem.loss.base_score(problem.train_labels)
-    guess = np.tile(base, (len(problem.test_labels), 1))
-    optimum = problem.optimum().scores(problem.test)
+    guess = LinearFit(np.zeros((problem.train.shape[1], len(base))), base)
     steps = [epoch[dataset.metric] for epoch in train_sgd(problem, settings).test]
     return {
         "title": dataset.title,
         "metric": dataset.metric,
-        "reference": problem.test_metrics(optimum)[dataset.metric],
+        "reference": problem.test_metrics(problem.optimum())[dataset.metric],
         "guess": problem.test_metrics(guess)[dataset.metric],
         "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
         "features": problem.train.shape[1],

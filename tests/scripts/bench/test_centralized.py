@@ -15,13 +15,14 @@ import scipy.sparse as sp
 
 from client_apps.app import app
 from scripts.compare_centralized import judge, main
+from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
+from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
 from scripts.joined.models import (
     Problem,
-    fit_linear,
+    fit_logistic,
     fit_ridge,
-    fit_scikit_learn,
     train_lbfgs,
     train_sgd,
 )
@@ -29,7 +30,7 @@ from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tp_flower.features.statistics import category_purpose
 from tp_flower.joins.mapping import split_rows
-from tp_flower.learning.losses import LogisticLoss, SquaredLoss, sigmoid
+from tp_flower.learning.losses import SquaredLoss
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import write_report
@@ -42,7 +43,6 @@ from tp_flower.sources.shards import (
 )
 
 SETTINGS = Settings(task="regression", seed=3)
-L2 = 1e-3
 
 
 @pytest.fixture
@@ -143,51 +143,37 @@ def test_is_the_problem_that_a_run_trains_on(
         Query.from_sql(STORE_CLASSIFICATION_SQL), num_epochs=1, seed=SETTINGS.seed
     )
     strategy.start(InProcessGrid(app, [store]))
-    federation = strategy.training_problem
-    assert federation is not None
-    assert federation.loss == table.loss
-    assert federation.train_labels.sum() == table.part(test=False)[1].sum()
-    assert len(federation.test_labels) == table.is_test.sum()
-    widths = {name: own.features for name, own in federation.tables.items()}
+    problem = strategy.training_problem
+    assert problem is not None
+    assert problem.loss == table.loss
+    assert problem.train_labels.sum() == table.part(test=False)[1].sum()
+    assert len(problem.test_labels) == table.is_test.sum()
+    widths = {name: prepared.features for name, prepared in problem.tables.items()}
     assert widths == {n: s.stop - s.start for n, s in table.columns.items()}
 
 
-def test_ridge_is_at_its_optimum(token: str) -> None:
-    features, labels = joined_store(token).part(test=False)
-    fitted = fit_ridge(features, labels, L2)
-    residual = fitted.scores(features)[:, 0] - labels
-    gradient = features.T @ residual / len(labels) + L2 * fitted.weights[:, 0]
-    # labels are about ten: these are relative errors of 1e-9
-    assert np.abs(gradient).max() < 1e-8
-    assert abs(residual.mean()) < 1e-8
-
-
-def test_newton_ends_where_the_gradient_is_zero(token: str) -> None:
-    features, labels = joined_store(token, STORE_CLASSIFICATION_SQL).part(test=False)
-    fitted = fit_linear(LogisticLoss(), features, labels, L2)
-    excess = sigmoid(fitted.scores(features)[:, 0]) - labels
-    gradient = features.T.astype(float) @ excess / len(labels)
-    assert np.abs(gradient + L2 * fitted.weights[:, 0]).max() <= 1e-10
-    assert abs(excess.mean()) <= 1e-10
-
-
-def test_scikit_learn_solves_the_same_problem(token: str) -> None:
-    features, labels = joined_store(token, STORE_CLASSIFICATION_SQL).part(test=False)
-    exact = fit_linear(LogisticLoss(), features, labels, L2)
-    other = fit_scikit_learn(features, labels, L2, tol=1e-8, max_iter=10_000)
-    both = [f.objective(LogisticLoss(), features, labels, L2) for f in (exact, other)]
-    assert both[0] == pytest.approx(both[1], rel=1e-6)
-    assert both[0] <= both[1] + 1e-12
+def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(
+    store: Mapping[str, list[pd.DataFrame]],
+) -> None:
+    store["customers"][1] = store["customers"][1].iloc[:0]
+    name = register_frames(store, site="all")
+    sql = STORE_SQL.replace("JOIN customers", "LEFT JOIN customers")
+    table = joined_store(MEMORY_PREFIX + name, sql)
+    release(name)
+    is_missing = table.rows["c"] < 0
+    assert 0 < is_missing.sum() < len(is_missing)
+    assert not table.features[is_missing, table.columns["c"]].any()
+    assert table.features[~is_missing, table.columns["c"]].any(axis=1).all()
 
 
 def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
-    features = np.array([[1.0], [-1.0]], dtype=np.float32)
-    fitted = fit_ridge(features, np.array([7.0, 3.0]), l2=1.0)
+    features, labels = np.array([[1.0], [-1.0]]), np.array([7.0, 3.0])
+    fitted = fit_ridge(features, labels, l2=1.0)
     # 1/2 (w - 2)^2 + 1/2 w^2 is least at w = 1, with the intercept at the mean
     assert fitted.weights.tolist() == [[pytest.approx(1.0)]]
     assert fitted.intercept.tolist() == [pytest.approx(5.0)]
-    value = fitted.objective(SquaredLoss(), features, np.array([7.0, 3.0]), 1.0)
-    assert value == pytest.approx(1.0)
+    problem = Problem(*(features, labels) * 2, SquaredLoss(), 1.0)
+    assert problem.objective(fitted) == pytest.approx(1.0)
 
 
 THREE_CLASSES = STORE_SQL.replace(
@@ -195,97 +181,81 @@ THREE_CLASSES = STORE_SQL.replace(
     "CASE WHEN o.quantity > 12 THEN 2 WHEN o.quantity > 8 THEN 1 ELSE 0 END AS",
 )
 QUERIES = {
-    "squared": STORE_SQL,
-    "logistic": STORE_CLASSIFICATION_SQL,
-    "softmax": THREE_CLASSES,
+    "squared": ("regression", STORE_SQL),
+    "logistic": ("classification", STORE_CLASSIFICATION_SQL),
+    "softmax": ("classification", THREE_CLASSES),
 }
-STORE = make_store(orders=500, items=20, customers=40, seed=1)
-TASKS = {
-    "squared": Settings(task="regression", seed=3, l2=1e-3),
-    "logistic": Settings(task="classification", seed=3, l2=1e-3),
-    "softmax": Settings(task="classification", seed=3, l2=1e-3),
-}
-
-
-@pytest.fixture(scope="module", params=list(QUERIES))
-def loss(request: pytest.FixtureRequest) -> str:
-    return request.param
+each_loss = pytest.mark.parametrize("loss", QUERIES)
 
 
 @cache
-def problem_of(loss: str) -> Problem:
-    token = register_frames(STORE, site="all")
-    sources = load_tables(MEMORY_PREFIX + token)
-    joined = join_tables(Query.from_sql(QUERIES[loss]), TASKS[loss], sources)
-    release(token)
-    return Problem.of(joined, TASKS[loss])
+def problem_of(loss: str) -> tuple[Problem, Settings]:
+    task, sql = QUERIES[loss]
+    settings = Settings(task=task, seed=3, l2=1e-3)
+    frames = make_store(orders=500, items=20, customers=40, seed=1)
+    tables = {name: pd.concat(shards) for name, shards in frames.items()}
+    dataset = Dataset("", "", "", sql, {}, tables)
+    return Problem.of(dataset.joined(settings), settings), settings
 
 
-def excess(loss: str, fitted) -> float:
-    """How far the objective is above the optimum's, relatively."""
-    problem = problem_of(loss)
-    training = (problem.loss, problem.train, problem.train_labels, problem.l2)
-    return fitted.objective(*training) / problem.optimum().objective(*training) - 1.0
+@each_loss
+def test_the_optimum_has_no_gradient(loss: str) -> None:
+    problem, _ = problem_of(loss)
+    fitted, features = problem.optimum(), problem.train.astype(float)
+    excess = problem.loss.gradient(fitted.scores(features), problem.train_labels)
+    gradient = features.T @ excess / len(features) + problem.l2 * fitted.weights
+    # labels are about ten: these are relative errors of 1e-9
+    assert np.abs(gradient).max() < 1e-8
+    assert np.abs(excess.mean(axis=0)).max() < 1e-8
 
 
-def test_lbfgs_reaches_the_optimum(loss: str) -> None:
-    curve = train_lbfgs(problem_of(loss), TASKS[loss])
-    # the products are in float32; for three classes scikit-learn is the optimum
-    assert abs(excess(loss, curve.fitted)) < 1e-5
+def test_scikit_learn_solves_the_same_problem() -> None:
+    problem, _ = problem_of("logistic")
+    data = (problem.train, problem.train_labels, problem.l2)
+    other = fit_logistic(*data, tol=1e-8, max_iter=10_000)
+    optimum = problem.objective(problem.optimum())
+    assert problem.objective(other) == pytest.approx(optimum, rel=1e-6)
+
+
+@each_loss
+def test_steps_reach_the_optimum(loss: str) -> None:
+    problem, settings = problem_of(loss)
+    optimum = problem.objective(problem.optimum())
+    curve = train_lbfgs(problem, settings)
+    # the products are in float32
+    assert problem.objective(curve.fitted) == pytest.approx(optimum, rel=1e-5)
     assert len(curve.test) == len(curve.seconds) > 5
     assert curve.seconds == sorted(curve.seconds)
+    slow = replace(settings, num_epochs=80, batch_size=100, decay=0.1)
+    curve = train_sgd(problem, slow)
+    assert len(curve.test) == 80
+    assert problem.objective(curve.fitted) < 1.005 * optimum
 
 
 @pytest.mark.parametrize("train", [train_lbfgs, train_sgd])
+@each_loss
 def test_a_sparse_table_gives_the_same_steps(loss: str, train) -> None:
-    dense = problem_of(loss)
+    dense, settings = problem_of(loss)
     sparse = replace(
         dense, train=sp.csr_matrix(dense.train), test=sp.csr_matrix(dense.test)
     )
-    settings = replace(TASKS[loss], num_epochs=2, learning_rate=0.01)
+    settings = replace(settings, num_epochs=2, learning_rate=0.01)
     one, other = (train(problem, settings) for problem in (dense, sparse))
     for metrics, expected in zip(one.test[:4], other.test[:4], strict=True):
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-
-
-def test_sgd_reaches_the_optimum(loss: str) -> None:
-    settings = replace(TASKS[loss], num_epochs=80, batch_size=100, decay=0.1)
-    curve = train_sgd(problem_of(loss), settings)
-    assert len(curve.test) == 80
-    assert excess(loss, curve.fitted) < 0.005
+    ends = train(dense, settings, lambda metrics: metrics == one.test[1])
+    assert ends.test == one.test[:2]
 
 
 def test_one_batch_and_no_momentum_is_gradient_descent() -> None:
-    problem = problem_of("squared")
-    settings = replace(
-        TASKS["squared"],
-        num_epochs=1,
-        batch_size=len(problem.train_labels),
-        momentum=0.0,
-        learning_rate=0.1,
-    )
-    curve = train_sgd(problem, settings)
-    mean = problem.train_labels.mean()
-    gradient = problem.train.T @ (mean - problem.train_labels)
-    weights = -0.1 * gradient / len(problem.train_labels)
-    np.testing.assert_allclose(
-        curve.fitted.weights[:, 0], weights, rtol=1e-4, atol=1e-6
-    )
-    np.testing.assert_allclose(curve.fitted.intercept, [mean], rtol=1e-9)
-
-
-@pytest.mark.parametrize("train", [train_lbfgs, train_sgd])
-def test_training_ends_when_it_is_good_enough(train) -> None:
-    seen = []
-
-    def until(metrics):
-        seen.append(metrics)
-        return len(seen) == 2
-
-    settings = replace(TASKS["logistic"], num_epochs=5)
-    curve = train(problem_of("logistic"), settings, until)
-    assert len(curve.test) == 2
-    assert curve.test == seen
+    problem, settings = problem_of("squared")
+    size, mean = len(problem.train_labels), problem.train_labels.mean()
+    changes = {"batch_size": size, "momentum": 0.0, "learning_rate": 0.1}
+    curve = train_sgd(problem, replace(settings, num_epochs=1, **changes))
+    weights = -0.1 * problem.train.T @ (mean - problem.train_labels) / size
+    fitted = curve.fitted
+    np.testing.assert_allclose(fitted.weights[:, 0], weights, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(fitted.intercept, [mean], rtol=1e-9)
 
 
 def report_of(auc: float, models: str = "") -> dict[str, Any]:
@@ -322,27 +292,19 @@ def test_rmse_is_compared_relatively() -> None:
     assert "no verdict" in text
 
 
-@pytest.fixture
-def run_folder(store: Mapping[str, list[pd.DataFrame]], tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a run over tables in files."""
-    lines = []
-    for table, shards in store.items():
-        for number, frame in enumerate(shards):
-            frame.to_csv(tmp_path / f"{table}-{number}.csv", index=False)
-            lines.append(f'[[tables.{table}.shards]]\npath = "{table}-{number}.csv"')
-    (tmp_path / "tables.toml").write_text("\n".join(lines))
+    folder = tmp_path_factory.mktemp("run")
+    sizes = ("--orders", "300", "--items", "20", "--customers", "40")
+    assert make_files([str(folder), *sizes]) == 0
     settings = Settings(
-        sql=STORE_SQL, task="regression", tables=str(tmp_path / "tables.toml")
+        sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
     )
     strategy = TablePuppetADMM(Query.from_sql(STORE_SQL), settings)
     strategy.start(InProcessGrid(app, 2, run_config={"tables": settings.tables}))
-    write_report(strategy.report, tmp_path)
-    return tmp_path
-
-
-def change_report(folder: Path, **changes: object) -> None:
-    path = folder / "report.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    write_report(strategy.report, folder)
+    return folder
 
 
 def test_compares_a_run_with_the_joined_table(
@@ -354,55 +316,30 @@ def test_compares_a_run_with_the_joined_table(
     for shown in ("tp_flower ADMM", "ridge regression", "rounds", "bytes up", "RMSE"):
         assert shown in out
 
-    change_report(run_folder, final={"test": {"rmse": 9.0, "r2": 0.0}})
-    assert main([str(run_folder)]) == 1
-    assert "NOT EQUAL to training on the joined table" in capsys.readouterr().out
-
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"final": {"test": {"rmse": 9.0, "r2": 0.0}}}, "NOT EQUAL to training on the"),
         ({"status": "failed: no rows"}, "did not complete: failed: no rows"),
         ({"joined-rows": {"train": 1, "test": 1}}, "the run joined"),
         ({"settings": {"mode": "explain"}}, "mode = 'explain': nothing was trained"),
+        ({"chosen": {"row-weight": {"entity": "i"}}}, "joined rows have weights"),
+        (None, "cannot be read"),
+        ("{", "is no report"),
     ],
 )
-def test_runs_that_cannot_be_compared(
+def test_runs_that_are_not_equal_or_cannot_be_compared(
     run_folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, object],
-    message: str,
-) -> None:
-    change_report(run_folder, **changes)
-    assert main([str(run_folder)]) == 1
-    assert message in capsys.readouterr().err
-
-
-def test_weighted_runs_are_not_compared_with_unweighted_rows(
-    store: Mapping[str, list[pd.DataFrame]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:
-    grid = InProcessGrid(app, [store])
-    query = Query.from_sql(STORE_SQL)
-    strategy = TablePuppetADMM(query, num_epochs=1, row_weight="entity(i)")
-    strategy.start(grid)
-    write_report(strategy.report, tmp_path)
-    grid.close()
-    assert main([str(tmp_path)]) == 1
-    assert "joined rows have weights" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [(None, "cannot be read"), ("{", "is no report")]
-)
-def test_reports_that_cannot_be_read(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    content: str | None,
+    changes: dict[str, object] | str | None,
     message: str,
 ) -> None:
-    if content is not None:
-        (tmp_path / "report.json").write_text(content)
+    if isinstance(changes, dict):
+        report = json.loads((run_folder / "report.json").read_text("utf-8"))
+        changes = json.dumps({**report, **changes})
+    if changes is not None:
+        (tmp_path / "report.json").write_text(changes, encoding="utf-8")
     assert main([str(tmp_path)]) == 1
-    assert message in capsys.readouterr().err
+    assert message in "".join(capsys.readouterr())

@@ -20,7 +20,6 @@ from scripts.bench.suites.materialised import (
     HELD_OUT,
     WAYS,
     best_linear,
-    in_order,
     mark_held_out,
     run_joined,
     run_tp_flower,
@@ -64,12 +63,13 @@ def frames():
 def case():
     # with a filter on the label table: what is held out is counted after it
     whole = CASES["narrow store"]
-    return replace(whole, sql=f"{whole.sql} WHERE o.discount > 0")
+    sql = f"{whole.sql} WHERE o.discount > 0"
+    return replace(whole, sql=sql, condition="discount > 0")
 
 
 def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
     marked = by_table(mark_held_out(case, frames))["orders"]
-    tables = by_table(in_order(frames))
+    tables = by_table(frames)
     joined = Dataset("", "", "", case.sql, {}, tables).joined(case.settings)
     held_out = np.flatnonzero(marked[HELD_OUT])
     assert set(joined.rows["o"][joined.is_test]) == set(held_out)
