@@ -1,5 +1,6 @@
 """Who hosts what: waiting for nodes, and shards that must fit together."""
 
+import re
 import time
 from logging import WARNING
 
@@ -10,33 +11,32 @@ from flwr.clientapp import ClientApp
 from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
-from tp_flower.errors import MessageError, ReplyError, SchemaError, SiteError
+from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import Packet, pack
 from tp_flower.settings import Settings
 
 
-def shard(table="t", site="a", index=0, **changes):
+def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
     return {
         "table": table,
         "site": site,
         "index": index,
-        "columns": {"x": "DOUBLE"},
+        "columns": dict.fromkeys(columns, kind),
         "rows": 3,
-        "all-null": [],
-    } | {key.replace("_", "-"): value for key, value in changes.items()}
+        "all-null": list(empty),
+    }
 
 
 def description(shards, **changes):
-    """What a node answers that hosts these shards."""
-    placed = [{"position": place, **entry} for place, entry in enumerate(shards)]
+    """The answer of a node that hosts these shards."""
     return {
-        "shards": placed,
-        "tables": [entry["table"] for entry in shards],
+        "shards": [{"position": place, **each} for place, each in enumerate(shards)],
+        "tables": [each["table"] for each in shards],
         "partitions": 0,
         "public-key": "ab" * 32,
         "keys": "agreed",
         "simulated": True,
-    } | {key.replace("_", "-"): value for key, value in changes.items()}
+    } | changes
 
 
 def read(*nodes):
@@ -50,37 +50,38 @@ class Nodes(InProcessGrid):
     """Nodes that come online one by one.
 
     Args:
-        answers: per node what it says, and after how many seconds it comes.
+        text: per node the name of its table, how many nodes there are if it knows, and
+            after how many seconds it comes: ``a2 b2+0.3``.
     """
 
-    def __init__(self, *answers):
-        app = ClientApp()
+    def __init__(self, text, **changes):
+        app, answers, self.arrival = ClientApp(), {}, {}
+        nodes = re.findall(r"([a-z]+)(\d*)(?:\+(\S+))?", text)
+        for number, (name, partitions, after) in enumerate(nodes, 2):
+            hosted = [shard(name, f"at-{name}")]
+            answers[number] = description(hosted, partitions=int(partitions or 0))
+            answers[number] = changes or answers[number]
+            self.arrival[number] = float(after or 0)
 
         @app.query("describe")
         def describe(message, context):
-            header, _ = answers[context.node_id - 2]
-            return Message(pack(Packet(dict(header))), reply_to=message)
+            answer = Packet(dict(answers[context.node_id]))
+            return Message(pack(answer), reply_to=message)
 
         super().__init__(app, len(answers))
-        self.arrival = {number: after for number, (_, after) in enumerate(answers, 2)}
         self.started = time.monotonic()
 
+    @property
+    def seconds(self):
+        return time.monotonic() - self.started
+
     def get_node_ids(self):
-        passed = time.monotonic() - self.started
-        return [node for node, after in self.arrival.items() if passed >= after]
+        return [node for node, after in self.arrival.items() if self.seconds >= after]
 
 
-def node(*tables, partitions=0, after=0.0, site=None):
-    shards = [shard(table, site or f"at-{table}") for table in tables]
-    return description(shards, partitions=partitions), after
-
-
-def find(grid, *wanted, wait_seconds=1.0, **settings):
-    started = time.monotonic()
-    actual = find_sites(
-        grid, Settings(wait_seconds=wait_seconds, **settings), wanted, "0" * 32
-    )
-    return actual.tables, time.monotonic() - started
+def find(grid, *wanted, **settings):
+    settings = Settings(**{"wait_seconds": 20.0, **settings})
+    return find_sites(grid, settings, wanted, "0" * 32).tables
 
 
 @pytest.mark.parametrize(
@@ -99,55 +100,48 @@ def test_how_long_sites_are_waited_for(
     nodes, wanted, how, settled, tables, seconds, monkeypatch
 ):
     monkeypatch.setattr(sites, "SETTLED_SECONDS", settled)
-    answers = []
-    for text in nodes.split():
-        name, _, after = text.partition("+")
-        partitions = int(name[1:] or 0)
-        answers.append(node(name[0], partitions=partitions, after=float(after or 0)))
-    actual, passed = find(Nodes(*answers), *wanted, wait_seconds=20, **how)
-    assert actual == tables.split()
-    assert seconds[0] <= passed < seconds[1]
-
-
-def test_known_nodes_without_a_table_are_no_reason_to_wait():
-    grid = Nodes(node("customers", partitions=1))
-    started = time.monotonic()
-    match = (
-        r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
-        r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
-    )
-    with pytest.raises(SchemaError, match=match):
-        find(grid, "customers", "custmers", wait_seconds=30)
-    assert time.monotonic() - started < 2
+    grid = Nodes(nodes)
+    assert find(grid, *wanted, **how) == tables.split()
+    assert seconds[0] <= grid.seconds < seconds[1]
 
 
 @pytest.mark.parametrize(
     ("nodes", "wanted", "settings", "match"),
     [
-        ([node("a")], "ab", {}, "no site hosts table 'b': 1 sites answered with"),
-        ([node("a", after=30)], "a", {}, "'a': 0 sites .*hosted tables: none$"),
-        ([node("a"), node("b")], "a", {"min_sites": 3}, "^min-sites = 3 are not the"),
+        ("a", "ab", {}, "no site hosts table 'b': 1 sites answered with"),
+        ("a+30", "a", {}, "'a': 0 sites .*hosted tables: none$"),
+        ("a b", "a", {"min_sites": 3}, "^min-sites = 3 are not the"),
     ],
 )
 def test_sites_that_never_come_are_waited_for(nodes, wanted, settings, match):
-    started = time.monotonic()
+    grid = Nodes(nodes)
     with pytest.raises(SchemaError, match=match):
-        find(Nodes(*nodes), *wanted, wait_seconds=0.3, **settings)
-    assert time.monotonic() - started >= 0.3
+        find(grid, *wanted, wait_seconds=0.3, **settings)
+    assert grid.seconds >= 0.3
+
+
+def test_known_nodes_without_a_table_are_no_reason_to_wait():
+    match = (
+        r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
+        r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
+    )
+    grid = Nodes("customers1")
+    with pytest.raises(SchemaError, match=match):
+        find(grid, "customers", "custmers", wait_seconds=30)
+    assert grid.seconds < 2
 
 
 def test_site_that_cannot_describe_its_tables():
-    with pytest.raises(
-        SiteError, match=r"^node 2: query.describe failed: the file does"
-    ):
-        find(Nodes(({"error": "the file does not exist", "kind": "refused"}, 0.0)), "a")
+    grid = Nodes("a", error="the file does not exist", kind="refused")
+    match = r"^node 2: query.describe failed: the file does"
+    with pytest.raises(SiteError, match=match):
+        find(grid, "a")
 
 
 def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
     warnings = []
     monkeypatch.setattr(sites, "log", lambda *arguments: warnings.append(arguments))
-    grid = Nodes(node("a", partitions=2), node("b", partitions=2, after=30))
-    assert find(grid, "a", wait_seconds=0.3)[0] == ["a"]
+    assert find(Nodes("a2 b2+30"), "a", wait_seconds=0.3) == ["a"]
     assert warnings == [(WARNING, "only %d of %d sites are online", 1, 2)]
 
 
@@ -155,10 +149,8 @@ def test_inventory_lists_shards_by_table():
     actual = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
     assert actual.tables == ["t", "u"]
     assert actual.site_names == {2: "a", 3: "b"}
-    assert [(s.site, s.node, s.position) for s in actual.shards_of("t")] == [
-        ("a", 2, 0),
-        ("b", 3, 0),
-    ]
+    shards = [(s.site, s.node, s.position) for s in actual.shards_of("t")]
+    assert shards == [("a", 2, 0), ("b", 3, 0)]
     assert actual.hosts("T")
     assert not actual.hosts("v")
 
@@ -172,22 +164,10 @@ def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
         assert list(actual.schemas().values()) == [{"x": "DOUBLE"}]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"public_key": "ab"},
-        {"public_key": "no hexadecimal"},
-        {"keys": "pinned"},
-        {"keys": "pinned", "site_key": "ab"},
-        {"keys": "file"},
-        {"keys": "file", "secret_digest": "ab"},
-    ],
-)
-def test_malformed_description(changes):
-    changes = {key.replace("_", "-"): value for key, value in changes.items()}
-    header = description([shard()]) | changes
-    match = f"'({'|'.join([*changes, 'position'])})'|but its keys are"
-    with pytest.raises((ReplyError, MessageError), match=match):
+@pytest.mark.parametrize("source", ["pinned", "file"])
+def test_description_without_the_key_that_it_names(source):
+    header = description([shard()], keys=source)
+    with pytest.raises(ReplyError, match=f"node 5 .* but its keys are '{source}'"):
         read_inventory({5: Packet(header)})
 
 
@@ -199,28 +179,21 @@ def test_nodes_tell_of_tables_that_the_query_does_not_name():
     assert not actual.nodes[5].simulated
 
 
-def x_at(site, kind, **changes):
-    return [shard(site=site, columns={"x": kind}, **changes)]
-
-
-EMPTY = x_at("a", "VARCHAR", all_null=["x"])
-SEVERAL = {"y": "DOUBLE", "z": "DOUBLE"}
+A, B = [shard()], [shard(site="b", kind="DATE")]
+EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHAR")]
 
 
 @pytest.mark.parametrize(
     ("nodes", "match"),
     [
-        ([[shard()], [shard()]], "shard 0 of table 't' of site 'a' is hosted by tw"),
+        ((A, A), "shard 0 of table 't' of site 'a' is hosted by tw"),
         (
-            [[shard()], [shard(site="b", columns=SEVERAL)]],
+            (A, [shard(site="b", columns="yz")]),
             r"shards of sites 'a' and 'b' differ: only 'a' has \['x'\], only 'b' has",
         ),
-        (
-            [[shard()], x_at("b", "VARCHAR")],
-            "'t': column 'x' is DOUBLE at site 'a' and VARCHAR at site 'b'; declare",
-        ),
+        ((A, B), "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare"),
         # behind a column without values
-        ([EMPTY, x_at("b", "DATE"), x_at("c", "VARCHAR")], "DATE .* VARCHAR .* 'c'"),
+        ((EMPTY, B, TEXTS), "DATE .* VARCHAR .* 'c'"),
     ],
 )
 def test_shards_that_do_not_fit(nodes, match):
@@ -228,14 +201,8 @@ def test_shards_that_do_not_fit(nodes, match):
         read(*nodes).schemas()
 
 
-@pytest.mark.parametrize(
-    ("nodes", "kind"),
-    [
-        ([[shard()], x_at("b", "BIGINT")], "DOUBLE"),
-        # the type of a column without values says nothing
-        ([EMPTY, x_at("b", "DATE")], "DATE"),
-        ([x_at("b", "DATE"), EMPTY], "DATE"),
-    ],
-)
-def test_types_that_fit(nodes, kind):
-    assert read(*nodes).schemas() == {"t": {"x": kind}}
+def test_types_that_fit():
+    assert read(A, [shard(site="b", kind="BIGINT")]).schemas() == {"t": {"x": "DOUBLE"}}
+    # the type of a column without values says nothing
+    for nodes in ((EMPTY, B), (B, EMPTY)):
+        assert read(*nodes).schemas() == {"t": {"x": "DATE"}}
