@@ -28,13 +28,12 @@ def rows_and_masses(seed=0):
 
 def algorithm_3(points, labels, centres):
     """The paper's scores of joined rows, line 12, one by one."""
-    squares = [
-        float(((x - centres[label]) ** 2).sum())
-        for x, label in zip(points, labels, strict=True)
-    ]
-    cost, scores = sum(squares), []
+    squares = np.array(
+        [((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)]
+    )
+    cost, scores = squares.sum(), []
     for square, label in zip(squares, labels, strict=True):
-        members = np.array(squares)[labels == label]
+        members = squares[labels == label]
         scores.append(
             ALPHA * square / cost
             + ALPHA * members.sum() / (len(members) * cost)
@@ -53,19 +52,17 @@ def test_scores_over_a_join_are_those_of_the_materialised_join():
     scores = kmeans_scores(clusters, clusters.cost)
     np.testing.assert_allclose(scores[joined], slow, rtol=1e-6)
     assert not scores[copies == 0].any()
-    assert scores @ copies == pytest.approx(
-        kmeans_total(clusters.cost, clusters.cost, clusters.used)
-    )
-    assert scores @ copies == pytest.approx(2 * ALPHA * (1 + clusters.used))
+    total = kmeans_total(clusters.cost, clusters.cost, clusters.used)
+    assert total == pytest.approx(2 * ALPHA * (1 + clusters.used))
+    assert scores @ copies == pytest.approx(total)
 
 
 def test_whole_masses_cluster_as_repeated_rows():
     rows, copies = rows_and_masses()
     joined = rows[np.repeat(np.arange(ROWS), copies)]
+    ones = np.ones(len(joined))
     weighted = kmeans_cost(rows, weighted_kmeans(rows, copies, 4, generator()), copies)
-    repeated = kmeans_cost(
-        joined, weighted_kmeans(joined, np.ones(len(joined)), 4, generator())
-    )
+    repeated = kmeans_cost(joined, weighted_kmeans(joined, ones, 4, generator()))
     assert weighted == pytest.approx(repeated, rel=0.02)
 
 
@@ -84,31 +81,25 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
     for shard, part in zip(shards, parts, strict=True):
         actual = kmeans_scores(shard, cost)
         np.testing.assert_allclose(actual, whole[part], rtol=1e-12)
-        assert actual @ copies[part] == pytest.approx(
-            kmeans_total(shard.cost, cost, shard.used)
-        )
+        total = kmeans_total(shard.cost, cost, shard.used)
+        assert actual @ copies[part] == pytest.approx(total)
 
 
-def test_more_clusters_than_distinct_rows():
+def test_more_clusters_than_distinct_rows_that_count():
     points = np.array([[0.1, 0.7], [0.1, 0.7], [0.3, 0.2]], np.float32)
     clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
     assert (clusters.used, clusters.cost) == (2, 0.0)
     # each of the three joined rows of a cluster scores 2 alpha / 3
-    assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx(
-        [2 * ALPHA / 3] * 3
-    )
+    scores = kmeans_scores(clusters, clusters.cost).tolist()
+    assert scores == pytest.approx([2 * ALPHA / 3] * 3)
     assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
-
-
-def test_rows_that_count_nothing_have_no_cluster_of_their_own():
+    # a row that counts nothing has no cluster of its own
     points = np.array([[0.0], [1.0], [1000.0]])
     clusters = cluster_shard(points, np.array([1.0, 2.0, 0.0]), 3, generator())
     assert clusters.centres.ravel().tolist() == [0.0, 1.0]
     assert clusters.cost == 0.0
     assert kmeans_scores(clusters, clusters.cost)[2] == 0.0
-
-
-def test_a_shard_without_rows_that_count_has_no_clusters():
+    # and a shard without others none at all
     clusters = cluster_shard(np.ones((2, 3)), np.zeros(2), 4, generator())
     assert (clusters.used, clusters.cost) == (0, 0.0)
     assert kmeans_scores(clusters, 5.0).tolist() == [0.0, 0.0]
@@ -148,35 +139,30 @@ def test_distdim_clusters_the_combinations_of_local_centres():
     labels = rng.integers(0, 2, size=(200, 2))
     weights = rng.uniform(0.1, 1.0, 200)
     # as many clusters as combinations: the grid itself
-    actual = distdim(labels, local, weights, 4, rng)
+    actual = np.sort(distdim(labels, local, weights, 4, rng), axis=0)
     grid = [[0, 0, 0], [0, 0, 20], [10, 0, 0], [10, 0, 20]]
-    np.testing.assert_allclose(
-        np.sort(actual, axis=0), np.sort(grid, axis=0), atol=1e-9
-    )
-    # fewer: what clustering every point's combination gives
+    np.testing.assert_allclose(actual, np.sort(grid, axis=0), atol=1e-9)
+    # fewer: the clustering of every point's combination
     points = np.column_stack([local[i][labels[:, i]] for i in (0, 1)])
-    actual = distdim(labels, local, weights, 2, rng)
-    whole = weighted_kmeans(points, weights, 2, rng)
-    assert kmeans_cost(points, actual, weights) == pytest.approx(
-        kmeans_cost(points, whole, weights)
+    actual, whole = (
+        kmeans_cost(points, centres, weights)
+        for centres in (
+            distdim(labels, local, weights, 2, rng),
+            weighted_kmeans(points, weights, 2, rng),
+        )
     )
-
-
-def test_distdim_with_one_party_and_its_own_clusters_is_local_kmeans():
+    assert actual == pytest.approx(whole)
+    # one party and its own clusters: local k-means
     rows, copies = rows_and_masses()
-    clusters = cluster_shard(rows, copies, 5, generator())
-    actual = distdim(
-        clusters.labels[:, None], [clusters.centres], copies, 5, generator()
-    )
-    np.testing.assert_allclose(actual, clusters.centres, rtol=1e-6)
+    one = cluster_shard(rows, copies, 5, generator())
+    actual = distdim(one.labels[:, None], [one.centres], copies, 5, generator())
+    np.testing.assert_allclose(actual, one.centres, rtol=1e-6)
 
 
 def test_a_clustering_begins_where_the_generator_says():
-    points = generator().normal(size=(200, 3))
+    points, ones = generator().normal(size=(200, 3)), np.ones(200)
     costs = [
-        kmeans_cost(
-            points, weighted_kmeans(points, np.ones(200), 8, generator(seed), starts=1)
-        )
+        kmeans_cost(points, weighted_kmeans(points, ones, 8, generator(seed), starts=1))
         for seed in (0, 1, 2, 0)
     ]
     assert costs[3] == costs[0]

@@ -62,14 +62,11 @@ class _Join:
         """X_i of the joined rows, zero where there is no row."""
         return self.tables[place].expand(self.columns[place])
 
-    def scores(self):
-        """s_j without the uniform term, of what each table computes of its rows."""
-        return sum(
-            table.expand(regression_scores(rows, mass))
-            for table, rows, mass in zip(
-                self.tables, self.columns, self.masses, strict=True
-            )
-        )
+    @property
+    def local_scores(self):
+        """What each table computes of its rows."""
+        pairs = zip(self.columns, self.masses, strict=True)
+        return [regression_scores(rows, mass) for rows, mass in pairs]
 
     def exact(self):
         """The density of Algorithm 1 on the materialised join, by QR."""
@@ -84,11 +81,7 @@ class _Join:
 
     def draw(self, size, rng):
         """The whole protocol, with every party in this process."""
-        scores = [
-            regression_scores(rows, mass)
-            for rows, mass in zip(self.columns, self.masses, strict=True)
-        ]
-        masses = [a * b for a, b in zip(scores, self.masses, strict=True)]
+        masses = [a * b for a, b in zip(self.local_scores, self.masses, strict=True)]
         totals = [*(mass.sum() for mass in masses), len(masses)]
         counts = party_counts(totals, size, rng)
         draws = [
@@ -107,12 +100,12 @@ def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted)
     join = _Join(weighted=weighted)
     scores, _ = join.exact()
     uniform = len(join.tables) / join.row_weights.sum()
-    np.testing.assert_allclose(join.scores() + uniform, scores, rtol=1e-9)
+    pairs = zip(join.tables, join.local_scores, strict=True)
+    actual = sum(table.expand(local) for table, local in pairs)
+    np.testing.assert_allclose(actual + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
-    totals = [
-        regression_scores(rows, mass) @ mass
-        for rows, mass in zip(join.columns, join.masses, strict=True)
-    ]
+    pairs = zip(join.local_scores, join.masses, strict=True)
+    totals = [local @ mass for local, mass in pairs]
     np.testing.assert_allclose(totals, [5, 4, 2], rtol=1e-9)
 
 
@@ -196,14 +189,10 @@ def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     plain = augmented(rng.normal(size=(50, 3)), None, intercept=True)
     hard = augmented(HARD[kind](plain[:, :3]), None, intercept=True)
     masses = rng.integers(0, 4, 50)
-    np.testing.assert_allclose(
-        regression_scores(hard, masses), regression_scores(plain, masses), rtol=1e-8
-    )
+    actual, expected = (regression_scores(rows, masses) for rows in (hard, plain))
+    np.testing.assert_allclose(actual, expected, rtol=1e-8)
     assert whitening(gram(hard, masses)).shape[1] == 4
-
-
-def test_a_copy_in_float32_is_a_copy():
-    rng = np.random.default_rng(0)
+    # a copy in float32 is a copy
     values = rng.normal(size=(1000, 1))
     rows = np.column_stack([values, values.astype(np.float32)])
     assert whitening(gram(rows, np.ones(1000))).shape == (2, 1)
@@ -275,26 +264,28 @@ ALONE = TableRows(np.array([0, -1], np.int32), 2)
 DRAWS_OF_TWO = np.array([0, 1, 1])
 
 
+DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
+LARGE = "too large to be summed"
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("message", "function", "arguments"),
     [
-        (lambda: whitening(np.array([[np.nan]])), "finite values and a diagonal >= 0"),
-        (lambda: whitening(np.array([[-1.0]])), "finite values and a diagonal >= 0"),
-        (lambda: weigh_sample(DRAWS_OF_TWO, np.ones(1), 1.0), "2 rows were drawn"),
-        (lambda: weigh_sample(DRAWS_OF_TWO, np.eye(2)[0], 1.0), "not above 0"),
-        (lambda: party_counts(np.zeros(2), 3, RNG), "finite, >= 0, not all 0"),
-        (lambda: party_counts(np.array([1.0, -1]), 3, RNG), "finite, >= 0, not all 0"),
-        (lambda: party_counts(np.array([np.nan, 1]), 3, RNG), "finite, >= 0, not all"),
-        (lambda: draw_rows(np.zeros(2), 1, RNG), "none has a weight above 0"),
-        (lambda: draw_joined(ALONE, np.arange(2), None, RNG), "1 drawn rows are in no"),
-        (lambda: to_fixed(np.array([0.1, -1e-3]), 10), "too large to be summed"),
-        (lambda: to_fixed(np.array([0.1, np.nan]), 10), "too large to be summed"),
-        (lambda: to_fixed(np.array([2.0**LARGEST_BITS]), 10), "too large to be summed"),
-        (lambda: pair_masks(b"s", 3, 3, 1, b""), "part 3 of 3"),
-        (lambda: pair_masks(b"s", -1, 2, 1, b""), "part -1 of 2"),
-        (lambda: pair_masks(b"s", 0, MOST_PARTS + 1, 1, b""), f"0 of {MOST_PARTS + 1}"),
+        (DIAGONAL, whitening, [np.array([[np.nan]])]),
+        (DIAGONAL, whitening, [np.array([[-1.0]])]),
+        ("2 rows were drawn", weigh_sample, [DRAWS_OF_TWO, np.ones(1), 1.0]),
+        ("not above 0", weigh_sample, [DRAWS_OF_TWO, np.eye(2)[0], 1.0]),
+        *((TOTALS, party_counts, [np.array([x, 0]), 3, RNG]) for x in (0, -1, np.nan)),
+        ("none has a weight above 0", draw_rows, [np.zeros(2), 1, RNG]),
+        ("1 drawn rows are in no", draw_joined, [ALONE, np.arange(2), None, RNG]),
+        (LARGE, to_fixed, [np.array([0.1, -1e-3]), 10]),
+        (LARGE, to_fixed, [np.array([0.1, np.nan]), 10]),
+        (LARGE, to_fixed, [np.array([2.0**LARGEST_BITS]), 10]),
+        ("part 3 of 3", pair_masks, [b"s", 3, 3, 1, b""]),
+        ("part -1 of 2", pair_masks, [b"s", -1, 2, 1, b""]),
+        (f"0 of {MOST_PARTS + 1}", pair_masks, [b"s", 0, MOST_PARTS + 1, 1, b""]),
     ],
 )
-def test_refusals(call, message):
+def test_refusals(message, function, arguments):
     with pytest.raises(ValueError, match=message):
-        call()
+        function(*arguments)

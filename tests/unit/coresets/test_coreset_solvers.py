@@ -65,7 +65,7 @@ def test_l1_reaches_the_minimum_of_the_house_objective(l2):
     assert reached == pytest.approx(exact, rel=1e-5)
 
 
-def test_units_of_columns_do_not_matter_without_a_penalty():
+def test_units_and_copies_of_columns_do_not_matter_without_a_penalty():
     design, targets, weights = problem()
     units = np.array([1e-8, 1.0, 1e8, 1e4])
     plain = solve(design, targets, weights, l2=0.0)
@@ -74,11 +74,7 @@ def test_units_of_columns_do_not_matter_without_a_penalty():
     constant = np.column_stack([design, np.full(len(design), 3.0)])
     actual = solve(constant, targets, weights, l2=0.0)
     np.testing.assert_allclose(actual[[0, 1, 2, 3, 5]], plain, rtol=1e-8)
-
-
-def test_copied_columns_and_no_penalty_give_the_least_norm():
-    design, targets, weights = problem()
-    plain = solve(design, targets, weights, l2=0.0)
+    # copies: the solution of least norm
     twice = solve(np.column_stack([design, design]), targets, weights, l2=0.0)
     np.testing.assert_allclose(twice[:8], np.tile(plain[:4], 2) / 2, rtol=1e-8)
 
@@ -89,9 +85,6 @@ def test_saga_converges_where_some_rows_outweigh_the_others():
     actual = solve(design, targets, weights, l2=0.01, solver="saga")
     exact = solve(design, targets, weights, l2=0.01)
     np.testing.assert_allclose(actual, exact, atol=1e-3)
-
-
-def test_saga_with_l1_is_refused():
     with pytest.raises(ValueError, match="l1 is 0 with it"):
         solve(*problem(), l2=0.1, l1=0.1, solver="saga")
 
@@ -132,17 +125,13 @@ def test_tau_is_least_over_the_tables_of_the_largest_ratio_over_pairs():
     assert actual.median == pytest.approx(min(medians))
 
 
-def test_tau_is_infinite_where_rows_share_a_row_of_every_table():
-    first, second = np.array([[0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])
-    actual = tau([first, second], np.random.default_rng(0))
-    assert actual.largest == np.inf
-    same = tau([np.ones((3, 1))], np.random.default_rng(0))
-    assert (same.largest, same.median) == (1.0, 1.0)
-
-
-def test_tau_of_many_rows_is_of_some_pairs():
+def test_tau_at_its_limits():
+    """Infinite where rows share a row of every table; of many rows over some pairs."""
     rng = np.random.default_rng(0)
-    rows = rng.normal(size=(2000, 2))
-    # the other table adds nothing to any distance
-    actual = tau([rows, np.zeros((2000, 1))], rng)
-    assert (actual.largest, actual.median) == (1.0, 1.0)
+    first, second = np.array([[0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])
+    assert tau([first, second], rng).largest == np.inf
+    # one table, or another one that adds nothing to any distance
+    same, many = [np.ones((3, 1))], [rng.normal(size=(2000, 2)), np.zeros((2000, 1))]
+    for tables in (same, many):
+        actual = tau(tables, rng)
+        assert (actual.largest, actual.median) == (1.0, 1.0)

@@ -73,35 +73,27 @@ def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
     )
 
 
-def batched(rows: int, batches: list[list[int]], width: int = 3) -> ShardData:
-    features = np.arange(rows * width, dtype=np.float32).reshape(rows, width)
-    return ShardData(
-        features=features,
-        multiplicity=np.ones(rows - 1, np.int64),
-        tested=np.ones(rows, dtype=np.bool_),
-        joined_rows=rows,
+def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):
+    rows = [[0, 3], [1, 3, 4], [2], [0, 1, 2, 3, 4]]
+    data = ShardData(
+        features=np.arange(18, dtype=np.float32).reshape(6, 3),
+        multiplicity=np.ones(5, np.int64),
+        tested=np.ones(6, dtype=np.bool_),
+        joined_rows=6,
         l2=0.0,
-        batch_start=np.cumsum([0, *map(len, batches)]),
-        batch_rows=np.concatenate(batches).astype(np.int64),
+        batch_start=np.cumsum([0, *map(len, rows)]),
+        batch_rows=np.concatenate(rows).astype(np.int64),
     )
-
-
-def test_a_batch_has_the_features_of_its_rows_however_often_it_is_asked_for():
-    data = batched(6, [[0, 3], [1, 3, 4], [2], [0, 1, 2, 3, 4]])
-    rows = {0: [0, 3], 1: [1, 3, 4], 2: [2], 3: [0, 1, 2, 3, 4]}
-    for batch in [*rows, *rows, 0, 0]:
+    for batch in [0, 1, 2, 3, 0, 1, 2, 3, 0, 0]:
         np.testing.assert_array_equal(data.batch_of(batch), rows[batch])
         np.testing.assert_array_equal(data.batch(batch), data.features[rows[batch]])
     # a batch of all rows is no copy
     assert np.shares_memory(data.batch(3), data.features)
-
-
-def test_one_batch_is_kept_and_no_large_one(monkeypatch):
-    data = batched(6, [[0, 3], [1, 3, 4]])
     first = data.batch(0)
     assert data.batch(0) is first
     second = data.batch(1)
     assert data.batch(0) is not first
+    # no large one is kept
     monkeypatch.setattr("client_apps.operator.participant.MOST_KEPT", 8)
     assert data.batch(1) is not second
     assert data.batch(1) is not data.batch(1)

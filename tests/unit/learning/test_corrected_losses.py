@@ -21,16 +21,12 @@ CASES = {
 each = pytest.mark.parametrize("case", CASES)
 
 
-def problem(case, rows=12, scale=2.0):
+def problem(case):
     plain, noise = CASES[case]
     rng = np.random.default_rng(noise.classes)
-    labels = rng.integers(0, noise.classes, rows).astype(float)
+    labels = rng.integers(0, noise.classes, 12).astype(float)
     labels[: noise.classes] = np.arange(noise.classes)
-    return (
-        corrected(plain, noise),
-        scale * rng.normal(size=(rows, plain.outputs)),
-        labels,
-    )
+    return corrected(plain, noise), 2 * rng.normal(size=(12, plain.outputs)), labels
 
 
 def mean_over_noise(noise, labels, function):
@@ -46,12 +42,12 @@ def mean_over_noise(noise, labels, function):
 @each
 def test_the_mean_over_the_noise_is_the_plain_loss_and_gradient(case):
     loss, scores, labels = problem(case)
-    for name in ("row_values", "gradient"):
-        actual = mean_over_noise(
-            loss.noise, labels, lambda y, name=name: getattr(loss, name)(scores, y)
-        )
-        plain = getattr(loss.plain, name)(scores, labels)
-        np.testing.assert_allclose(actual, plain, atol=1e-12)
+    for noisy, plain in (
+        (loss.row_values, loss.plain.row_values),
+        (loss.gradient, loss.plain.gradient),
+    ):
+        actual = mean_over_noise(loss.noise, labels, lambda y, f=noisy: f(scores, y))
+        np.testing.assert_allclose(actual, plain(scores, labels), atol=1e-12)
 
 
 @each
@@ -60,10 +56,8 @@ def test_the_loss_is_that_of_the_soft_label(case):
     noise = loss.noise
     soft = (np.eye(noise.classes)[labels.astype(int)] - noise.flip) / noise.contrast
     np.testing.assert_allclose(soft.sum(axis=1), 1.0)
-    every = [
-        [slow.row_value(loss.name, row, y) for y in range(noise.classes)]
-        for row in scores
-    ]
+    classes = range(noise.classes)
+    every = [[slow.row_value(loss.name, row, y) for y in classes] for row in scores]
     expected = (soft * np.array(every, float)).sum(axis=1)
     np.testing.assert_allclose(loss.row_values(scores, labels), expected, atol=1e-12)
     assert loss.value(scores, labels) == pytest.approx(expected.mean())
@@ -82,10 +76,8 @@ def test_the_loss_is_that_of_the_soft_label(case):
 def test_prox_law_stationary_for_any_row_and_noise(case, keep, log_rho, data):
     plain, noise = CASES[case]
     # anything above 1/k speaks for its class
-    noise = ClassNoise(
-        noise.classes, 1 / noise.classes + keep * (1 - 1 / noise.classes)
-    )
-    loss = corrected(plain, noise)
+    least = 1 / noise.classes
+    loss = corrected(plain, ClassNoise(noise.classes, least + keep * (1 - least)))
     size = plain.outputs
     centre = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=size, max_size=size))
     label = np.array([float(data.draw(st.integers(0, noise.classes - 1)))])
@@ -101,17 +93,15 @@ def test_no_noise_is_no_correction(case):
     plain, noise = CASES[case]
     loss = corrected(plain, ClassNoise(noise.classes, 1.0))
     _, scores, labels = problem(case)
-    for name in ("row_values", "gradient"):
-        np.testing.assert_array_equal(
-            getattr(loss, name)(scores, labels), getattr(plain, name)(scores, labels)
-        )
-    np.testing.assert_array_equal(
-        loss.prox(scores, labels, 0.3), plain.prox(scores, labels, 0.3)
-    )
+    for one, other in (
+        (loss.row_values(scores, labels), plain.row_values(scores, labels)),
+        (loss.gradient(scores, labels), plain.gradient(scores, labels)),
+        (loss.prox(scores, labels, 0.3), plain.prox(scores, labels, 0.3)),
+    ):
+        np.testing.assert_array_equal(one, other)
     assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
-    np.testing.assert_allclose(
-        loss.base_score(labels), plain.base_score(labels), atol=1e-14
-    )
+    base = plain.base_score(labels)
+    np.testing.assert_allclose(loss.base_score(labels), base, atol=1e-14)
 
 
 @each
@@ -215,14 +205,13 @@ def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 
-@pytest.mark.parametrize(
-    ("loss", "noise"),
-    [
+def test_noise_of_another_kind_is_refused():
+    noise = ClassNoise(2, 0.9)
+    twice = corrected(LogisticLoss(), noise)
+    for loss, other in (
         (LogisticLoss(), NumberNoise(1.0)),
-        (SquaredLoss(), ClassNoise(2, 0.9)),
-        (corrected(LogisticLoss(), ClassNoise(2, 0.9)), ClassNoise(2, 0.9)),
-    ],
-)
-def test_noise_of_another_kind_is_refused(loss, noise):
-    with pytest.raises(TypeError, match="is no noise for"):
-        corrected(loss, noise)
+        (SquaredLoss(), noise),
+        (twice, noise),
+    ):
+        with pytest.raises(TypeError, match="is no noise for"):
+            corrected(loss, other)
