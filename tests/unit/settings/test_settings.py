@@ -73,35 +73,27 @@ def test_int_is_stored_as_float_where_a_float_is_meant() -> None:
         settings.seed = 3  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("strategy", "num_epochs", "epochs"),
-    [("admm", 0, 12), ("sgd", 0, 10), ("admm", 3, 3), ("sgd", 3, 3)],
-)
-def test_epochs(strategy: str, num_epochs: int, epochs: int) -> None:
-    assert Settings(strategy=strategy, num_epochs=num_epochs).epochs == epochs
+def test_epochs_and_rows_of_a_coreset_follow_the_strategy() -> None:
+    for strategy, epochs in (("admm", 12), ("sgd", 10)):
+        assert Settings(strategy=strategy).epochs == epochs
+        assert Settings(strategy=strategy, num_epochs=3).epochs == 3
+    assert Settings().coreset_rows == 0
+    assert Settings(coreset_size=7).coreset_rows == 7
 
 
-@pytest.mark.parametrize(
-    ("value", "sizes"), [("32,8", (32, 8)), ("32, 8", (32, 8)), (32, (32,))]
-)
-def test_hidden_sizes(value: object, sizes: tuple[int, ...]) -> None:
-    assert Settings.from_run_config({"hidden-sizes": value}).hidden_sizes == sizes
-
-
-def test_model_of_each_table() -> None:
-    settings = Settings.from_run_config({"models": "f = mlp, P=my.models:wide"})
-    models = [settings.model_of(table) for table in ("f", "F", "p", "w")]
-    assert models == ["mlp", "mlp", "my.models:wide", "linear"]
-
-
-def test_encoders_come_as_a_string_and_as_keys() -> None:
+def test_texts_are_read_as_lists_by_table_and_column() -> None:
+    for text, sizes in (("32,8", (32, 8)), ("32, 8", (32, 8)), (32, (32,))):
+        assert Settings.from_run_config({"hidden-sizes": text}).hidden_sizes == sizes
     settings = Settings.from_run_config(
         {
+            "models": "f = mlp, P=my.models:wide",
             "encoders": "f.month = cyclic(12); p.model=one-hot(20) indicator",
             "encode.f.b.c": "none",
             "encode.F.Month": "cyclic(12)",  # says the same again
         }
     )
+    models = [settings.model_of(table) for table in ("f", "F", "p", "w")]
+    assert models == ["mlp", "mlp", "my.models:wide", "linear"]
     assert settings.encoders == (
         ("f", "month", "cyclic(12)"),
         ("p", "model", "one-hot(20) indicator"),
@@ -145,19 +137,18 @@ def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
         Settings.from_run_config({key: "other"})
 
 
-CONFIG = {
-    "privacy.labels": "laplace",
-    "privacy.label-noise": 0.5,
-    "privacy.label-range": "-1, 5.5",
-    "privacy.label-classes": "a, b",
-    "privacy.features": "dp-sgd",
-    "privacy.epsilon": 2,
-    "privacy.local-steps": 7,
-}
-
-
 def test_settings_of_privacy_are_one_object() -> None:
-    settings = Settings.from_run_config({**CONFIG, "strategy": "sgd"})
+    settings = Settings.from_run_config(
+        {
+            "privacy.labels": "laplace",
+            "privacy.label-noise": 0.5,
+            "privacy.label-range": "-1, 5.5",
+            "privacy.label-classes": "a, b",
+            "privacy.features": "dp-sgd",
+            "privacy.epsilon": 2,
+            "strategy": "sgd",
+        }
+    )
     assert settings.privacy == PrivacySettings(
         labels="laplace",
         label_noise=0.5,
@@ -165,14 +156,6 @@ def test_settings_of_privacy_are_one_object() -> None:
         label_classes=("a", "b"),
         features="dp-sgd",
         epsilon=2.0,
-        local_steps=7,
     )
     assert type(settings.privacy.epsilon) is float
     assert Settings.from_run_config(settings.to_dict()) == settings
-    privacy = PrivacySettings(features="dp-sgd", epsilon=3.0)
-    assert Settings(privacy=privacy).privacy == privacy
-
-
-def test_the_size_of_a_coreset_is_that_of_the_run() -> None:
-    assert Settings().coreset_rows == 0
-    assert Settings(coreset_size=7).coreset_rows == 7
