@@ -25,6 +25,7 @@ from strategies.training.traffic import (
 )
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
 
 WITHIN = 0.02
 
@@ -68,6 +69,8 @@ CONSENSUS = {"lou": "consensus"}
 MLP = {"model": "mlp"}
 MIXED = {"models": (("c", "mlp"),), "inner_rounds": 2}
 TOLERANCE = {"tolerance": 1e-12}
+STATISTICS = {"privacy": PrivacySettings(features="statistics")}
+GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
 WAYS = {
     "admm": ("whole", STORE_SQL, {}),
     "admm-gram": ("sharded", STORE_SQL, {}),
@@ -77,6 +80,7 @@ WAYS = {
     "admm-mlp": ("whole", STORE_SQL, MLP | {"local_epochs": 1}),
     "admm-mixed": ("sharded", STORE_SQL, MIXED | {"local_epochs": 1}),
     "admm-left": ("sharded", LEFT, {}),
+    "admm-statistics": ("sharded", STORE_SQL, STATISTICS),
     "admm-tolerance": ("whole", STORE_SQL, TOLERANCE),
     "sgd": ("whole", STORE_SQL, SGD),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
@@ -84,6 +88,7 @@ WAYS = {
     "sgd-left": ("sharded", LEFT, SGD | LARGE),
     "sgd-mlp": ("whole", STORE_CLASSIFICATION_SQL, SGD | MLP | LARGE),
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
+    "sgd-private": ("sharded", STORE_SQL, GRADIENTS),
     "sgd-softmax": ("sharded", SOFTMAX, SGD | LARGE),
     "vfl-admm": ("whole", STORE_SQL, VFL_ADMM),
     "vfl-admm-gram": ("sharded", SOFTMAX, VFL_ADMM),
