@@ -56,12 +56,7 @@ TWO = ("orders", "customers")
 
 
 def federation(folder, source, *names, change=None):
-    grid = KeyedGrid(folder, tables(*(names or TWO)), change)
-    if source == "file":
-        grid.share_secret()
-    if source == "pinned":
-        grid.pin()
-    return grid
+    return KeyedGrid(folder, tables(*(names or TWO)), change).with_key_from(source)
 
 
 @cache

@@ -77,6 +77,14 @@ class KeyedGrid(InProcessGrid):
             self.configure(name, secret_file=text)
         return self
 
+    def with_key_from(self, source):
+        """Set the sites up for one of the sources: file, pinned or agreed."""
+        if source == "file":
+            self.share_secret()
+        if source == "pinned":
+            self.pin()
+        return self
+
     def public_key(self, name):
         """A site's long-term public key."""
         return site_key(self.folders[name] / "state").public.hex()

@@ -15,7 +15,6 @@ from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.protocol.codec import decode
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
 
@@ -25,15 +24,8 @@ PAIRS = list(permutations(SOURCES, 2))
 
 @pytest.fixture
 def make(tmp_path):
-    """Return a maker of federations of the sites a and b, by the source of the key."""
-
-    def made(source, change=None, tables=AB):
-        grid = KeyedGrid(tmp_path, tables, change)
-        if source == "file":
-            grid.share_secret()
-        if source == "pinned":
-            grid.pin()
-        return grid
+    def made(source, change=None):
+        return KeyedGrid(tmp_path, AB, change).with_key_from(source)
 
     return made
 
@@ -58,6 +50,9 @@ def test_sites_share_a_key_that_no_message_carries(make, source):
         assert header["keys"] == source
         assert ("site-key" in header) == (source == "pinned")
         assert ("secret-digest" in header) == (source == "file")
+    assert bool(grid.headers("query.seal", is_reply=False)) == (source != "file")
+    extracts = grid.headers("query.extract", is_reply=False)
+    assert any("sealed" in header for header in extracts) == (source != "file")
     assert sorted(grid.secrets) == sorted(grid.nodes.values())
     (key,) = set(grid.secrets.values())
     texts = [str(seen.header) for seen in grid.seen]
@@ -67,21 +62,14 @@ def test_sites_share_a_key_that_no_message_carries(make, source):
         files = [path for path in (folder / "state").rglob("*") if path.is_file()]
         assert files
         assert not [path for path in files if key in path.read_bytes()]
-
-
-def test_key_of_a_file_is_that_of_the_run_and_sealed_to_nobody(make):
-    grid = make("file")
-    train(grid, SQL)
-    secret = read_secret(grid.folders["a"] / "secret_file")
-    described = grid.headers("query.describe", is_reply=True)
-    public = [bytes.fromhex(header["public-key"]) for header in described]
-    run_id = int(grid.run_name, 16)
-    assert set(grid.secrets.values()) == {secret.of_run(run_id, public)}
-    digests = {header["secret-digest"] for header in described}
-    assert digests == {secret_digest(secret, run_id)}
-    assert not grid.headers("query.seal", is_reply=False)
-    extracts = grid.headers("query.extract", is_reply=False)
-    assert not [header for header in extracts if "sealed" in header]
+    if source == "file":
+        secret = read_secret(grid.folders["a"] / "secret_file")
+        described = grid.headers("query.describe", is_reply=True)
+        public = [bytes.fromhex(header["public-key"]) for header in described]
+        run_id = int(grid.run_name, 16)
+        assert key == secret.of_run(run_id, public)
+        digests = {header["secret-digest"] for header in described}
+        assert digests == {secret_digest(secret, run_id)}
 
 
 def test_run_with_the_name_of_another_has_another_key(make):
@@ -157,29 +145,26 @@ def test_sites_that_are_not_set_up_are_refused_at_first(make, source, change, ma
         assert str(folder) not in str(caught.value)
 
 
-def test_leader_seals_to_pinned_sites_only(tmp_path):
-    grid = KeyedGrid(tmp_path, AB).pin(("a", "b"))
-    key = grid.public_key("b")[:16]
-    match = rf"site 'a-0'.* site key of node 3, {key}\.\.\., is not in .* allowed-keys"
-    with pytest.raises(SiteError, match=match):
+@pytest.mark.parametrize(
+    ("left_out", "match"),
+    [
+        (
+            ("a", "b"),
+            "'a-0'.* site key of node 3, {}.*, is not in .* allowed-keys",
+        ),
+        (
+            ("b", "a"),
+            "'b-0'.*: the site key of the site that made the run's secret",
+        ),
+    ],
+)
+def test_leader_and_member_trust_pinned_keys_only(tmp_path, left_out, match):
+    grid = KeyedGrid(tmp_path, AB).pin(left_out)
+    with pytest.raises(SiteError, match=match.format(grid.public_key("b")[:16])):
         train(grid, SQL)
-    assert not grid.leaked()
-
-
-def test_member_accepts_a_pinned_leader_only(tmp_path):
-    grid = KeyedGrid(tmp_path, AB).pin(("b", "a"))
-    match = (
-        r"site 'b-0'.*: the site key of the site that made the run's secret, .* is n"
-    )
-    with pytest.raises(SiteError, match=match):
-        train(grid, SQL)
-    (answer,) = (
-        seen
-        for seen in grid.seen
-        if (seen.action, seen.node, seen.is_reply) == ("query.extract", 3, True)
-    )
-    assert not answer.arrays
     assert 3 not in grid.secrets
+    if left_out[0] == "a":
+        assert not grid.leaked()
 
 
 def test_one_list_for_all_sites_may_name_the_site_itself(tmp_path):
@@ -218,69 +203,70 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
 
+NOTHING = {"public_keys": {}, "site_keys": {}, "simulated": False, "seed": 0}
+
+
 @pytest.mark.parametrize(("source", "named"), PAIRS)
 def test_server_does_not_choose_the_source(make, source, named):
     site = site_of(make(source), "a")
     keys.key_fields(site)
-    seal = {"public-keys": {}, "site-keys": {}, "simulated": False, "seed": 0}
-    extract = {"public-keys": [], "parts": []}
-    for answer, kind, fields in (
-        (keys.seal, SealRequest, seal),
-        (keys.take_secret, ExtractRequest, extract),
-    ):
-        request = decode(kind, Packet({**fields, "keys": named}))
-        match = f"takes the key of a run's hashes from '{source}', and the server asks"
-        with pytest.raises(SiteError, match=f"{match} for '{named}'"):
-            answer(site, request)
+    match = f"takes the key of a run's hashes from '{source}', and the server asks"
+    with pytest.raises(SiteError, match=f"{match} for '{named}'"):
+        keys.seal(site, SealRequest(keys=named, **NOTHING))
+    with pytest.raises(SiteError, match=f"{match} for '{named}'"):
+        keys.take_secret(site, ExtractRequest(keys=named, public_keys=[], parts={}))
     assert not site.store.has("secret")
 
 
 def test_site_with_a_secret_file_seals_nothing(make):
     site = site_of(make("file"), "a")
-    empty = {"public_keys": {}, "site_keys": {}, "simulated": False, "seed": 0}
     with pytest.raises(SiteError, match="secret is in its secret-file: it seals none"):
-        keys.seal(site, SealRequest(keys="file", **empty))
+        keys.seal(site, SealRequest(keys="file", **NOTHING))
 
 
-def changing(action, node=None, **changes):
-    """Change what sites are sent in an action; None removes a field."""
+def with_groups(*groups):
+    """Name the groups of a part's join keys."""
+    return lambda header: header["parts"][0].update({"key-groups": groups})
 
-    def change(seen):
-        is_for = (seen.action, seen.is_reply) == (action, False)
-        if is_for and node in (None, seen.node):
-            header = {**seen.header, **changes}
-            seen.header = {k: v for k, v in header.items() if v is not None}
 
-    return change
+def without(field):
+    return lambda header: header.pop(field)
 
 
 @pytest.mark.parametrize(
-    ("source", "changes", "match"),
+    ("source", "change", "match"),
     [
-        ("agreed", {"sealed": None}, "request: it has no 'sealed'"),
+        ("agreed", without("sealed"), "request: it has no 'sealed'"),
         ("agreed", {"sealed": "ab" * 61}, "cannot be opened"),
-        ("agreed", {"leader-key": None}, "request: it has no 'leader-key'"),
+        ("agreed", without("leader-key"), "request: it has no 'leader-key'"),
         ("agreed", {"leader-key": "00" * 32}, "not a key of X25519"),
         ("agreed", {"public-keys": []}, "the public keys of the run lack this site's"),
         ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
-        ("pinned", {"leader-site-key": None}, "request: it has no 'leader-site-key'"),
+        ("pinned", without("leader-site-key"), "request: it has no 'leader-site-key'"),
         ("pinned", {"leader-site-key": ""}, "is not in this site's allowed-keys"),
+        ("agreed", with_groups(), "key-groups'"),
+        ("agreed", with_groups("a", "b"), "key-groups'"),
+        ("agreed", with_groups("A"), "key-groups'"),
+        ("pinned", {"site-keys": {}}, "'site-keys' lacks nodes"),
     ],
 )
-def test_hostile_extract(make, source, changes, match):
-    grid = make(source, changing("query.extract", 3, **changes))
+def test_hostile_requests_about_keys(make, source, change, match):
+    action = "query.seal" if "'site-keys'" in match else "query.extract"
+
+    def apply(seen):
+        # the leader is node 2
+        is_for = seen.node == 3 or action == "query.seal"
+        if is_for and (seen.action, seen.is_reply) == (action, False):
+            change(seen.header) if callable(change) else seen.header.update(change)
+
+    grid = make(source, apply)
     with pytest.raises(SiteError, match=match):
         train(grid, SQL)
     assert 3 not in grid.secrets
 
 
 class Repeating(KeyedGrid):
-    """A server that asks site b for its rows again before the run is over.
-
-    Attributes:
-        is_described: whether it asks for the site's new public key first.
-        again: what the site answers.
-    """
+    """A server that asks site b for its rows again before the run is over."""
 
     request = again = None
 
@@ -312,34 +298,11 @@ class Repeating(KeyedGrid):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("is_described", [False, True])
 def test_rows_that_are_asked_for_twice(tmp_path, source, is_described):
-    grid = Repeating(tmp_path, AB)
+    grid = Repeating(tmp_path, AB).with_key_from(source)
+    # whether it asks for the site's new public key first
     grid.is_described = is_described
-    if source == "file":
-        grid.share_secret()
-    if source == "pinned":
-        grid.pin()
     train(grid, SQL)
     again = grid.again
     assert not again.arrays
     assert "were asked for before, by another request" in again.header["error"]
     assert again.header["kind"] == "refused"
-
-
-@pytest.mark.parametrize("groups", [None, [], ["a", "b"], ["A"]])
-def test_hostile_groups(make, groups):
-    def change(seen):
-        if seen.action == "query.extract" and not seen.is_reply:
-            for part in seen.header["parts"]:
-                part["key-groups"] = groups
-
-    grid = make("agreed", change)
-    with pytest.raises(SiteError, match="key-groups'"):
-        train(grid, SQL)
-    assert not grid.leaked()
-
-
-def test_hostile_seal(make):
-    grid = make("pinned", changing("query.seal", **{"site-keys": {}}))
-    with pytest.raises(SiteError, match="'site-keys' lacks nodes"):
-        train(grid, SQL)
-    assert not grid.leaked()
