@@ -16,14 +16,16 @@ from tp_flower.reports.console import (
     format_seconds,
     format_value,
 )
-from tp_flower.reports.records import RoundReport, RunReport, report_dict
+from tp_flower.reports.records import RoundReport, report_dict
 
 
-def rendered(report: RunReport) -> str:
+def lines_of(**changes: object) -> list[str]:
+    """The lines of the summary of a report with these changes."""
     console = Console(file=io.StringIO(), width=100)
+    report = replace(small_report(), **changes)  # type: ignore[arg-type]
     console.print(result_view(report_dict(report)))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
-    return text
+    return [" ".join(line.split()) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
 
 
 def test_the_summary_shows_tables_result_and_cost() -> None:
-    lines = [" ".join(line.split()) for line in rendered(small_report()).splitlines()]
+    lines = lines_of()
     for expected in (
         "f flights 30 4 2 EWR, JFK 0 0.90 2",
         "p planes 5 3 1 registry 0 5.40 9",
@@ -100,17 +102,7 @@ def test_the_summary_shows_tables_result_and_cost() -> None:
         assert expected in lines
 
 
-def test_the_summary_says_what_was_drawn_from_and_why_a_run_failed() -> None:
-    facts = {"joined-rows": 4000, "capped": ["f at EWR: 9 of at most 4"]}
-    status = "table [bold]x[/bold] is missing"
-    report = replace(small_report(), chosen={"coreset": facts}, status=status)
-    lines = [" ".join(line.split()) for line in rendered(report).splitlines()]
-    assert "joined rows to draw from 4,000" in lines
-    warning = "A total was lowered to what it can be: f at EWR: 9 of at most 4."
-    assert warning in lines
-
-
 def test_the_summary_takes_markup_as_text() -> None:
     facts = {"joined-rows": 4000, "warnings": ["tau of [bold]x[/bold] is 150"]}
-    report = replace(small_report(), chosen={"coreset": facts})
-    assert "Warning: tau of [bold]x[/bold] is 150." in rendered(report)
+    lines = lines_of(chosen={"coreset": facts})
+    assert "Warning: tau of [bold]x[/bold] is 150." in lines

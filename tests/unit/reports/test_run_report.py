@@ -30,7 +30,12 @@ SCORES = {"release": msgspec.to_builtins(release("scores"))}
 
 @pytest.mark.parametrize(("is_complete", "uses"), [(True, 3), (False, 9)])
 def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, uses):
-    (total,) = report([MODEL, LABELS, SCORES], is_complete=is_complete)["totals"]
+    accounts = [MODEL, LABELS, SCORES]
+    content = report(accounts, is_complete=is_complete)
+    assert content["messages"][0]["protection"] == "nothing"
+    assert content["ledger"] == {"a": accounts}
+    assert content["adversary"] == "server"
+    (total,) = content["totals"]
     spent = [Gaussian(4.0, 2 * uses), PureDp(0.5)]
     assert total["epsilon"] == epsilon(spent, 1e-6)
     assert total["uncovered"] == ["scores"]
@@ -42,13 +47,6 @@ def test_rows_of_different_sources_have_totals_of_their_own():
     totals = report([LABELS, other])["totals"]
     by_source = {total["source"]: total["epsilon"] for total in totals}
     assert by_source == {"s1": 0.5, "s2": 2.0}
-
-
-def test_the_report_holds_every_message_and_every_account():
-    content = report([MODEL, SCORES])
-    assert content["messages"][0]["protection"] == "nothing"
-    assert content["ledger"] == {"a": [MODEL, SCORES]}
-    assert content["adversary"] == "server"
 
 
 @pytest.mark.parametrize(
