@@ -29,12 +29,10 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from queue import SimpleQueue
 
 import hypothesis
 
@@ -206,32 +204,14 @@ def try_fault(fault: Fault, copy: Path, seconds: float) -> Verdict:
     return Verdict(fault.name, status, time.perf_counter() - started, detail)
 
 
-def try_faults(faults: Sequence[Fault], jobs: int, seconds: float) -> Iterator[Verdict]:
-    """Try faults in as many copies of the checkout as there are jobs."""
-    copies: SimpleQueue[Path] = SimpleQueue()
-
-    def attempt(fault: Fault) -> Verdict:
-        copy = copies.get()
-        try:
-            return try_fault(fault, copy, seconds)
-        finally:
-            copies.put(copy)
-
-    with ExitStack() as stack, ThreadPoolExecutor(jobs) as pool:
-        for _ in range(jobs):
-            copies.put(stack.enter_context(checkout_copy()))
-        yield from pool.map(attempt, faults)
-
-
-def run_without_fault(faults: Sequence[Fault]) -> str:
+def run_without_fault(faults: Sequence[Fault], copy: Path) -> str:
     """Return pytest's output if the faults' tests fail without a fault, else ""."""
-    tests: list[str] = []
+    tests: dict[str, None] = {}
     for fault in faults:
         # a pattern that matches nothing is reported with its fault
         with suppress(StaleFaultError):
-            tests += find_tests(fault.tests)
-    with checkout_copy() as copy:
-        status, output = run_tests(copy, list(dict.fromkeys(tests)), CLEAN_SECONDS)
+            tests |= dict.fromkeys(find_tests(fault.tests, copy))
+    status, output = run_tests(copy, list(tests), CLEAN_SECONDS)
     return "" if status == PASSED else output
 
 
@@ -257,9 +237,6 @@ def main(arguments: Sequence[str]) -> int:
     add("--only", nargs="+", metavar="NAME")
     add("--json", type=Path, metavar="FILE", help="write the verdicts")
     add("--against", type=Path, metavar="FILE", help="earlier verdicts")
-    add("--no-clean-run", action="store_true", help="no run without a fault")
-    add("--jobs", type=int, default=1, metavar="N")
-    add("--seconds", type=float, default=SECONDS, help="time limit of a test file")
     options = parser.parse_args(arguments)
     by_name = {fault.name: fault for fault in read_faults()}
     names = options.only or list(by_name)
@@ -267,13 +244,14 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no fault of {FAULTS} is called {', '.join(unknown)}", file=sys.stderr)
         return 2
     faults = [by_name[name] for name in names]
-    if not options.no_clean_run and (failures := run_without_fault(faults)):
-        print(f"{failures}\nthe tests fail without a fault", file=sys.stderr)
-        return 2
     verdicts = []
-    for verdict in try_faults(faults, options.jobs, options.seconds):
-        print(verdict, flush=True)
-        verdicts.append(verdict)
+    with checkout_copy() as copy:
+        if failures := run_without_fault(faults, copy):
+            print(f"{failures}\nthe tests fail without a fault", file=sys.stderr)
+            return 2
+        for fault in faults:
+            verdicts.append(try_fault(fault, copy, SECONDS))
+            print(verdicts[-1], flush=True)
     print(summary(verdicts))
     if options.json:
         text = json.dumps([asdict(verdict) for verdict in verdicts], indent=1)

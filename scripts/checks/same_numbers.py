@@ -21,7 +21,6 @@ are not usable.
 import argparse
 import json
 import math
-import re
 import sys
 import tempfile
 import time
@@ -35,13 +34,11 @@ from typing import Any
 import pandas as pd
 
 from scripts.checks.checkouts import ONE_THREAD, Checkout, CheckoutError, check_out
+from scripts.data.run_files import let_rows_leave
 
-SCHEMA = 1
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
-SUPERNODES = 5
 MOST_NOTES = 12
 LOG_LINES = 25
-_UNKNOWN = re.compile(r"([\w.-]+): unknown setting")
 
 TOLERANCE = 1e-9
 """Relative."""
@@ -82,7 +79,6 @@ ChaCha20.__init__ = _init_with_fixed_key
 All noise, draws and masks of the sites come of this cipher; masks still cancel.
 """
 
-Setting = str | int | float | bool
 Figures = dict[str, Any]
 Record = dict[str, Any]
 
@@ -100,20 +96,17 @@ class FailedRun(Exception):  # noqa: N818 - a run of the version, not of this sc
 def main(arguments: Sequence[str]) -> int:
     """Run what is asked for and compare; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--old", default="", metavar="VERSION")
+    old_version = parser.add_mutually_exclusive_group(required=True)
+    old_version.add_argument("--old", metavar="VERSION")
+    old_version.add_argument("--old-record", type=Path, metavar="FILE")
     parser.add_argument("--new", default="HEAD", metavar="VERSION")
     help_text = f"some of: {', '.join(RUNS)} (default: all)"
     parser.add_argument("--runs", type=run_names, default=list(RUNS), help=help_text)
     parser.add_argument("--record", type=Path, metavar="FILE")
-    parser.add_argument("--old-record", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    if bool(options.old) == bool(options.old_record):
-        parser.error("give either --old or --old-record")
-    if options.record and not options.old:
-        parser.error("--record writes the figures of --old")
     try:
         if options.old_record:
-            old = read_record(options.old_record)
+            old = json.loads(options.old_record.read_text(encoding="utf-8"))
         else:
             old = measure(options.old, options.runs)
         if options.record:
@@ -136,87 +129,61 @@ def run_names(text: str) -> list[str]:
     return [name for name in RUNS if name in names]
 
 
-def read_record(path: Path) -> Record:
-    """Return the record in a file."""
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        message = f"{path} is no record of schema {SCHEMA}: record it anew"
-        raise ValueError(message)
-    return content
-
-
 def write_record(path: Path, record: Record) -> None:
     """Write a record; one of the same commit that is there keeps its other runs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = read_record(path) if path.exists() else record
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else record
     if before["commit"] == record["commit"]:
-        for part in ("seconds", "runs"):
-            record[part] = {**before[part], **record[part]}
+        record["runs"] = {**before["runs"], **record["runs"]}
     path.write_text(json.dumps(record, indent=0) + "\n", encoding="utf-8")
 
 
 def measure(version: str, names: Sequence[str]) -> Record:
     """Return the figures of a version's runs; of a failed run, the end of its log."""
-    record: Record = {"schema": SCHEMA, "seconds": {}, "failed": {}, "runs": {}}
+    runs: dict[str, Figures] = {}
+    failed: dict[str, str] = {}
     with (
         check_out(version) as checkout,
         tempfile.TemporaryDirectory(prefix="same-numbers-") as folder,
     ):
-        record["commit"] = checkout.commit
         print(f"version {checkout.commit[:10]} in {checkout.folder}")
         for name in names:
             started = time.perf_counter()
             try:
-                record["runs"][name] = run_figures(checkout, name, Path(folder))
+                runs[name] = run_figures(checkout, name, Path(folder))
             except FailedRun as error:
-                record["failed"][name] = str(error)
+                failed[name] = str(error)
                 print(f"  {name} failed:\n{error}", flush=True)
-                continue
-            seconds = round(time.perf_counter() - started, 1)
-            record["seconds"][name] = seconds
-            print(f"  {name}: {seconds} s", flush=True)
-    return record
+            else:
+                print(f"  {name}: {time.perf_counter() - started:.1f} s", flush=True)
+        return {"commit": checkout.commit, "failed": failed, "runs": runs}
 
 
 def run_figures(checkout: Checkout, name: str, folder: Path) -> Figures:
     """Return the figures of one run, in the folder of the version's data and runs."""
     run = RUNS[name]
     output = folder / name
-    settings: dict[str, Setting] = {**run["settings"], "output-dir": str(output)}
+    settings: dict[str, str | float] = {**run["settings"], "output-dir": str(output)}
     if "sql" in settings:
         settings["sql"] = _DECLARED["sql"][settings["sql"]]
     if "data" in run:
         data = make_data(checkout, run["data"], folder)
         file = tomllib.loads((data / "my-run.toml").read_text(encoding="utf-8"))
         settings = {**file, **settings, "tables": str(data / "tables.toml")}
-    _start(checkout, settings, run.get("supernodes", SUPERNODES), folder)
-    report = json.loads((output / "report.json").read_text(encoding="utf-8"))
-    return {**flatten(report), **prediction_figures(output)}
-
-
-def _start(
-    checkout: Checkout, settings: dict[str, Setting], supernodes: int, folder: Path
-) -> None:
-    """Run the app; settings that this version does not have are left out."""
     noise = folder / "fixed-noise"
     noise.mkdir(exist_ok=True)
     (noise / "sitecustomize.py").write_text(FIXED_NOISE, encoding="utf-8")
-    environment = {**ONE_THREAD, "PYTHONPATH": str(noise)}
-    nodes = f"num-supernodes={supernodes} client-resources-num-cpus=1"
     config = folder / "run.toml"
+    # JSON writes texts, numbers and booleans as TOML does
+    lines = (f"{key} = {json.dumps(value)}" for key, value in settings.items())
+    config.write_text("\n".join(lines), encoding="utf-8")
+    nodes = f"num-supernodes={run.get('supernodes', 5)} client-resources-num-cpus=1"
     options = ["-c", str(config), "--federation-config", nodes]
-    while True:
-        # JSON writes texts, numbers and booleans as TOML does
-        lines = (f"{key} = {json.dumps(value)}" for key, value in settings.items())
-        config.write_text("\n".join(lines), encoding="utf-8")
-        done = checkout.run("run_app", options, folder, environment)
-        if not done.returncode:
-            return
-        unknown = settings.keys() & set(_UNKNOWN.findall(done.stdout))
-        if not unknown:
-            raise FailedRun("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
-        print(f"  without {', '.join(sorted(unknown))}: unknown to this version")
-        settings = {k: v for k, v in settings.items() if k not in unknown}
+    environment = {**ONE_THREAD, "PYTHONPATH": str(noise)}
+    done = checkout.run("run_app", options, folder, environment)
+    if done.returncode:
+        raise FailedRun("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
+    report = json.loads((output / "report.json").read_text(encoding="utf-8"))
+    return {**flatten(report), **prediction_figures(output)}
 
 
 def make_data(checkout: Checkout, name: str, folder: Path) -> Path:
@@ -225,19 +192,15 @@ def make_data(checkout: Checkout, name: str, folder: Path) -> Path:
     if data.exists():
         return data
     data.mkdir(parents=True)
-    is_carriers = name == "carriers"
-    script, sizes = (
-        ("make_carriers", ()) if is_carriers else ("make_store", STORE_SIZES)
-    )
-    done = checkout.run(script, [str(data), *sizes], folder)
+    if name == "carriers":
+        done = checkout.run("make_carriers", [str(data)], folder)
+    else:
+        done = checkout.run("make_store", [str(data), *STORE_SIZES], folder)
     if done.returncode:
         raise FailedRun(done.stdout)
     if name == "store-rows":
-        # what coresets need: that drawn rows leave their sites
-        with (data / "tables.toml").open("a", encoding="utf-8") as file:
-            for table in ("orders", "items", "customers"):
-                file.write(f"\n[tables.{table}.policy]\n")
-                file.write('releases = { rows = "clear" }\n')
+        # what coresets need
+        let_rows_leave(data / "tables.toml", ["orders", "items", "customers"])
     return data
 
 
@@ -308,13 +271,11 @@ class Difference:
     Attributes:
         failures: figures that differ, are missing, or bytes that have grown.
         notes: what differs and may.
-        compared: number of figures that both have.
         furthest: the largest relative difference of a number that must be equal.
     """
 
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    compared: int = 0
     furthest: float = 0.0
 
 
@@ -322,32 +283,24 @@ def compare(old: Figures, new: Figures) -> Difference:
     """Return how the figures of a new report differ from those of an old one."""
     result = Difference()
     for path in dict.fromkeys([*old, *new]):
-        # words may be replaced by others, but for the run's status; so may what
-        # concerns a setting that is gone
-        is_word = isinstance(old.get(path), str) and path != "status"
-        is_note = is_word or path.startswith("chosen/")
-        texts = result.notes if is_note else result.failures
-        if path not in new:
-            texts.append(f"{path}: {old[path]!r} before, missing now")
-        elif path not in old:
-            result.notes.append(f"{path}: {new[path]!r} now, missing before")
-        else:
-            result.compared += 1
-            if text := _difference(path, old[path], new[path], result):
-                texts.append(f"{path}: {text}")
+        before: Any = old.get(path)
+        now: Any = new.get(path)
+        is_equal = before == now
+        if path in old and path in new:
+            if not BYTES.isdisjoint(path.split("/")):
+                is_equal = now <= before
+            elif not isinstance(before, str | bool) and not isinstance(now, str | bool):
+                difference = relative_difference(float(before), float(now))
+                result.furthest = max(result.furthest, difference)
+                is_equal = difference <= TOLERANCE
+        if not is_equal:
+            # words may be replaced by others, but for the run's status; so may what
+            # concerns a setting that is gone
+            is_word = isinstance(before, str) and path != "status"
+            is_note = is_word or path not in old or path.startswith("chosen/")
+            texts = result.notes if is_note else result.failures
+            texts.append(f"{path}: {before!r} before, {now!r} now")
     return result
-
-
-def _difference(path: str, old: Any, new: Any, result: Difference) -> str:
-    """Return how a figure differs, in words; empty if it does not, beyond tolerance."""
-    if not BYTES.isdisjoint(path.split("/")):
-        return f"{old} bytes before, {new} now" if new > old else ""
-    words = f"{old!r} before, {new!r} now"
-    if isinstance(old, str | bool) or isinstance(new, str | bool):
-        return "" if old == new else words
-    difference = relative_difference(float(old), float(new))
-    result.furthest = max(result.furthest, difference)
-    return "" if difference <= TOLERANCE else f"{words}, {difference:.1e} apart"
 
 
 def relative_difference(old: float, new: float) -> float:
@@ -362,9 +315,8 @@ def relative_difference(old: float, new: float) -> float:
     return difference / max(abs(old), abs(new)) if difference > NEGLIGIBLE else 0.0
 
 
-def payload(figures: Figures) -> int:
-    """Return the payload bytes of a run, both ways."""
-    return sum(figures.get(name, 0) for name in ("bytes_up", "bytes_down"))
+def _payload(figures: Figures) -> int:
+    return int(figures.get("bytes_up", 0) + figures.get("bytes_down", 0))
 
 
 def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
@@ -380,8 +332,8 @@ def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
         result = compare(before, now)
         is_equal &= not result.failures
         print(
-            f"{name}: {result.compared} figures, furthest apart {result.furthest:.1e}; "
-            f"payload {payload(before):,} bytes before, {payload(now):,} now"
+            f"{name}: {len(before)} figures, furthest apart {result.furthest:.1e}; "
+            f"payload {_payload(before):,} bytes before, {_payload(now):,} now"
         )
         lines = [f"  DIFFERS {text}" for text in result.failures]
         lines += [f"  note: {text}" for text in result.notes[:MOST_NOTES]]

@@ -79,11 +79,11 @@ def test_figures_are_named_by_what_they_are_of() -> None:
     ("path", "value", "failure"),
     [
         (["history", 1, "train", "loss"], 0.5 + 1e-8, "0.5 before, 0.50000001 now"),
-        (["history", 1, "train", "loss"], None, "missing now"),
-        (["history", 1, "train"], {}, "missing now"),
-        (["history", 1, "train", "loss"], math.nan, "inf apart"),
-        (["history", 1, "bytes-up", "o"], 241, "240 bytes before, 241 now"),
-        (["bytes_down"], 101, "100 bytes before, 101 now"),
+        (["history", 1, "train", "loss"], None, "0.5 before, None now"),
+        (["history", 1, "train"], {}, "0.5 before, None now"),
+        (["history", 1, "train", "loss"], math.nan, "0.5 before, nan now"),
+        (["history", 1, "bytes-up", "o"], 241, "240 before, 241 now"),
+        (["bytes_down"], 101, "100 before, 101 now"),
         (["tables", 0, "rows"], 61, "60 before, 61 now"),
         (["status"], "failed: no", "'completed' before, 'failed: no' now"),
     ],
@@ -149,55 +149,41 @@ def checkout_with(folder, script: str) -> Checkout:
     return Checkout(folder, "c0ffee")
 
 
-def test_an_unknown_setting_is_left_out(tmp_path, capsys) -> None:
-    # a version that knows no `lou`, and writes what it is told
+def test_a_run_has_the_settings_of_its_name_and_the_same_noise(tmp_path) -> None:
     checkout = checkout_with(
         tmp_path,
-        "import pathlib, sys\n"
-        "text = pathlib.Path(sys.argv[2]).read_text()\n"
-        "if 'lou' in text:\n"
-        "    print('error: lou: unknown setting. Valid settings: sql')\n"
-        "    sys.exit(2)\n"
-        "pathlib.Path('settings.toml').write_text(text)\n",
-    )
-    settings = {"lou": "gram", "l2": 0.1, "sql": "a\nb", "progress": True}
-    same_numbers._start(checkout, settings, 2, tmp_path)
-    written = (tmp_path / "settings.toml").read_text()
-    assert written == 'l2 = 0.1\nsql = "a\\nb"\nprogress = true'
-    assert "without lou: unknown to this version" in capsys.readouterr().out
-
-
-def test_noise_is_the_same_in_every_run(tmp_path) -> None:
-    checkout = checkout_with(
-        tmp_path,
-        "import pathlib, secrets\n"
+        "import json, pathlib, secrets, sys, tomllib\n"
         "from cryptography.hazmat.primitives.ciphers import Cipher\n"
         "from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20\n"
         "cipher = ChaCha20(secrets.token_bytes(32), bytes(16))\n"
         "stream = Cipher(cipher, mode=None).encryptor().update(bytes(8))\n"
-        "with pathlib.Path('drawn').open('ab') as file:\n"
-        "    file.write(stream)\n",
+        "settings = tomllib.loads(pathlib.Path(sys.argv[2]).read_text())\n"
+        "output = pathlib.Path(settings.pop('output-dir'))\n"
+        "output.mkdir(exist_ok=True)\n"
+        "report = json.dumps({'chosen': {**settings, 'noise': stream.hex()}})\n"
+        "(output / 'report.json').write_text(report)\n",
     )
-    for _ in range(2):
-        same_numbers._start(checkout, {}, 2, tmp_path)
-    drawn = (tmp_path / "drawn").read_bytes()
-    assert len(drawn) == 16
-    assert drawn[:8] == drawn[8:] != bytes(8)
+    first, again = (
+        same_numbers.run_figures(checkout, "flights-regression", tmp_path) for _ in "ab"
+    )
+    assert first == again
+    assert first.pop("chosen/noise") != bytes(8).hex()
+    assert first == {"chosen/task": "regression", "chosen/num-epochs": 3}
+    (tmp_path / "scripts" / "run_app.py").write_text("print('why', 1 / 0)")
+    with pytest.raises(same_numbers.FailedRun, match="ZeroDivisionError"):
+        same_numbers.run_figures(checkout, "flights-sgd", tmp_path)
 
 
 def test_a_record_keeps_the_other_runs_of_its_commit(tmp_path) -> None:
-    path = tmp_path / "new" / "record.json"
+    path = tmp_path / "record.json"
     for commit, run, expected in (
         ("c0ffee", "a", ["a"]),
         ("c0ffee", "b", ["a", "b"]),
         ("decaf", "c", ["c"]),
     ):
-        record = {"commit": commit, "seconds": {run: 1.0}, "runs": {run: {"loss": 0.5}}}
-        same_numbers.write_record(path, {"schema": 1, **record})
-        assert list(same_numbers.read_record(path)["runs"]) == expected
-    path.write_text('{"schema": 0}')
-    with pytest.raises(ValueError, match="no record of schema 1"):
-        same_numbers.read_record(path)
+        record = {"commit": commit, "runs": {run: {"loss": 0.5}}}
+        same_numbers.write_record(path, record)
+        assert list(json.loads(path.read_text())["runs"]) == expected
 
 
 def test_a_run_that_failed_is_not_equal(capsys) -> None:
