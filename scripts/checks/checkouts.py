@@ -39,11 +39,8 @@ class Checkout:
     ) -> subprocess.CompletedProcess[str]:
         """Run this version's script of a name, in whichever folder of scripts it lies.
 
-        Args:
-            name: of the script, without ``.py``.
-            arguments: of its command line.
-            home: folder for what runs and sites keep.
-            environment: more variables; its PYTHONPATH comes after the version's.
+        ``home`` is for what runs and sites keep; a PYTHONPATH of ``environment`` comes
+        after the version's.
         """
         script = next(self.folder.glob(f"scripts/**/{name}.py"), None)
         if script is None:

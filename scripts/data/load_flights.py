@@ -39,22 +39,24 @@ def main() -> None:
 def load_flights(folder: Path, planes_uri: str, weather_uri: str) -> Path:
     """Load the tables and return the path of the tables file."""
     folder.mkdir(parents=True, exist_ok=True)
+    databases = {
+        "planes": (planes_uri, "PLANES_URI", "tailnum"),
+        "weather": (weather_uri, "WEATHER_URI", "time_hour"),
+    }
     entries = []
     for table, shards in flights_tables().items():
         for site, file in shards.items():
-            name = f"{table}_{site.lower()}" if table == "weather" else table
-            if table == "flights":
-                shutil.copy(file, folder)
-                place = f'path = "{file.name}"'
+            if table in databases:
+                uri, variable, key = databases[table]
+                name = f"{table}_{site.lower()}" if len(shards) > 1 else table
+                load_table(uri, name, file, key)
+                place = f'uri = "${{{variable}}}"\ntable = "{name}"'
             elif table == "airports":
                 pd.read_parquet(file).to_csv(folder / "airports.csv", index=False)
                 place = 'path = "airports.csv"'
-            elif table == "weather":
-                load_table(weather_uri, name, file, "time_hour")
-                place = f'uri = "${{WEATHER_URI}}"\ntable = "{name}"'
             else:
-                load_table(planes_uri, name, file, "tailnum")
-                place = f'uri = "${{PLANES_URI}}"\ntable = "{name}"'
+                shutil.copy(file, folder)
+                place = f'path = "{file.name}"'
             is_sharded = len(shards) > 1
             head = f"[[tables.{table}.shards]]" if is_sharded else f"[tables.{table}]"
             entries.append(f'{head}\n{place}\nsite = "{site}"\n')
@@ -66,14 +68,7 @@ def load_flights(folder: Path, planes_uri: str, weather_uri: str) -> Path:
 
 
 def load_table(uri: str, table: str, file: Path, key: str) -> None:
-    """Replace a table of a database by the rows of a Parquet file.
-
-    Args:
-        uri: of the database.
-        table: its name.
-        file: what it will hold.
-        key: its primary key.
-    """
+    """Replace a table of a database, with a primary key, by a Parquet file's rows."""
     rows = pd.read_parquet(file, dtype_backend="numpy_nullable")
     # a primary key of MariaDB has a length
     texts = dict.fromkeys(rows.select_dtypes("string"), String(TEXT_CHARACTERS))

@@ -106,13 +106,9 @@ PAPER_SCALES: Final[Mapping[str, PaperScale]] = {
 def write_paper_scale(
     name: str, folder: Path, factor: float = 1.0, seed: int = 0
 ) -> Path:
-    """Write the tables of a data set; return the tables file that names them.
+    """Write the tables of one of `PAPER_SCALES`; return the tables file.
 
-    Args:
-        name: of one of ``PAPER_SCALES``.
-        folder: made if need be; at factor 1 the files take 10 GB.
-        factor: of the rows of every table, > 0.
-        seed: equal seeds make equal files.
+    At factor 1 the files take 10 GB; equal seeds make equal files.
     """
     if name not in PAPER_SCALES:
         raise ValueError(f"{name!r} is none of {', '.join(PAPER_SCALES)}")

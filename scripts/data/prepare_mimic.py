@@ -89,14 +89,9 @@ def prepare(options: argparse.Namespace) -> None:
             _events(connection, options.stays),
             "no stay has an event and lasts 5 hours or more",
         )
-    write_dataset(
-        output,
-        "MIMIC-III",
-        "Will the patient die within 24 hours?",
-        SQL,
-        {"task": "classification", "test-fraction": TEST_FRACTION},
-        TABLES,
-    )
+    settings = {"task": "classification", "test-fraction": TEST_FRACTION}
+    question = "Will the patient die within 24 hours?"
+    write_dataset(output, "MIMIC-III", question, SQL, settings, TABLES)
 
 
 def _open(

@@ -62,14 +62,10 @@ def prepare(options: argparse.Namespace) -> None:
                 words = hashed_words(rows["title"], TITLE_WIDTH)
                 rows = rows.drop_columns(["title"]).append_column("title_words", words)
             pq.write_table(rows, options.output / f"{table}.parquet")
-    write_dataset(
-        options.output,
-        "MovieLens",
-        "Which rating does a movie get?",
-        SQL_WITH_TITLES,
-        {"task": "regression", "test-fraction": TEST_FRACTION},
-        TABLES,
-    )
+    settings = {"task": "regression", "test-fraction": TEST_FRACTION}
+    question = "Which rating does a movie get?"
+    sql = SQL_WITH_TITLES
+    write_dataset(options.output, "MovieLens", question, sql, settings, TABLES)
 
 
 def has_movielens(folder: Path | None) -> bool:

@@ -11,7 +11,7 @@ last 51,630 of YearPredictionMSD; here they are drawn).
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,56 +30,46 @@ from scripts.data.run_files import (
 
 PARTIES = 3
 KEY = "record"
-TEST_FRACTION = 0.1
 TIMBRES = 90
 HOUSE_FEATURES = (
     *("bedrooms", "bathrooms", "sqft_living", "sqft_lot", "floors", "waterfront"),
     *("view", "condition", "grade", "sqft_above", "sqft_basement", "yr_built"),
     *("yr_renovated", "zipcode", "lat", "long", "sqft_living15", "sqft_lot15"),
 )
-SETTINGS: Mapping[str, str | float] = {
-    "task": "regression",
-    "test-fraction": TEST_FRACTION,
-}
+SETTINGS: Mapping[str, str | float] = {"task": "regression", "test-fraction": 0.1}
 
 
 @dataclass(frozen=True)
 class Source:
-    """An official file.
+    """An official file of a data set, with the question that its label answers.
 
-    Attributes:
-        name: of the data set, on the command line and of its folder.
-        title: for people.
-        question: that the label answers.
-        files: names that the file may have.
-        columns: label and features, in the order of the paper.
-        has_header: whether the file names its columns; else it has these alone.
+    ``read`` gives label and features, in the order of the paper.
     """
 
     name: str
     title: str
     question: str
     files: Sequence[str]
-    columns: Sequence[str]
-    has_header: bool
+    read: Callable[[Path], pd.DataFrame]
 
-    def read(self, path: Path) -> pd.DataFrame:
-        """Return label and features; raise DataError if they are not there."""
-        try:
-            rows = pd.read_csv(path, header="infer" if self.has_header else None)
-        except (ValueError, OSError) as error:
-            raise DataError(f"{path.name} cannot be read: {error}") from error
-        if not self.has_header:
-            rows = rows.select_dtypes("number")
-            if rows.shape[1] != len(self.columns):
-                raise DataError(
-                    f"{path.name} has {rows.shape[1]} columns of numbers, not "
-                    f"{len(self.columns)}: {self.columns[0]} and features, separated "
-                    "by commas, without a header"
-                )
-            rows.columns = pd.Index(self.columns)
-        check_columns(path, list(rows), self.columns)
-        return rows[list(self.columns)]
+
+def read_songs(path: Path) -> pd.DataFrame:
+    """Return the lines of YearPredictionMSD, which has no header."""
+    rows = pd.read_csv(path, header=None).select_dtypes("number")
+    if rows.shape[1] != 1 + TIMBRES:
+        raise DataError(
+            f"{path.name} has {rows.shape[1]} columns of numbers, not {1 + TIMBRES}: "
+            "a year and features, separated by commas, without a header"
+        )
+    return rows.set_axis(["year", *(f"timbre_{k + 1}" for k in range(TIMBRES))], axis=1)
+
+
+def read_houses(path: Path) -> pd.DataFrame:
+    """Return price and features of KC House."""
+    rows = pd.read_csv(path)
+    columns = ["price", *HOUSE_FEATURES]
+    check_columns(path, list(rows), columns)
+    return rows[columns]
 
 
 SOURCES = (
@@ -87,15 +77,13 @@ SOURCES = (
         *("year-prediction", "YearPredictionMSD, year"),
         "In which year was a song released?",
         ("YearPredictionMSD.txt", "YearPredictionMSD.txt.zip"),
-        ("year", *(f"timbre_{k}" for k in range(1, TIMBRES + 1))),
-        has_header=False,
+        read_songs,
     ),
     Source(
         *("kc-house", "KC House, price"),
         "For how much is a house sold?",
         ("kc_house_data.csv",),
-        ("price", *HOUSE_FEATURES),
-        has_header=True,
+        read_houses,
     ),
 )
 
@@ -133,7 +121,11 @@ def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[D
     for source in SOURCES:
         paths = (folder / name for name in source.files) if folder else ()
         if path := next(filter(Path.is_file, paths), None):
-            tables, sql = partition(source.read(path), parties)
+            try:
+                rows = source.read(path)
+            except (ValueError, OSError) as error:
+                raise DataError(f"{path.name} cannot be read: {error}") from error
+            tables, sql = partition(rows, parties)
             yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
 
 
@@ -149,15 +141,10 @@ def prepare(options: argparse.Namespace) -> None:
         output.mkdir(exist_ok=True)
         for table, frame in dataset.tables.items():
             frame.to_parquet(output / f"{table}.parquet", index=False)
-        write_dataset(
-            output,
-            dataset.title,
-            questions[dataset.name],
-            dataset.sql,
-            {**dataset.settings, "strategy": "coreset-ridge", "l2": 0.1},
-            list(dataset.tables),
-        )
-        let_rows_leave(output / TABLES_FILE, list(dataset.tables))
+        settings = {**dataset.settings, "strategy": "coreset-ridge", "l2": 0.1}
+        question, tables = questions[dataset.name], list(dataset.tables)
+        write_dataset(output, dataset.title, question, dataset.sql, settings, tables)
+        let_rows_leave(output / TABLES_FILE, tables)
 
 
 main = script(__doc__, prepare, "official files", {"parties": (int, PARTIES, "tables")})

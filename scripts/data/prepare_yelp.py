@@ -41,7 +41,6 @@ COMPLIMENTS = (
     *("hot", "more", "profile", "cute", "list", "note", "plain", "cool", "funny"),
     *("writer", "photos"),
 )
-ACTIVITY = ", ".join(f"u.compliment_{name}" for name in COMPLIMENTS)
 FILES = {
     "business": "business_id VARCHAR, categories VARCHAR, stars DOUBLE, "
     "review_count BIGINT, is_open INTEGER",
@@ -54,12 +53,10 @@ FILES = {
 }
 """The columns that are used of each file."""
 
-SQL = f"""
+SQL = """
 SELECT r.stars AS label,
     r.useful, r.funny, r.cool, r.embedding,
-    b.stars, b.review_count,
-    u.review_count, u.yelping_since, u.useful, u.funny, u.cool, u.friends,
-    u.fans, u.average_stars, {ACTIVITY}
+    b.*, u.*
 FROM reviews AS r
 JOIN restaurants AS b ON r.business_id = b.business_id
 JOIN users AS u ON r.user_id = u.user_id
@@ -103,14 +100,9 @@ def prepare(options: argparse.Namespace) -> None:
             _reviews(connection, options.embeddings),
             "no review is of an open restaurant",
         )
-    write_dataset(
-        output,
-        "Yelp",
-        "How many stars does a review give?",
-        SQL,
-        {"task": "classification", "test-fraction": TEST_FRACTION},
-        TABLES,
-    )
+    settings = {"task": "classification", "test-fraction": TEST_FRACTION}
+    question = "How many stars does a review give?"
+    write_dataset(output, "Yelp", question, SQL, settings, TABLES)
 
 
 def _open(

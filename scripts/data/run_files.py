@@ -38,18 +38,12 @@ def write_dataset(
     title: str,
     question: str,
     sql: str,
-    settings: Mapping[str, str | float],
+    settings: Mapping[str, Any],
     tables: Sequence[str],
 ) -> None:
-    """Write how to train on a folder's Parquet tables, and print how large they are.
+    """Write how to train on a folder's tables, and print how large they are.
 
-    Args:
-        folder: has ``<table>.parquet`` of every table; each is a site of its own.
-        title: of the data, for people.
-        question: that the label answers.
-        sql: the query.
-        settings: run-config keys beside ``sql`` and ``tables``.
-        tables: their names.
+    Each is ``<table>.parquet``, at a site of its own; the label answers ``question``.
     """
     write_tables(folder, {table: [(f"{table}.parquet", table)] for table in tables})
     run = write_run(folder / RUN_FILE, question, sql, settings)
@@ -82,9 +76,7 @@ def let_rows_leave(path: Path, tables: Sequence[str]) -> None:
             file.write(f'\n[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n')
 
 
-def write_run(
-    path: Path, question: str, sql: str, settings: Mapping[str, str | float]
-) -> Path:
+def write_run(path: Path, question: str, sql: str, settings: Mapping[str, Any]) -> Path:
     """Write the file of a run over the folder's tables; return its path."""
     values = {**settings, "tables": str(path.parent / TABLES_FILE)}
     lines = [
@@ -153,11 +145,8 @@ def script(
 ) -> Callable[[Sequence[str]], int]:
     """Return the main function of a script that writes to a folder OUTPUT.
 
-    Args:
-        doc: of the script; its first line says what it does.
-        write: is given ``output`` and, with ``folder``, ``folder``.
-        folder: the help of FOLDER, where the script has one.
-        options: by name, the type, the default and the help.
+    ``write`` is given ``output`` and, with ``folder``, the help of FOLDER, ``folder``;
+    ``options`` have a type, a default and a help each.
     """
     parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
     for name, text in (("folder", folder), ("output", "folder to write to")):
