@@ -308,6 +308,8 @@ def relative_difference(old: float, new: float) -> float:
 
     >>> relative_difference(2.0, 1.0), relative_difference(1e-14, -1e-14)
     (0.5, 0.0)
+    >>> relative_difference(math.nan, math.nan)
+    0.0
     """
     if math.isnan(old) or math.isnan(new):
         return 0.0 if math.isnan(old) and math.isnan(new) else math.inf

@@ -4,43 +4,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from scripts import run_app
 from tests.support.paths import ROOT
 from tp_flower.errors import SettingsError
 
-SCRIPT = ROOT / "scripts" / "run_app.py"
 
-
-def load_script() -> ModuleType:
-    spec = spec_from_file_location("run_app", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-run_app = load_script()
-check_run_config: Callable[[Sequence[str]], None] = run_app.check_run_config
-
-
-@pytest.mark.parametrize(
-    "texts",
-    [
+def test_good_run_configs(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('strategy = "sgd"\n')
+    for texts in (
         [],
         ["seed=3 l2=1"],
         ["seed=3", 'strategy="sgd"'],
         ['sql="SELECT a = 1 AS label FROM t"'],
-    ],
-)
-def test_good_run_configs(texts: list[str]) -> None:
-    check_run_config(texts)
+        [str(file)],
+    ):
+        run_app.check_run_config(texts)
+    file.write_text('strategy = "adam"\n')
+    with pytest.raises(SettingsError, match="'adam' is not one of admm, sgd"):
+        run_app.check_run_config([str(file)])
 
 
 @pytest.mark.parametrize(
@@ -57,14 +43,7 @@ def test_good_run_configs(texts: list[str]) -> None:
 )
 def test_bad_run_configs(texts: list[str], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        check_run_config(texts)
-
-
-def test_a_file_of_settings_is_checked(tmp_path: Path) -> None:
-    path = tmp_path / "run.toml"
-    path.write_text('strategy = "adam"\n')
-    with pytest.raises(SettingsError, match="'adam' is not one of admm, sgd"):
-        check_run_config([str(path)])
+        run_app.check_run_config(texts)
 
 
 def test_a_refused_setting_starts_nothing_and_exits_2(
@@ -88,17 +67,15 @@ def test_arguments_are_passed_on(arguments: list[str], expected: list[str]) -> N
     assert "\n".join(expected) in "\n".join(passed_on)
 
 
-@pytest.mark.parametrize(
-    ("line", "is_noise"),
-    [
-        ("\x1b[92mINFO \x1b[0m:      \n", True),
-        ("WARNING : Since flwr 1.32, default simulated SuperNodes changed\n", True),
-        ("INFO :      epoch 1/12\n", False),
-        ("\n", False),
-    ],
-)
-def test_noise(line: str, is_noise: bool) -> None:
-    assert bool(run_app.NOISE.search(line)) is is_noise
+def test_noise() -> None:
+    lines = [
+        "\x1b[92mINFO \x1b[0m:      \n",
+        "WARNING : Since flwr 1.32, default simulated SuperNodes changed\n",
+        "INFO :      epoch 1/12\n",
+        "\n",
+    ]
+    is_noise = [bool(run_app.NOISE.search(line)) for line in lines]
+    assert is_noise == [True, True, False, False]
 
 
 def test_descendants_are_found_through_generations() -> None:
@@ -126,8 +103,8 @@ def test_the_private_superlink_answers_and_is_gone_afterwards() -> None:
 
 def test_help_needs_no_flower() -> None:
     done = subprocess.run(
-        [sys.executable, SCRIPT, "--help"],
-        env={"PYTHONPATH": str(SCRIPT.parents[1])},
+        [sys.executable, ROOT / "scripts" / "run_app.py", "--help"],
+        env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

@@ -11,7 +11,7 @@ import pytest
 from scripts.checks import count_files, paired_benchmark, same_numbers
 from scripts.checks.checkouts import Checkout, CheckoutError, check_out
 from scripts.checks.paired_benchmark import Pair, pair_up
-from scripts.checks.same_numbers import compare, flatten, relative_difference
+from scripts.checks.same_numbers import compare, flatten
 
 REPORT = {
     "schema": 1,
@@ -110,12 +110,6 @@ def test_what_fails(path, value, failure) -> None:
 def test_what_may_change(path, value, notes) -> None:
     difference = compared(path, value)
     assert (difference.failures, len(difference.notes)) == ([], notes)
-
-
-def test_relative_differences() -> None:
-    assert relative_difference(1.0, 1.0 + 2e-9) == pytest.approx(2e-9)
-    assert relative_difference(0.0, 1e-13) == 0.0
-    assert relative_difference(math.nan, math.nan) == 0.0
 
 
 def test_runs_are_named_with_those_that_they_need() -> None:

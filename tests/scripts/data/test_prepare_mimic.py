@@ -1,6 +1,7 @@
 """MIMIC-III in its official format becomes the papers' tables."""
 
 import csv
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -130,12 +131,11 @@ def expected(hour: int, period: str) -> list[float]:
     return [x.min(), x.max(), x.mean(), x.std(), skewness, len(x)]
 
 
-@pytest.mark.parametrize("period", PERIODS)
-def test_functions_of_a_variable(events: pd.DataFrame, period: str) -> None:
-    names = [f"heart_rate_{period}_{function}" for function in FUNCTIONS]
-    for hour in range(5, 13):
-        found = events.loc[(201, hour), names].to_numpy(float)
-        np.testing.assert_allclose(found, expected(hour, period), rtol=1e-6, atol=1e-6)
+def test_functions_of_a_variable(events: pd.DataFrame) -> None:
+    for hour, period in product(range(5, 13), PERIODS):
+        names = [f"heart_rate_{period}_{function}" for function in FUNCTIONS]
+        row = events.loc[(201, hour), names].to_numpy(float)
+        np.testing.assert_allclose(row, expected(hour, period), rtol=1e-6, atol=1e-6)
 
 
 def test_units_and_what_is_no_value(events: pd.DataFrame) -> None:
@@ -150,27 +150,16 @@ def test_units_and_what_is_no_value(events: pd.DataFrame) -> None:
     # never measured
     assert np.isnan(second["heart_rate_all_mean"])
     items = pd.read_csv(ROOT / "scripts" / "data" / "mimic_items.csv")
-    assert set(events) == {
-        "label",
-        *(
-            f"{variable}_{period}_{function}"
-            for variable in items["variable"]
-            for period in PERIODS
-            for function in FUNCTIONS
-        ),
-    }
+    columns = product(items["variable"].unique(), PERIODS, FUNCTIONS)
+    assert set(events) == {"label", *map("_".join, columns)}
     assert events.shape[1] == 1 + 714
 
 
 @pytest.mark.slow
 def test_the_chunks_do_not_matter(
-    events: pd.DataFrame,
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    events: pd.DataFrame, folder: Path, tmp_path: Path
 ) -> None:
     assert main([str(folder), str(tmp_path), "--stays", "3"]) == 0
-    assert "joined: 35 rows" in capsys.readouterr().out
     parts = table(tmp_path, "events").set_index(["icustay_id", "hour"])
     pd.testing.assert_frame_equal(parts, events)
 
