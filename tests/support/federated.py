@@ -81,15 +81,28 @@ def store(orders: int = 60, customers: int = 12, seed: int = 0) -> Frames:
     }
 
 
+def write_site(
+    folder: Path,
+    tables: Mapping[str, pd.DataFrame],
+    policies: Mapping[str, str] | None = None,
+    site: str = "",
+) -> Path:
+    """Write tables, and return a tables file of a site, named like the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, policies = "", policies or {}
+    for name, frame in tables.items():
+        frame.to_csv(folder / f"{name}.csv", index=False)
+        text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site or folder.name}'\n"
+        if name in policies:
+            text += f"[tables.{name}.policy]\n{policies[name]}\n"
+    file = folder / "tables.toml"
+    file.write_text(text)
+    return file
+
+
 def store_on_disk(folder: Path) -> Path:
     """Write the store's tables, and return a tables file of site "shop"."""
-    lines = []
-    for name, frame in store().items():
-        frame.to_parquet(folder / f"{name}.parquet")
-        lines.append(f'[tables.{name}]\npath = "{name}.parquet"\nsite = "shop"\n')
-    file = folder / "tables.toml"
-    file.write_text("".join(lines))
-    return file
+    return write_site(folder, store(), site="shop")
 
 
 def pieces(frame: pd.DataFrame, *cuts: int) -> list[pd.DataFrame]:
@@ -119,9 +132,9 @@ def sharded(frames: Frames) -> dict[str, list[pd.DataFrame]]:
     }
 
 
-@dataclass(frozen=True)
+@dataclass
 class Seen:
-    """One message as it passed."""
+    """One message as it passed, with the node at the site's end."""
 
     round: int
     action: str
@@ -201,7 +214,7 @@ def run_query(
     query = Query.from_sql(sql, needs_label=is_labelled)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
-    grid = grid_class(app, sites, observe=lambda m: finished.seen.append(_seen(m)))
+    grid = grid_class(app, sites, observe=lambda m: finished.seen.append(read(m)))
     try:
         finished.result = finished.strategy.start(grid)
     finally:
@@ -210,7 +223,8 @@ def run_query(
     return finished
 
 
-def _seen(message: Message) -> Seen:
+def read(message: Message) -> Seen:
+    """Return a message taken apart."""
     metadata, packet = message.metadata, unpack(message.content)
     is_reply = bool(metadata.reply_to_message_id)
     return Seen(

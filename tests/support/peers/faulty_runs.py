@@ -16,6 +16,7 @@ import safetensors.numpy
 
 from client_apps.data.database import FILE
 from strategies import STRATEGIES
+from tests.support.federated import write_site
 from tests.support.peers import hostile
 from tests.support.peers.faulty_grid import (
     Fault,
@@ -144,17 +145,9 @@ class Federation:
         if "uk" not in method.sites:
             both = [hosted[site]["customers"] for site in ("us", "uk")]
             hosted["us"]["customers"] = pd.concat(both, ignore_index=True)
-        self._tables = {site: self._write(site, hosted[site]) for site in method.sites}
-
-    def _write(self, site: str, tables: Mapping[str, pd.DataFrame]) -> Path:
-        (self._folder / site).mkdir(parents=True)
-        text = ""
-        for name, frame in tables.items():
-            frame.to_csv(self._folder / site / f"{name}.csv", index=False)
-            text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site}'\n"
-        file = self._folder / site / "tables.toml"
-        file.write_text(text)
-        return file
+        self._tables = {
+            site: write_site(folder / site, hosted[site]) for site in method.sites
+        }
 
     def start(self) -> None:
         """Have sites that have taken part in no run, but read their tables."""

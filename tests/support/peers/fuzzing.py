@@ -9,7 +9,9 @@ good requests again: whoever sends them looks at the answer.
 import copy
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import numpy as np
@@ -46,14 +48,19 @@ PATHS = (
     *(LONG, f"../{MARK}/{LONG}", f"a{MARK}@latest", f"{MARK} -rf", f"$({MARK})"),
     *("0" * 32 + f"/../../{MARK}", "20260101-000000-abcd" + f"/../../{MARK}"),
 )
-WHOLE = (
-    *(-1, -(1 << 31), 1 << 31, 1 << 53, 1 << 60, (1 << 63) - 1, 1 << 63, 1 << 64),
-    *(-(1 << 64), 10**400, 10**4000),
-)
 VALUES = (
-    *(None, True, False, 0.5, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf),
-    *(-math.inf, "", "0", "NaN", "None", [], [[]], [None], [1, 2], {}, {"": 0}),
+    *(-1, -(1 << 31), 1 << 31, 1 << 53, 1 << 60, (1 << 63) - 1, 1 << 63, 1 << 64),
+    *(-(1 << 64), 10**400, 10**4000, 0, 1, 2, 3, 7, 12, 13, 99, 1 << 61),
+    *(None, True, False, 0.5, 1.0, -0.0, 1e308, -1e308, 5e-324, math.nan, math.inf),
+    *(-math.inf, "", "0", "3", "NaN", "None", "header", "parameters", {}, {"": 0}),
     *({"id": 0}, [{}], [{"id": 0}, {"id": 0}], [[["x"]]], {"x": {"x": {"x": 1}}}),
+    # shapes
+    *([], [[]], [None], [-1], [1, 2], [0] * 65, [1] * 33, [0] * DEEP, [LONG]),
+    *([1 << 60], [1 << 31, 1 << 31, 1 << 31], [1 << 63, 0], [10**400, 0], [0, 1 << 60]),
+    # types of arrays
+    *sorted(WIRE_DTYPES),
+    *("float16", "bfloat16", "object", "O", "str", "U10", "S4", "bool", "complex128"),
+    *("datetime64[ns]", "float128", ">f8", "V8", "uint8, uint8", LONG, MARK),
 )
 TOKENS = (
     *("NaN", "Infinity", "-Infinity", "1e999", "9" * 5000, "0x10", "'", '"', "\\u12"),
@@ -61,18 +68,11 @@ TOKENS = (
     *('"\\ud800"', "--", "//", "+1", "nul", "1.", "\x7f", "\n", "😀"),
 )
 NOT_TEXT = (
-    *(b"\xff\xfe\x80", b"", 0, 1.5, True, [1], ["{}"], [b"{}"], [1.5, 2.5]),
+    *(None, b"\xff\xfe\x80", b"", 0, 1.5, True, [1], ["{}"], [b"{}"], [1.5, 2.5]),
     "\ud800".encode("utf-8", "surrogatepass"),
 )
-DTYPES = (
-    *sorted(WIRE_DTYPES),
-    *("float16", "bfloat16", "object", "O", "str", "U10", "S4", "bool", "complex128"),
-    *("datetime64[ns]", "float128", ">f8", "V8", "", "uint8, uint8", LONG, MARK),
-)
-LENGTHS = (
-    *(0, 1, 2, 3, 7, 12, 13, -1, 1 << 31, 1 << 60, 1 << 61, 1 << 63, 1 << 64),
-    *(10**400, True, None, 1.0, "3", [], {}),
-)
+NO_LAYOUT = [[0, "target", "float32", [3]]]
+"""In place of a layout of no arrays."""
 
 DECLARED = 0.4
 """Of the mutants, those with a value that a declaration does not allow."""
@@ -91,104 +91,87 @@ class Fuzzer:
     def __init__(self, rng: np.random.Generator, folder: Path) -> None:
         self._rng = rng
         self._paths = (*PATHS, f"{folder}/{MARK}", f"{folder}/../{MARK}")
-        self._values = (*VALUES, *WHOLE, *self._paths)
+        self._values = (*VALUES, *self._paths)
 
     def mutants(self, content: RecordDict, kind: type[Message]) -> Iterator[Mutant]:
         """Yield changed copies of a message without end, each by what is changed."""
         packet = unpack(content)
         envelope = {k: own for k, own in packet.header.items() if k in ENVELOPE}
         undeclared = list(malformed(kind, decode(kind, packet)))
+        changes = [self._characters, self._value, self._value, self._value]
+        changes += [self._form, self._form, self._payload, self._records, self._type]
+        if json.loads(_text(content, LAYOUT)):
+            changes += [self._array_values, self._array_values]
         while True:
             if self._rng.random() < DECLARED:
                 wrong = self._one(undeclared)
                 yield wrong.what, _written(wrong.packet, envelope)
                 continue
-            change = self._one(self._changes(content))
+            change = self._one(changes)
             yield change.__name__.strip("_"), change(content)
-
-    def _changes(
-        self, content: RecordDict
-    ) -> tuple[Callable[[RecordDict], RecordDict], ...]:
-        """What can be done to a request; what is likely refused comes more often."""
-        own = (self._header_text, self._header_value, self._header_value)
-        own += (self._header_form, self._layout_entry, self._layout_form)
-        own += (self._payload, self._records, self._texts)
-        if _layout(content):
-            own += (self._layout_entry, self._array_values, self._array_values)
-        return own
 
     # what is changed
 
-    def _header_text(self, content):
-        """Some characters of the JSON."""
-        return _with(content, **{HEADER: self._spoilt(_text(content, HEADER))})
+    def _characters(self, content):
+        """Some characters of the JSON of the header or of the layout."""
+        name = self._one((HEADER, LAYOUT))
+        return _with(content, **{name: self._spoilt(_text(content, name))})
 
-    def _header_value(self, content):
-        """One value, or what there is under a name."""
-        header = json.loads(_text(content, HEADER))
-        found = list(places(header))
-        if not found:
-            return self._header_form(content)
-        path = self._one(found)
-        place = header
-        for step in path[:-1]:
-            place = place[step]
+    def _value(self, content):
+        """One value of the header or of the layout, or the name of one."""
+        name = self._one((HEADER, LAYOUT))
+        document = json.loads(_text(content, name))
+        if name == LAYOUT:
+            document = document or NO_LAYOUT
+        paths = list(places(document))
+        if not paths:
+            return self._form(content)
+        *path, last = self._one(paths)
+        place = reduce(getitem, path, document)
         value = self._one((GONE, *self._values))
+        is_rare = self._rng.random() < 0.1
         if value is GONE:
-            del place[path[-1]]
-        elif isinstance(place, dict) and self._rng.random() < 0.1:
-            place[str(value)] = place.pop(path[-1])
+            del place[last]
+        elif is_rare and isinstance(place, dict):
+            place[str(value)] = place.pop(last)
+        elif is_rare:
+            place.append(copy.deepcopy(value))
         else:
-            place[path[-1]] = copy.deepcopy(value)
-        return _with(content, **{HEADER: _json(header)})
+            place[last] = copy.deepcopy(value)
+        return _with(content, **{name: _json(document)})
 
-    def _header_form(self, content):
-        """Valid JSON that is no object, or not the object that is asked for."""
-        text = _text(content, HEADER)
-        name = json.dumps(self._one(self._paths))
-        forms = (
+    def _form(self, content):
+        """Valid JSON, most of it, that is no header, or no layout."""
+        name, path = self._one((HEADER, LAYOUT)), json.dumps(self._one(self._paths))
+        text, layout = _text(content, name), json.loads(_text(content, LAYOUT))
+        first = _json((layout or NO_LAYOUT)[0])
+        forms = [
             *("", "null", "0", "[]", '""', "{}", f"[{text}]", f"{text}{text}"),
-            *("[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "0" + "}" * DEEP),
-            *(json.dumps(text), f"{text[:-1]},", f'{{"parts":[{text}]}}'),
-            *(f'{{"parts":[{{"id":{name}}}]}}', f'{{"run":{name},"round":0}}'),
-            *(f'{{{name}:{text},"run":{name}}}', '{"error":"no","kind":"transient"}'),
-            f'{{"parts":[{",".join(["0"] * DEEP)}]}}',
-        )
-        return _with(content, **{HEADER: self._one(forms)})
-
-    def _layout_entry(self, content):
-        """One array's part, name, type or shape."""
-        layout = json.loads(_text(content, LAYOUT)) or [[0, "target", "float32", [3]]]
-        entry = self._one(layout)
-        place = int(self._rng.integers(len(entry) + 1))
-        if place == 0:
-            entry[0] = self._one((*WHOLE, *LENGTHS, 7, 99, *VALUES))
-        elif place == 1:
-            entry[1] = self._one((*self._paths, *VALUES, "header", "parameters"))
-        elif place == 2:
-            entry[2] = self._one((*DTYPES, *VALUES))
-        elif place == 3:
-            entry[3] = self._shape(entry[3])
+            *("[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "0" + "}" * DEEP),
+            *(json.dumps(text), f"{text[:-1]},", f"[{','.join(['0'] * DEEP)}]"),
+        ]
+        if name == HEADER:
+            forms += [
+                *(f'{{"parts":{form}}}' for form in (f"[{text}]", forms[-1])),
+                *(f'{{"parts":[{{"id":{path}}}]}}', f'{{"run":{path},"round":0}}'),
+                f'{{{path}:{text},"run":{path}}}',
+                '{"error":"no","kind":"transient"}',
+            ]
         else:
-            entry.append(self._one((*WHOLE, *VALUES)))
-        return _with(content, **{LAYOUT: _json(layout)})
-
-    def _layout_form(self, content):
-        """The list of the arrays."""
-        layout = json.loads(_text(content, LAYOUT)) or [[0, "target", "float32", [3]]]
-        chosen = self._one(layout)
-        forms = (
-            *([*layout, chosen], layout[1:], [*layout[::-1], chosen], [layout], {}),
-            *(None, 0, "x", [[]], [None], [0] * DEEP, chosen, [chosen] * 100),
-            *([*layout, [0, name, "uint8", [0]]] for name in self._paths[:3]),
-            [[0, "target", "float32", [1 << 20] * DEEP]],
-            [[0, "target", "float32", [10**4000] * 100]],
-            [*layout, [1 << 40, "target", "uint8", [0]]],
-        )
-        texts = (self._spoilt(_text(content, LAYOUT)), "[" * DEEP, "[" * DEEP + "]")
-        if self._rng.random() < 0.3:
-            return _with(content, **{LAYOUT: self._one(texts)})
-        return _with(content, **{LAYOUT: _json(self._one(forms))})
+            forms += [
+                *("[[]]", "[null]", first, f"[{','.join([first] * 100)}]"),
+                *map(_json, (layout[1:], [*layout, *layout[::-1]])),
+                *(
+                    _json([*layout, [part, name, dtype, shape]])
+                    for part, name, dtype, shape in (
+                        (0, json.loads(path), "uint8", [0]),
+                        (0, "target", "float32", [1 << 20] * DEEP),
+                        (0, "target", "float32", [10**4000] * 100),
+                        (1 << 40, "target", "uint8", [0]),
+                    )
+                ),
+            ]
+        return _with(content, **{name: self._one(forms)})
 
     def _payload(self, content):
         """The bytes of the arrays, or what is there in their place."""
@@ -247,23 +230,14 @@ class Fuzzer:
         )
         return RecordDict(self._one(forms))
 
-    def _texts(self, content):
+    def _type(self, content):
         """Something that is no text where a text is."""
-        name = self._one((HEADER, LAYOUT))
-        return _with(content, **{name: self._one((None, *NOT_TEXT))})
+        return _with(content, **{self._one((HEADER, LAYOUT)): self._one(NOT_TEXT)})
 
     # with what
 
     def _one(self, choices):
         return choices[int(self._rng.integers(len(choices)))]
-
-    def _shape(self, shape):
-        forms = (
-            *(self._one(LENGTHS), [], [-1], [0] * 65, [1] * 33, [0] * DEEP, [LONG]),
-            *([1 << 60], [1 << 31, 1 << 31, 1 << 31], [1 << 63, 0], [10**400, 0]),
-            *([*shape, 1 << 60], [self._one(LENGTHS), *shape[1:]], [*shape, 2], None),
-        )
-        return self._one(forms)
 
     def _spoilt(self, text):
         """A text with something cut out or put in."""
@@ -279,10 +253,6 @@ class Fuzzer:
 
 def _text(content: RecordDict, name: str) -> str:
     return str(content.config_records[MESSAGE][name])
-
-
-def _layout(content: RecordDict) -> list:
-    return json.loads(_text(content, LAYOUT))
 
 
 def _with(content: RecordDict, **changes) -> RecordDict:

@@ -21,6 +21,7 @@ from client_apps.app import app
 from client_apps.data.database import FILE
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
+from tests.support.federated import write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
 from tp_flower.protocol.packet import HEADER, MESSAGE, Action, Packet, pack, unpack
 from tp_flower.query import Query
@@ -37,7 +38,6 @@ POLICIES = {
         min-rows = 3
         releases = { statistics = "moments" }
     """,
-    "customers": "",
 }
 SHOP, US, UK = 2, 3, 4
 ORDERS, UK_PART, US_PART = 0, 1, 2
@@ -128,17 +128,11 @@ class HostileGrid(InProcessGrid):
         self._changes = changes or (lambda *_: ())
         self._instead = instead or (lambda _, __, packet: packet)
         self.left: list[tuple[str, int, str]] = []
-        paths = {}
-        for site, own in tables().items():
-            (folder / site).mkdir(exist_ok=True)
-            text = ""
-            for name, frame in own.items():
-                frame.to_csv(folder / site / f"{name}.csv", index=False)
-                rules = {**POLICIES, **(policies or {})}[name]
-                text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site}'\n"
-                text += f"[tables.{name}.policy]\n{rules}\n"
-            paths[site] = folder / site / "tables.toml"
-            paths[site].write_text(text)
+        rules = {**POLICIES, **(policies or {})}
+        paths = {
+            site: write_site(folder / site, frames, rules)
+            for site, frames in tables().items()
+        }
         super().__init__(app, paths)
         for site, context in zip(paths, self.contexts.values(), strict=True):
             context.node_config["state-dir"] = str(folder / site / "state")

@@ -4,8 +4,6 @@ In such a federation the key of the hashes is a secret, as it is in deployment; 
 a simulation is known to all.
 """
 
-from dataclasses import dataclass
-
 import pandas as pd
 
 from client_apps.app import app
@@ -13,22 +11,12 @@ from client_apps.data.key_files import site_key
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tp_flower.protocol.packet import Packet, pack, unpack
+from tests.support.federated import Seen, read, write_site
+from tp_flower.protocol.packet import Packet, pack
 from tp_flower.query import Query
 
 FIRST_NODE = 2
 SECRET_TEXT = bytes(range(7, 60)).hex()
-
-
-@dataclass
-class Seen:
-    """One message as it passed, with the node at the site's end."""
-
-    action: str
-    node: int
-    is_reply: bool
-    header: dict
-    arrays: dict
 
 
 class KeyedGrid(InProcessGrid):
@@ -45,15 +33,14 @@ class KeyedGrid(InProcessGrid):
     """
 
     def __init__(self, folder, tables, change=None):
-        self.folders, paths = {}, {}
-        for name, frame in tables.items():
-            own = folder / name
-            own.mkdir(exist_ok=True)
-            frame.to_csv(own / f"{name}.csv", index=False)
-            paths[name] = own / "tables.toml"
-            paths[name].write_text(f'[tables.{name}]\npath = "{name}.csv"\n')
-            self.folders[name] = own
-        super().__init__(app, paths)
+        self.folders = {name: folder / name for name in tables}
+        super().__init__(
+            app,
+            {
+                name: write_site(folder / name, {name: frame}, site=f"{name}-0")
+                for name, frame in tables.items()
+            },
+        )
         self.nodes = {name: node for node, name in enumerate(tables, FIRST_NODE)}
         for name, node in self.nodes.items():
             state = str(self.folders[name] / "state")
@@ -107,11 +94,8 @@ class KeyedGrid(InProcessGrid):
         return {seen.action for seen in self.seen if seen.is_reply and seen.arrays}
 
     def headers(self, action, *, is_reply):
-        return [
-            seen.header
-            for seen in self.seen
-            if (seen.action, seen.is_reply) == (action, is_reply)
-        ]
+        kind = action, is_reply
+        return [s.header for s in self.seen if (s.action, s.is_reply) == kind]
 
     def hashes(self):
         """By (node, part, name), the hashed keys that the server has."""
@@ -124,23 +108,22 @@ class KeyedGrid(InProcessGrid):
         }
 
     def _deliver(self, message):
-        node, action = message.metadata.dst_node_id, message.metadata.message_type
-        message.content = self._kept(message.content, action, node, is_reply=False)
+        self._note(message)
         reply = super()._deliver(message)
-        reply.content = self._kept(reply.content, action, node, is_reply=True)
-        if action == "query.extract" and self.seen[-1].arrays:
-            self.secrets[node] = (
-                Site(self.contexts[node], self.run_name).hasher().secret
-            )
+        seen = self._note(reply)
+        if seen.action == "query.extract" and seen.arrays:
+            site = Site(self.contexts[seen.node], self.run_name)
+            self.secrets[seen.node] = site.hasher().secret
         return reply
 
-    def _kept(self, content, action, node, *, is_reply):
-        packet = unpack(content)
-        seen = Seen(action, node, is_reply, packet.header, dict(packet.arrays))
+    def _note(self, message):
+        """Note a message, and change its content."""
+        seen = read(message)
         if self.change is not None:
             self.change(seen)
         self.seen.append(seen)
-        return pack(Packet(seen.header, seen.arrays))
+        message.content = pack(Packet(seen.header, seen.arrays))
+        return seen
 
 
 def train(grid, sql, **settings):

@@ -4,23 +4,23 @@ Whatever is declared of a field decides what is drawn for it, and what is wrong 
 a value of another type, one out of range, none at all, and one under another name.
 """
 
-import json
 import math
 import re
-from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import Annotated, Any, NamedTuple, get_args, get_origin
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from msgspec import inspect
 from msgspec.structs import fields as declared_fields
 
+from tests.support.peers.hostile import header
 from tp_flower.protocol.codec import encode
-from tp_flower.protocol.fields import ArraySpec, Body, Message, layout_of
+from tp_flower.protocol.fields import ArraySpec, Body, Layout, Message, layout_of
 from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import WIRE_DTYPES, Packet
+from tp_flower.protocol.packet import WIRE_DTYPES, ArrayKey, Packet
 
 MESSAGES = [kind for exchange in EXCHANGES.values() for kind in exchange]
 EXTRA = "undeclared"
@@ -28,17 +28,8 @@ ID, PARTS = "id", "parts"
 MOST_SIDE = 3
 _WORDS = st.text(max_size=4)
 _JSON = st.none() | st.booleans() | st.integers(-9, 9) | _WORDS
-_DOCUMENTS = st.dictionaries(_WORDS, _JSON | st.lists(_JSON, max_size=2), max_size=2)
 
-OF_OTHER_TYPES: Mapping[type, Any] = {
-    type(None): None,
-    bool: True,
-    int: 1,
-    float: 0.5,
-    str: "x",
-    list: [[]],
-    dict: {EXTRA: [None]},
-}
+OF_EACH_TYPE = (None, True, 1, 0.5, "x", [[]], {EXTRA: [None]})
 """A value of every type of JSON; those of containers are of nothing declared."""
 
 
@@ -49,7 +40,7 @@ def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
     """Messages of a type, with up to three parts."""
     part = layout_of(kind).part
     values = {
-        field.name: _facts(field.type)
+        field.name: _values(inspect.type_info(field.type))
         for field in declared_fields(kind)
         if field.name != PARTS
     }
@@ -68,71 +59,58 @@ def bodies(draw: st.DrawFn, kind: type[Body]) -> Body:
         if not field.required and draw(st.booleans()):
             continue
         if field.name in arrays:
-            values[field.name] = draw(_array(arrays[field.name], sizes, ""))
+            values[field.name] = _array(draw, arrays[field.name], sizes, "")
         elif field.name in families:
             values[field.name] = {
-                key: draw(_array(families[field.name], sizes, key))
+                key: _array(draw, families[field.name], sizes, key)
                 for key in draw(st.sets(_WORDS, max_size=2))
             }
         else:
-            values[field.name] = draw(_facts(field.type))
+            values[field.name] = draw(_values(inspect.type_info(field.type)))
     return kind(**values)
 
 
-def _facts(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a fact's type."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _limited(arguments[0], _meta(hint))
-    if origin is dict:
-        if arguments[1] is Any:
-            return _DOCUMENTS
-        return st.dictionaries(*map(_facts, arguments), max_size=2)
-    if origin in (list, tuple):
-        return st.lists(_facts(arguments[0]), max_size=2).map(origin)
-    if arguments:
-        return st.one_of(*map(_facts, arguments))
-    if issubclass(hint, Enum):
-        return st.sampled_from(hint)
-    if issubclass(hint, Body):
-        return bodies(hint)
-    plain = {type(None): st.none(), bool: st.booleans(), str: _WORDS}
-    return plain[hint]
+def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
+    """Values of a declared type."""
+    return _VALUES[type(info)](info)
 
 
-def _limited(hint: Any, meta: msgspec.Meta) -> st.SearchStrategy[Any]:
-    if hint is int:
-        return st.integers(meta.ge, meta.le)
-    if hint is float:
-        low = meta.gt if meta.ge is None else meta.ge
-        return st.floats(low, meta.le, exclude_min=meta.gt is not None)
-    if meta.pattern is not None:
-        return st.from_regex(meta.pattern)
-    # a list, or a text
-    return _facts(hint)
+_VALUES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
+    inspect.NoneType: lambda _: st.none(),
+    inspect.BoolType: lambda _: st.booleans(),
+    inspect.IntType: lambda of: st.integers(of.ge, of.le),
+    inspect.FloatType: lambda of: st.floats(
+        of.gt if of.ge is None else of.ge, of.le, exclude_min=of.gt is not None
+    ),
+    inspect.StrType: lambda of: st.from_regex(of.pattern) if of.pattern else _WORDS,
+    inspect.EnumType: lambda of: st.sampled_from(of.cls),
+    inspect.StructType: lambda of: bodies(of.cls),
+    inspect.UnionType: lambda of: st.one_of(*map(_values, of.types)),
+    inspect.ListType: lambda of: st.lists(_values(of.item_type), max_size=2),
+    inspect.VarTupleType: lambda of: _VALUES[inspect.ListType](of).map(tuple),
+    inspect.DictType: lambda of: st.dictionaries(
+        _values(of.key_type), _values(of.value_type), max_size=2
+    ),
+    inspect.AnyType: lambda _: _JSON | st.lists(_JSON, max_size=2),
+}
 
 
 def _array(
-    spec: ArraySpec, sizes: dict[str, int], key: str
-) -> st.SearchStrategy[np.ndarray]:
-    """Arrays as declared; sizes that are new are drawn, and noted."""
-
-    @st.composite
-    def drawn(draw: st.DrawFn) -> np.ndarray:
-        shape = []
-        for size in spec.shape:
-            if isinstance(size, int):
-                shape.append(size)
-                continue
+    draw: st.DrawFn, spec: ArraySpec, sizes: dict[str, int], key: str
+) -> np.ndarray:
+    """Draw an array as declared; sizes that are new are drawn, and noted."""
+    shape = []
+    for size in spec.shape:
+        if isinstance(size, str):
             name = size.replace("{}", key).removesuffix("/8")
             if name not in sizes:
                 sizes[name] = draw(st.integers(0, MOST_SIDE))
-            side = sizes[name]
-            shape.append(-(-side // 8) if size.endswith("/8") else side)
-        dtype = np.dtype(draw(st.sampled_from((spec.dtype, *spec.shorter))))
-        return draw(hnp.arrays(dtype, tuple(shape), elements=_numbers(spec, dtype)))
-
-    return drawn()
+            side = -(-sizes[name] // 8) if size.endswith("/8") else sizes[name]
+        else:
+            side = size
+        shape.append(side)
+    dtype = np.dtype(draw(st.sampled_from((spec.dtype, *spec.shorter))))
+    return draw(hnp.arrays(dtype, tuple(shape), elements=_numbers(spec, dtype)))
 
 
 def _numbers(spec: ArraySpec, dtype: np.dtype) -> st.SearchStrategy[Any]:
@@ -154,13 +132,7 @@ def _numbers(spec: ArraySpec, dtype: np.dtype) -> st.SearchStrategy[Any]:
 
 
 class Malformed(NamedTuple):
-    """A packet that is not what its message declares.
-
-    Attributes:
-        what: is wrong.
-        field: name of the field that it is wrong in.
-        packet: that has it.
-    """
+    """A packet that is not as its message declares, and the field that is wrong."""
 
     what: str
     field: str
@@ -170,170 +142,146 @@ class Malformed(NamedTuple):
 def malformed(kind: type[Message], message: Message) -> Iterator[Malformed]:
     """Yield packets that are wrong in one place, from a good message."""
     good = encode(message)
-    yield from _wrong_objects(kind, good, ())
+    yield from _wrong_objects(kind, good, good.header, ())
     part = layout_of(kind).part
-    for number, facts in enumerate(good.header.get(PARTS, [])):
-        yield from _wrong_objects(part, good, (PARTS, number))
-        for name in (*layout_of(part).arrays, *layout_of(part).families):
-            header = _with(good.header, (PARTS, number), {**facts, name: {"0": [0]}})
-            yield Malformed("an array as a fact", name, Packet(header, good.arrays))
     if part is None:
         arrays = {(0, EXTRA): np.zeros(1)}
         yield Malformed("extra array", "arrays", Packet(good.header, arrays))
-    else:
-        yield from _wrong_parts(good)
-        yield from _wrong_arrays(layout_of(part), good)
+        return
+    layout = layout_of(part)
+    for number, values in enumerate(good.header.get(PARTS, [])):
+        path = PARTS, number
+        yield from _wrong_objects(part, good, values, path)
+        for name in (*layout.arrays, *layout.families):
+            changed = header(*path, name, value={"0": [0]})(good)
+            yield Malformed("an array as a fact", name, changed)
+    yield from _wrong_parts(good)
+    yield from _wrong_arrays(layout, good)
 
 
 def _wrong_parts(good: Packet) -> Iterator[Malformed]:
     if PARTS not in good.header:
-        header = {**good.header, PARTS: []}
-        yield Malformed("extra list", PARTS, Packet(header, good.arrays))
+        yield Malformed("extra list", PARTS, header(PARTS, value=[])(good))
         return
     listed = good.header[PARTS]
-    wrong = [
-        None,
-        {},
-        "x",
-        [None],
-        [{}],
-        *([{ID: own}] for own in (-1, True, "0", 0.5)),
-    ]
+    wrong = [None, {}, "x", [None], [{}], *([{ID: i}] for i in (-1, True, "0", 0.5))]
     for value in [*wrong, *([[*listed, listed[0]]] if listed else [])]:
-        header = {**good.header, PARTS: value}
-        yield Malformed(f"{PARTS} = {value!r:.40}", "part", Packet(header, good.arrays))
+        changed = header(PARTS, value=value)(good)
+        yield Malformed(f"{PARTS} = {value!r:.40}", "part", changed)
 
 
 def _wrong_objects(
-    kind: type[Body], good: Packet, path: tuple[str | int, ...]
+    kind: type[Body], good: Packet, values: dict[str, Any], path: tuple[str | int, ...]
 ) -> Iterator[Malformed]:
-    """Yield packets with wrong facts of the object at a place of the header."""
-    place = good.header
-    for step in path:
-        place = place[step]
-    top = [step for step in path if step != PARTS and not isinstance(step, int)][:1]
+    """Yield packets that are wrong within the object at a place of the header."""
+    names = [step for step in path if isinstance(step, str) and step != PARTS]
 
-    def made(what: str, name: str, changed: dict[str, Any]) -> Malformed:
+    def changed(name: str, what: str, **value: Any) -> Malformed:
         where = "/".join(map(str, (*path, name)))
-        header = _with(good.header, path, changed)
-        field = top[0] if top else name
-        return Malformed(f"{where} {what}", field, Packet(header, good.arrays))
+        packet = header(*path, name, **value)(good)
+        return Malformed(f"{where} {what}", [*names, name][0], packet)
 
-    yield made("extra", EXTRA, {**place, EXTRA: 1})
-    facts = layout_of(kind).values
+    yield changed(EXTRA, "extra", value=1)
     for field in declared_fields(kind):
         name = field.encode_name
-        if name not in facts:
+        if name not in layout_of(kind).values:
             continue
         if field.required:
-            gone = {key: own for key, own in place.items() if key != name}
-            yield made("missing", name, gone)
-        for value in wrong_values(field.type, place.get(name)):
-            yield made(f"= {value!r:.40}", name, {**place, name: value})
-        for inner in _structures(field.type) if place.get(name) else ():
-            yield from _wrong_objects(inner, good, (*path, name))
-
-
-def _structures(hint: Any) -> list[type[Body]]:
-    """Return the declared structures that a fact may be."""
-    choices = (hint, *get_args(hint)) if get_origin(hint) is not list else ()
-    return [own for own in choices if isinstance(own, type) and issubclass(own, Body)]
+            yield changed(name, "missing")
+        for value in wrong_values(field.type, values.get(name)):
+            yield changed(name, f"= {value!r:.40}", value=value)
+        info = inspect.type_info(field.type)
+        for inner in getattr(info, "types", (info,)) if values.get(name) else ():
+            if isinstance(inner, inspect.StructType):
+                place = (*path, name)
+                yield from _wrong_objects(inner.cls, good, values[name], place)
 
 
 def wrong_values(hint: Any, good: Any = None) -> Iterator[Any]:
-    """Yield values that a fact's type does not allow: of other types, out of range."""
-    allowed = _json_types(hint)
-    yield from (own for kind, own in OF_OTHER_TYPES.items() if kind not in allowed)
-    choices = get_args(hint) if get_origin(hint) is not Annotated else (hint,)
-    for choice in choices or (hint,):
-        yield from (own for own in _out_of_range(choice) if not _fits(hint, own))
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (list, tuple):
-        yield from ([own] for own in wrong_values(arguments[0]))
-    elif origin is dict and arguments[1] is not Any:
-        yield from ({"0": own} for own in wrong_values(arguments[1]))
-        if isinstance(good, dict) and good:
-            own = next(iter(good.values()))
-            yield from (
-                {key: own} for key in wrong_values(arguments[0]) if key == str(key)
-            )
+    """Yield values that a type does not allow: of other types, out of range."""
+    info = inspect.type_info(hint)
+    values = _candidates(info)
+    if isinstance(info, inspect.DictType) and good:
+        value = next(iter(good.values()))
+        keys = (key for key in _candidates(info.key_type) if isinstance(key, str))
+        values += [{key: value} for key in keys]
+    for value in values:
+        try:
+            msgspec.convert(value, hint)
+        except msgspec.ValidationError:
+            yield value
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _candidates(info: inspect.Type) -> list[Any]:
+    """Return values of every type, and those just beyond a type's limits."""
+    return [*OF_EACH_TYPE, *_BEYOND.get(type(info), lambda _: ())(info)]
 
 
-def _out_of_range(hint: Any) -> Iterator[Any]:
-    """Yield values of a type that are beyond its limits."""
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        yield EXTRA
-    if get_origin(hint) is not Annotated:
-        return
-    kind, meta = get_args(hint)[0], _meta(hint)
-    if kind is int:
-        yield from (meta.ge - 1, meta.le + 1, -(10**400), 10**400)
-    elif kind is float:
-        yield from (np.nan, np.inf, -np.inf, 10**400)
-        yield meta.gt if meta.ge is None else math.nextafter(meta.ge, -math.inf)
-        yield math.nextafter(meta.le, math.inf)
-    elif meta.pattern is not None:
-        yield from ("\x00", "../x", f"{_match(meta.pattern)}\n")
-    elif meta.max_length is not None:
-        item = "x" if kind is str else ["x"]
-        yield item * (meta.max_length + 1)
+def _floats(info: inspect.FloatType) -> list[float]:
+    low = info.gt if info.ge is None else math.nextafter(info.ge, -math.inf)
+    high = math.nextafter(info.le, math.inf)
+    return [low, high, np.nan, np.inf, -np.inf, 10**400]
+
+
+def _texts(info: inspect.StrType) -> list[str]:
+    if info.pattern is None:
+        return [] if info.max_length is None else ["x" * (info.max_length + 1)]
+    return ["\x00", "../x", f"{_match(info.pattern)}\n"]
+
+
+def _lists(info: inspect.ListType | inspect.VarTupleType) -> list[list[Any]]:
+    longer = [] if info.max_length is None else [["x"] * (info.max_length + 1)]
+    return [*longer, *([item] for item in _candidates(info.item_type))]
+
+
+_BEYOND: dict[type, Callable[[Any], Iterable[Any]]] = {
+    inspect.IntType: lambda of: (of.ge - 1, of.le + 1, -(10**400), 10**400),
+    inspect.FloatType: _floats,
+    inspect.StrType: _texts,
+    inspect.ListType: _lists,
+    inspect.VarTupleType: _lists,
+    inspect.DictType: lambda of: ({"0": v} for v in _candidates(of.value_type)),
+    inspect.UnionType: lambda of: (v for one in of.types for v in _candidates(one)),
+}
 
 
 def _match(pattern: str) -> str:
     """Return a text of one of the forms that are in use."""
-    tried = (n * "a" for n in (0, 1, 32, 64))
-    tried = (*tried, "0", *re.findall(r"[a-z]+", pattern))
-    return next(own for own in tried if re.search(pattern, own))
+    texts = (*("a" * n for n in (0, 1, 32, 64)), "0", *re.findall(r"[a-z]+", pattern))
+    return next(text for text in texts if re.search(pattern, text))
 
 
-def _fits(hint: Any, value: Any) -> bool:
-    """Whether some other choice of a union takes a value."""
-    others = [own for own in get_args(hint) if get_origin(hint) is not Annotated]
-    return any(
-        isinstance(value, str) and other is str for other in others if other is not hint
-    )
-
-
-def _json_types(hint: Any) -> set[type]:
-    """Return the types of JSON that a fact of a type may be written as."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _json_types(arguments[0])
-    if origin in (list, tuple, dict):
-        # of nothing that is declared: see OF_OTHER_TYPES
-        return {dict} if origin is dict and arguments[1] is Any else set()
-    if arguments:
-        return set().union(*map(_json_types, arguments))
-    if issubclass(hint, Body):
-        return set()
-    if issubclass(hint, Enum):
-        return set()
-    return {float, int} if hint is float else {hint}
-
-
-def _wrong_arrays(layout: Any, good: Packet) -> Iterator[Malformed]:
+def _wrong_arrays(layout: Layout, good: Packet) -> Iterator[Malformed]:
     """Yield packets with wrong arrays."""
-    shared = _shared_sizes(layout, good)
+    specs = {key: _spec(layout, key) for key in good.arrays}
+    sides = [_first_side(key, spec) for key, spec in specs.items()]
     for key, array in good.arrays.items():
         part, name = key
-        field = name.partition("/")[0]
-        spec = (layout.arrays | layout.families)[field][1]
-        others = {other: own for other, own in good.arrays.items() if other != key}
+        field, spec = name.partition("/")[0], specs[key]
         for what, changed in _wrong_forms(spec, array):
-            packet = Packet(good.header, {**others, key: changed})
+            packet = Packet(good.header, {**good.arrays, key: changed})
             yield Malformed(f"{key} {what}", field, packet)
-        if key in shared and len(array):
-            longer = {**others, key: np.concatenate([array, array[:1]])}
+        side = _first_side(key, spec)
+        if side and sides.count(side) > 1 and len(array):
+            longer = {**good.arrays, key: np.concatenate([array, array[:1]])}
             # either of the two may be the one that is refused
             yield Malformed(f"{key} longer", "of shape", Packet(good.header, longer))
         family = field if field in layout.families else f"{name}/0"
         for extra in (EXTRA, family):
             packet = Packet(good.header, {**good.arrays, (part, extra): array})
             yield Malformed(f"{extra} beside {key}", extra, packet)
+
+
+def _spec(layout: Layout, key: ArrayKey) -> ArraySpec:
+    return (layout.arrays | layout.families)[key[1].partition("/")[0]][1]
+
+
+def _first_side(key: ArrayKey, spec: ArraySpec) -> tuple[int, str] | None:
+    """Return the name of an array's first side in its part, if others can share it."""
+    side = spec.shape[0]
+    if isinstance(side, int) or side.endswith("/8"):
+        return None
+    return key[0], side.replace("{}", key[1].partition("/")[2])
 
 
 def _wrong_forms(
@@ -345,56 +293,18 @@ def _wrong_forms(
             yield dtype, array.astype(dtype)
     yield "deeper", array[..., None]
     yield "deep", np.zeros((1, 1, 1), array.dtype)
-    for what, number in _wrong_numbers(spec, array.dtype) if array.size else ():
-        yield what, np.full(array.shape, number, array.dtype)
+    for number in _wrong_numbers(spec, array.dtype) if array.size else ():
+        yield f"of {number}", np.full(array.shape, number, array.dtype)
 
 
-def _shared_sizes(layout: Any, good: Packet) -> set[tuple[int, str]]:
-    """Return the arrays whose first side is that of another array of their part."""
-    first: dict[tuple[int, str], list[tuple[int, str]]] = {}
-    for part, name in good.arrays:
-        field, _, key = name.partition("/")
-        size = (layout.arrays | layout.families)[field][1].shape[0]
-        if isinstance(size, str) and not size.endswith("/8"):
-            first.setdefault((part, size.replace("{}", key)), []).append((part, name))
-    return {key for keys in first.values() if len(keys) > 1 for key in keys}
-
-
-def _wrong_numbers(spec: ArraySpec, dtype: np.dtype) -> Iterator[tuple[str, Any]]:
+def _wrong_numbers(spec: ArraySpec, dtype: np.dtype) -> Iterator[float]:
     is_float = dtype.kind == "f"
     if is_float and spec.low is not None:
-        if not spec.nullable:
-            yield "NaN", np.nan
-        yield from (("infinite", np.inf), ("minus infinite", -np.inf))
+        yield from (np.inf, -np.inf, *(() if spec.nullable else (np.nan,)))
     limits = np.finfo(dtype) if is_float else np.iinfo(dtype)
-    for what, limit, sign in (("low", spec.low, -1), ("high", spec.high, 1)):
+    for limit, sign in ((spec.low, -1), (spec.high, 1)):
         if limit is None:
             continue
         beyond = 2 * limit if is_float else int(limit) + sign
         if limits.min <= beyond <= limits.max:
-            yield f"too {what}", beyond
-
-
-def _meta(hint: Any) -> msgspec.Meta:
-    """Return the limits of a type, whichever of several declarations they are in."""
-    found = [own for own in hint.__metadata__ if isinstance(own, msgspec.Meta)]
-    names = ("gt", "ge", "le", "pattern", "max_length")
-    limits = {
-        name: value
-        for own in found
-        for name in names
-        if (value := getattr(own, name)) is not None
-    }
-    return msgspec.Meta(**limits)
-
-
-def _with(header: dict[str, Any], path: tuple[str | int, ...], value: Any) -> Any:
-    """Return a copy of a header with another value at a place."""
-    if not path:
-        return value
-    copied = json.loads(json.dumps(header))
-    place = copied
-    for step in path[:-1]:
-        place = place[step]
-    place[path[-1]] = value
-    return copied
+            yield beyond
