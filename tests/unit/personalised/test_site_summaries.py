@@ -38,11 +38,8 @@ def test_distances_of_embeddings_are_the_kernel_two_sample_statistic():
     means = np.array([features.mean(rows) for rows in sites])
     first, other = sites
     width = np.sqrt(3.0)
-    squared = (
-        kernel(first, first, width).mean()
-        + kernel(other, other, width).mean()
-        - 2 * kernel(first, other, width).mean()
-    )
+    signed = ((first, first, 1), (other, other, 1), (first, other, -2))
+    squared = sum(sign * kernel(a, b, width).mean() for a, b, sign in signed)
     assert pairwise_distances(means)[0, 1] == pytest.approx(np.sqrt(squared), rel=0.05)
 
 
@@ -61,12 +58,10 @@ def test_distances_of_moments_are_those_of_covariance_matrices():
     rng = np.random.default_rng(3)
     sites = [rng.normal(size=(40, 4)) @ rng.normal(size=(4, 4)) for _ in range(3)]
     answers = np.array([mean_moments(rows) for rows in sites])
-    matrices = [np.cov(rows.T, bias=True) for rows in sites]
+    matrices = np.array([np.cov(rows.T, bias=True) for rows in sites])
+    expected = np.linalg.norm(matrices[:, None] - matrices, axis=(2, 3))
     actual = pairwise_distances(covariances(answers))
-    for i in range(3):
-        for j in range(3):
-            expected = np.linalg.norm(matrices[i] - matrices[j])
-            assert actual[i, j] == pytest.approx(expected, abs=1e-9)
+    np.testing.assert_allclose(actual, expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("clip", [0.5, 3.0])
@@ -101,12 +96,9 @@ def test_noise_has_the_deviation_of_the_mechanism():
     noisy = noisy_mean(mean, 2.0, 50, 1.5, NoiseSource(bytes(range(32))))
     assert (noisy - mean).std() == pytest.approx(1.5 * 2.0 / 50, rel=0.01)
     assert noisy_mean(mean, 2.0, 50, 0.0, NoiseSource()) is mean
-
-
-def test_a_site_without_rows_tells_zeros():
+    # a site without rows tells zeros, with noise as if there were one row
+    noisy = noisy_mean(np.zeros(200_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
+    assert noisy.std() == pytest.approx(2.0, rel=0.02)
     features = RandomFeatures.draw(2, 3, np.random.default_rng(6))
     assert not features.mean(np.empty((0, 2))).any()
     assert not mean_moments(np.empty((0, 2))).any()
-    # with noise as if there were one row
-    answers = noisy_mean(np.zeros(100_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
-    assert answers.std() == pytest.approx(2.0, rel=0.02)

@@ -15,11 +15,9 @@ from tp_flower.personalised.z_step import (
 )
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
+EXACT_STEP = {"tolerance": 1e-10, "most_iterations": 50_000}
+each_norm = pytest.mark.parametrize("norm", EdgeNorm)
 EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
-
-
-def edge_prox(rows, threshold, norm):
-    return rows - project_dual(rows, threshold, norm)
 
 
 def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:
@@ -50,57 +48,53 @@ def objective(graph, models, targets, penalty, norm):
     return 0.5 * np.sum((models - targets) ** 2) + penalty * distances
 
 
-@pytest.mark.parametrize("norm", EdgeNorm)
+@each_norm
 def test_the_prox_shrinks_to_exactly_zero_within_the_dual_ball(norm):
     rows = np.array([[0.2, -0.1], [0.0, 0.0], [0.25, 0.25]])
-    assert not edge_prox(rows, 0.5, norm).any()
-    assert edge_prox(rows, 0.0, norm).tolist() == rows.tolist()
     assert project_dual(rows, 0.5, norm).tolist() == rows.tolist()
+    assert not project_dual(rows, 0.0, norm).any()
 
 
-@pytest.mark.parametrize("norm", EdgeNorm)
+@each_norm
 @pytest.mark.parametrize("penalty", [0.02, 0.2, 1.0])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
     graph = random_graph(9, 14, seed)
     targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
-    actual = ZStep(graph, norm, tolerance=1e-10, most_iterations=50_000).solve(
-        targets, penalty
-    )
+    actual = ZStep(graph, norm, **EXACT_STEP).solve(targets, penalty)
     assert actual.is_converged
     expected = generic(graph, targets, penalty, norm)
     assert np.abs(actual.models - expected).max() < 1e-6
-    gap = objective(graph, actual.models, targets, penalty, norm) - objective(
-        graph, expected, targets, penalty, norm
-    )
+    gap = objective(graph, actual.models, targets, penalty, norm)
+    gap -= objective(graph, expected, targets, penalty, norm)
     assert gap < 1e-8
 
 
-def test_an_edge_weighs_as_the_error_of_its_two_sites():
-    graph = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
-    expected = np.sqrt([1 + 1 / 4, 1 / 4 + 1 / 4])
-    weights = row_weights(graph, np.array([1, 4, 4]))
-    np.testing.assert_allclose(weights, expected / expected.mean())
-
-
-@pytest.mark.parametrize("norm", EdgeNorm)
+@each_norm
 def test_edges_count_what_they_weigh(norm):
     graph = random_graph(9, 14, 2)
     targets = np.random.default_rng(12).normal(size=(9, 3))
     weights = row_weights(graph, np.array([1, 5, 20, 400, 0, 9, 9, 70, 3000]))
-    exact = {"tolerance": 1e-10, "most_iterations": 50_000}
-    actual = ZStep(graph, norm, weights, **exact).solve(targets, 0.2)
+    actual = ZStep(graph, norm, weights, **EXACT_STEP).solve(targets, 0.2)
     expected = generic(graph, targets, 0.2, norm, weights)
     assert np.abs(actual.models - expected).max() < 1e-6
     assert weights.mean() == pytest.approx(1.0)
     # the weights matter, and equal ones do not
-    plain = ZStep(graph, norm, **exact).solve(targets, 0.2).models
+    ones = np.ones(len(graph.edges))
+    plain, equal = (
+        ZStep(graph, norm, each, **EXACT_STEP).solve(targets, 0.2).models
+        for each in (None, ones)
+    )
     assert np.abs(actual.models - plain).max() > 1e-2
-    ones = ZStep(graph, norm, np.ones(len(graph.edges)), **exact).solve(targets, 0.2)
-    assert (ones.models == plain).all()
+    assert (equal == plain).all()
+    # an edge weighs as the error of its two sites
+    graph = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
+    errors = np.sqrt([1 + 1 / 4, 1 / 4 + 1 / 4])
+    weights = row_weights(graph, np.array([1, 4, 4]))
+    np.testing.assert_allclose(weights, errors / errors.mean())
 
 
-@pytest.mark.parametrize("norm", EdgeNorm)
+@each_norm
 def test_the_pull_proves_that_the_models_are_optimal(norm):
     """The gap between the problem and its dual, a bound of the error squared."""
     graph = random_graph(40, 120, 3)
@@ -116,7 +110,7 @@ def test_the_pull_proves_that_the_models_are_optimal(norm):
     assert actual.models == pytest.approx(targets - back, abs=1e-6)
 
 
-@pytest.mark.parametrize("norm", EdgeNorm)
+@each_norm
 def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     graph = ring(7)
     targets = np.random.default_rng(6).normal(size=(7, 3))
