@@ -13,13 +13,7 @@ from tp_flower.features.choice import (
     parse_entries,
     render_entries,
 )
-from tp_flower.features.spec import (
-    DEFAULTS,
-    ENCODERS,
-    KINDS,
-    TIME_PARTS,
-    EncoderSpec,
-)
+from tp_flower.features.spec import DEFAULTS, ENCODERS, KINDS, TIME_PARTS, EncoderSpec
 
 CASES = case_table(__file__)
 
@@ -32,18 +26,15 @@ def quoted(texts):
     return ", ".join('"' + text.replace('"', '""') + '"' for text in texts)
 
 
+RANGES = ["1, 12", "-0.5,1e9", "1950-01-01, 2013-12-31", "2013-01-01T06:00, 2014-01-01"]
 counts = st.integers(2, 1000)
 arguments = {
     "one-hot": st.just("") | counts,
     "hash": counts,
     "bins": counts,
     "quantile-bins": counts,
-    "cyclic": st.sampled_from(sorted(TIME_PARTS))
-    | counts
-    | st.floats(1e-3, 1e6, allow_nan=False),
-    "range": st.sampled_from(
-        ["1, 12", "-0.5,1e9", "1950-01-01, 2013-12-31", "2013-01-01T06:00, 2014-01-01"]
-    ),
+    "cyclic": st.sampled_from(sorted(TIME_PARTS)) | counts | st.floats(1e-3, 1e6),
+    "range": st.sampled_from(RANGES),
     "categories": st.lists(st.text(), min_size=1, unique_by=normal).map(quoted)
     | st.sampled_from(["AA, UA", "1, 2.5", "1,1.0", 'a b, "c;d=e"', "true, false"]),
 }

@@ -1,6 +1,7 @@
 import json
 from collections import Counter
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -18,64 +19,45 @@ from tests.support.examples.encoding_example import (
     vectors,
 )
 from tp_flower.errors import SchemaError
-from tp_flower.features.columns import CategoricalColumn, NumericColumn
+from tp_flower.features.columns import (
+    CategoricalColumn,
+    NumericColumn,
+    cycle_of,
+    number_texts,
+    text_lengths,
+)
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.features.encodings import OTHER
 from tp_flower.features.fitting import fit
+from tp_flower.features.spec import TIME_PARTS
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
 
-NUMBER_SPECS = [
-    "standard",
-    "standard missing=median",
-    "standard missing=zero indicator",
-    "min-max indicator",
-    "min-max missing=zero",
-    "robust",
-    "robust missing=zero",
-    "none",
-    "bins(3)",
-    "bins(3) missing=zero",
-    "quantile-bins(3)",
-    "cyclic(12)",
-    "cyclic(0.7) indicator",
-    "one-hot(3)",
-    "one-hot(5) missing=zero indicator",
-    "hash(4) indicator",
-    "range(-5, 7.5) indicator",
-    "range(-5, 7.5) missing=zero",
-]
-TEXT_SPECS = [
-    "one-hot(2)",
-    "one-hot(3)",
-    "one-hot(9)",
-    "one-hot(3) missing=zero indicator",
-    "hash(3)",
-    "length",
-    "length missing=median indicator",
-    'categories(b, "", ccc) indicator',
-]
+NUMBERS = """
+standard; standard missing=median; standard missing=zero indicator; min-max indicator;
+min-max missing=zero; robust; robust missing=zero; none; bins(3); bins(3) missing=zero;
+quantile-bins(3); cyclic(12); cyclic(0.7) indicator; one-hot(3);
+one-hot(5) missing=zero indicator; hash(4) indicator; range(-5, 7.5) indicator;
+range(-5, 7.5) missing=zero
+"""
+TEXTS = """
+one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
+length missing=median indicator; categories(b, "", ccc) indicator
+"""
+NUMBER_SPECS, TEXT_SPECS = (
+    [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
+)
 # sums of such numbers are exact, so that what is constant is so in any order
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
-Row = tuple[float | None, str | None, tuple[float, float] | None, int]
+pairs = st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan")))
 rows = st.lists(
-    st.tuples(
-        numbers,
-        texts,
-        st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan"))),
-        st.integers(0, 2),
-    ),
-    min_size=1,
-    max_size=30,
+    st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30
 )
 
 
 def table(members):
-    return {
-        "x": numeric(*[row[0] for row in members]),
-        "c": categorical(*[row[1] for row in members]),
-        "v": vectors(*[row[2] for row in members]),
-    }
+    x, c, v = ([row[place] for row in members] for place in range(3))
+    return {"x": numeric(*x), "c": categorical(*c), "v": vectors(*v)}
 
 
 @settings(deadline=None)
@@ -117,11 +99,14 @@ def test_a_key_is_in_the_sites_copy_alone():
     assert HASHER.secret.hex() not in json.dumps(encoder.to_json())
 
 
+SCALES = ("standard", "min-max", "robust")
+
+
 @settings(deadline=None)
 @given(
     st.lists(numbers, min_size=2, max_size=30),
     st.sampled_from(["mean", "median", "zero"]),
-    st.sampled_from(["standard", "min-max", "robust"]),
+    st.sampled_from(SCALES),
 )
 def test_scaling_equals_scikit_learn(values, missing, kind):
     columns = {"x": numeric(*values)}
@@ -132,26 +117,19 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
         return
     if kind == "robust" and np.quantile(present, 0.25) == np.quantile(present, 0.75):
         return
-    scaler = {
-        "standard": sk.StandardScaler,
-        "min-max": sk.MinMaxScaler,
-        "robust": sk.RobustScaler,
-    }[kind]().fit(present[:, None])
+    scalers = (sk.StandardScaler, sk.MinMaxScaler, sk.RobustScaler)
+    scaler = dict(zip(SCALES, scalers, strict=True))[kind]().fit(present[:, None])
     fills = {"mean": present.mean(), "median": np.median(present), "zero": 0.0}
-    filled = [fills[missing] if v is None else v for v in values]
-    np.testing.assert_allclose(
-        encoder.transform(columns),
-        scaler.transform(np.array(filled)[:, None]),
-        rtol=1e-6,
-        atol=1e-6,
-    )
+    filled = np.array([fills[missing] if v is None else v for v in values])[:, None]
+    expected = scaler.transform(filled)
+    np.testing.assert_allclose(encoder.transform(columns), expected, 1e-6, 1e-6)
 
 
 DAY = 86400.0
 QUARTERS = numeric(0, 3, 6, 15, None)
 MOMENTS = numeric(0, 6 * 3600, 40 * DAY + 18 * 3600 + 1.5, None)
 DATES = numeric(0, DAY, 40 * DAY)  # in January, January and February
-TEXTS = categorical("a", "abc", None)
+NAMES = categorical("a", "abc", None)
 PAIRS = vectors((1, 2), None, (3, float("nan")))
 HOURS, MONTHS = (f"sin {part} of x, cos {part} of x" for part in ("hour", "month"))
 MISSING, COORDINATES = "x is missing", "x[0], x[1], x is missing"
@@ -169,7 +147,7 @@ JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
         (DATES, "time", "cyclic(hour)", HOURS, "0 1; 0 1; 0 1"),
         (DATES, "time", "cyclic(month)", MONTHS, f"{JANUARY}; {JANUARY}; {FEBRUARY}"),
         (
-            TEXTS,
+            NAMES,
             "text",
             "length indicator",
             LENGTHS,
@@ -207,14 +185,11 @@ def test_bins_equal_scikit_learn(values, bins, strategy):
     reference = sk.KBinsDiscretizer(
         bins, encode="onehot-dense", strategy=strategy, subsample=None, **options
     )
+    reference.fit(data)
     encoder = encoder_of(columns, x=spec)
-    np.testing.assert_array_equal(
-        encoder.transform(columns), reference.fit_transform(data)
-    )
-    beyond = {"x": numeric(-1000, 1000)}
-    np.testing.assert_array_equal(
-        encoder.transform(beyond), reference.transform([[-1000], [1000]])
-    )
+    for each in (data, np.array([[-1000], [1000]])):
+        encoded = encoder.transform({"x": NumericColumn(each[:, 0].astype(float))})
+        np.testing.assert_array_equal(encoded, reference.transform(each))
 
 
 def _hashes(names):
@@ -277,11 +252,8 @@ def test_column_without_values_fits_any_kind():
     """As in a CSV shard where a number column is empty, and so read as text."""
     first = {"x": numeric(1, 3), "c": numeric(None, None)}
     first["v"] = categorical(None, None)
-    second = {
-        "x": categorical(None),
-        "c": categorical("a"),
-        "v": vectors((4,), width=1),
-    }
+    second = {"x": categorical(None), "c": categorical("a")}
+    second["v"] = vectors((4,), width=1)
     third = {"x": numeric(None), "c": categorical("b"), "v": numeric(None)}
     encoder = encoder_of(first, second, third, x="robust", c="one-hot(9)", v="none")
     names = encoder.feature_names({**first, "c": categorical("a", "b")})
@@ -308,9 +280,8 @@ def test_rare_values_and_rows_left_out_do_not_count():
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
-    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(
-        HASHER
-    )
+    statistics = statistics_of(choice_of(columns), columns, train)
+    encoder = fit("t", statistics).at_site(HASHER)
     rows = encoder.transform(columns, rows=np.array([1, 0, 1]))
     assert rows[:, 0].tolist() == [1, -1, 1]
     assert encoder.transform(columns)[2].tolist() == [98]
@@ -407,3 +378,44 @@ def test_refuses_values_and_outputs_that_do_not_fit():
     few = statistics_of(choice, columns, CountedRows(HASHER, min_count=4))
     with pytest.raises(SchemaError, match=r"feature 'x' of table 't': no shard has"):
         fit("t", few)
+
+
+SQL_PARTS = {part: part for part in ("hour", "minute", "month")}
+SQL_PARTS |= {"weekday": "dayofweek", "day-of-year": "dayofyear"}
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-(10**11), 10**11), min_size=1, max_size=20))
+def test_parts_of_a_time_are_those_of_sql(seconds):
+    given_list = ", ".join(map(str, seconds))
+    for part, name in SQL_PARTS.items():
+        expected = duckdb.sql(
+            f"SELECT date_part('{name}', make_timestamp(s * 1000000)) AS part "
+            f"FROM (SELECT unnest([{given_list}]::BIGINT[]) AS s)"
+        ).fetchnumpy()["part"]
+        place, period = cycle_of(part)
+        np.testing.assert_array_equal(place(np.array(seconds, float)), expected)
+        assert period == TIME_PARTS[part]
+    assert SQL_PARTS.keys() == TIME_PARTS.keys()
+
+
+@pytest.mark.parametrize("argument", [*TIME_PARTS, 12, 0.5])
+def test_what_is_missing_has_no_place(argument):
+    place, _ = cycle_of(argument)
+    actual = place(np.array([np.nan, 3601.5]))
+    assert np.isnan(actual).tolist() == [True, False]
+
+
+@given(st.lists(st.none() | st.text(), max_size=8))
+def test_lengths_are_characters(texts):
+    expected = [np.nan if text is None else len(text) for text in texts]
+    lengths = text_lengths(categorical(*texts))
+    np.testing.assert_array_equal(lengths.values, np.array(expected))
+
+
+@given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))
+def test_numbers_have_one_text_each(numbers):
+    column = number_texts(numeric(*numbers))
+    read_back = np.append([float(text) for text in column.categories], np.nan)
+    np.testing.assert_array_equal(read_back[column.codes], numeric(*numbers).values)
+    assert len(set(column.categories)) == len({x for x in numbers if x is not None})

@@ -2,11 +2,16 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.support.reference import losses as slow
 from tp_flower.arrays import blocks
+from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
 from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
+from tp_flower.learning.metrics import auc, evaluate
+from tp_flower.randomness import NoiseSource
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), *(SoftmaxLoss(k) for k in range(2, 7))]
 RHOS = np.logspace(-3, 3, 13)
@@ -169,3 +174,209 @@ def test_prox_of_many_rows_is_the_prox_of_each(loss):
     for row in (0, 1, 8191, 8192, 8999):
         alone = loss.prox(centre[row : row + 1], labels[row : row + 1], 0.3)
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
+
+
+KEY = bytes(range(32))
+CASES = {
+    "logistic": (LogisticLoss(), ClassNoise(2, 0.8)),
+    "softmax-2": (SoftmaxLoss(2), ClassNoise(2, 0.9)),
+    "softmax-3": (SoftmaxLoss(3), ClassNoise(3, 0.55)),
+    "softmax-6": (SoftmaxLoss(6), ClassNoise(6, 0.4)),
+}
+each = pytest.mark.parametrize("case", CASES)
+
+
+def noisy_problem(case):
+    plain, noise = CASES[case]
+    rng = np.random.default_rng(noise.classes)
+    labels = rng.integers(0, noise.classes, 12).astype(float)
+    labels[: noise.classes] = np.arange(noise.classes)
+    return corrected(plain, noise), 2 * rng.normal(size=(12, plain.outputs)), labels
+
+
+def mean_over_noise(noise, labels, function):
+    """The exact mean of function(noisy labels), class by class."""
+    total = 0.0
+    for other in range(noise.classes):
+        chance = np.where(labels == other, noise.keep, noise.flip)
+        value = function(np.full_like(labels, other))
+        total = total + chance.reshape((-1,) + (1,) * (value.ndim - 1)) * value
+    return total
+
+
+@each
+def test_the_mean_over_the_noise_is_the_plain_loss_and_gradient(case):
+    loss, scores, labels = noisy_problem(case)
+    for noisy, plain in (
+        (loss.row_values, loss.plain.row_values),
+        (loss.gradient, loss.plain.gradient),
+    ):
+        actual = mean_over_noise(loss.noise, labels, lambda y, f=noisy: f(scores, y))
+        np.testing.assert_allclose(actual, plain(scores, labels), atol=1e-12)
+
+
+@each
+def test_the_loss_is_that_of_the_soft_label(case):
+    loss, scores, labels = noisy_problem(case)
+    noise = loss.noise
+    soft = (np.eye(noise.classes)[labels.astype(int)] - noise.flip) / noise.contrast
+    np.testing.assert_allclose(soft.sum(axis=1), 1.0)
+    classes = range(noise.classes)
+    every = [[slow.row_value(loss.name, row, y) for y in classes] for row in scores]
+    expected = (soft * np.array(every, float)).sum(axis=1)
+    np.testing.assert_allclose(loss.row_values(scores, labels), expected, atol=1e-12)
+    assert loss.value(scores, labels) == pytest.approx(expected.mean())
+    # the numbers that bound a gradient: 1 + (k - 1) c above, c below
+    assert soft.max() == pytest.approx(1 + (noise.classes - 1) * noise.correction)
+    assert soft.min() == pytest.approx(-noise.correction)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    case=st.sampled_from(sorted(CASES)),
+    keep=st.floats(0.02, 1.0),
+    log_rho=st.floats(-3, 3),
+    data=st.data(),
+)
+def test_prox_law_stationary_for_any_row_and_noise(case, keep, log_rho, data):
+    plain, noise = CASES[case]
+    # anything above 1/k speaks for its class
+    least = 1 / noise.classes
+    loss = corrected(plain, ClassNoise(noise.classes, least + keep * (1 - least)))
+    size = plain.outputs
+    centre = data.draw(st.lists(st.floats(-1e3, 1e3), min_size=size, max_size=size))
+    label = np.array([float(data.draw(st.integers(0, noise.classes - 1)))])
+    rho = 10.0**log_rho
+    z = loss.prox(np.array([centre]), label, rho)
+    gap = loss.gradient(z, label) + rho * (z - np.array([centre]))
+    # rounding of rho * (z - v), whose size is that of the soft label
+    assert np.abs(gap).max() <= 2e-8 + 1e-12 * rho * np.abs(centre).max()
+
+
+@each
+def test_no_noise_is_no_correction(case):
+    plain, noise = CASES[case]
+    loss = corrected(plain, ClassNoise(noise.classes, 1.0))
+    _, scores, labels = noisy_problem(case)
+    for one, other in (
+        (loss.row_values(scores, labels), plain.row_values(scores, labels)),
+        (loss.gradient(scores, labels), plain.gradient(scores, labels)),
+        (loss.prox(scores, labels, 0.3), plain.prox(scores, labels, 0.3)),
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
+    base = plain.base_score(labels)
+    np.testing.assert_allclose(loss.base_score(labels), base, atol=1e-14)
+
+
+@each
+def test_base_score_is_that_of_the_true_rates(case):
+    plain, noise = CASES[case]
+    k, rows = noise.classes, 60_000
+    true = np.repeat(np.arange(k), rows * np.arange(1, k + 1) // (k * (k + 1) // 2))
+    plan = LabelPlan("randomised-response", noise.epsilon, tuple(map(str, range(k))))
+    noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
+    actual = corrected(plain, noise).base_score(noisy)
+    assert actual.shape == (plain.outputs,)
+    expected = plain.base_score(true.astype(float))
+    np.testing.assert_allclose(
+        actual - actual.mean() * (len(actual) > 1),
+        expected - expected.mean() * (len(actual) > 1),
+        atol=0.12,
+    )
+
+
+def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
+    noise = ClassNoise(3, 0.5)
+    # fewer of class 2 than the noise makes of nothing
+    labels = np.repeat([0.0, 1.0, 2.0], [450, 330, 220])
+    base = corrected(SoftmaxLoss(3), noise).base_score(labels)
+    assert np.isfinite(base).all()
+    rates = np.exp(base)
+    assert rates.sum() == pytest.approx(1.0)
+    error = np.sqrt(0.25 * 0.75 / 1000) / 0.25
+    assert rates[2] == pytest.approx(error / (0.8 + 0.32 + error))
+
+
+def test_numbers_lose_half_the_noises_variance_and_nothing_else():
+    noise = NumberNoise(1.5)
+    loss = corrected(SquaredLoss(), noise)
+    rng = np.random.default_rng(0)
+    scores, true = rng.normal(size=(200_000, 1)), rng.normal(size=200_000)
+    noisy = NoiseSource(KEY).with_laplace(true, noise.scale)
+    # the mean of 200 000 squares of Laplace noise: deviation 2.2 * 4.5 / 447
+    assert loss.value(scores, noisy) == pytest.approx(
+        SquaredLoss().value(scores, true), abs=0.1
+    )
+    np.testing.assert_array_equal(
+        loss.gradient(scores, noisy), SquaredLoss().gradient(scores, noisy)
+    )
+    np.testing.assert_array_equal(
+        loss.prox(scores, noisy, 0.7), SquaredLoss().prox(scores, noisy, 0.7)
+    )
+    np.testing.assert_array_equal(loss.base_score(noisy), [noisy.mean()])
+    assert (loss.curvature(np.zeros(1)), loss.max_curvature, loss.name) == (
+        1.0,
+        1.0,
+        "squared",
+    )
+    actual = evaluate(loss, scores, noisy)
+    expected = evaluate(SquaredLoss(), scores, true)
+    assert actual["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
+    assert actual["r2"] == pytest.approx(expected["r2"], abs=0.1)
+
+
+def test_estimates_below_no_error():
+    labels = np.array([0.0, 1.0, 0.0, 1.0])
+    far = corrected(SquaredLoss(), NumberNoise(10.0))
+    metrics = evaluate(far, np.zeros((4, 1)), labels)
+    assert metrics["loss"] == 0.25 - 100.0
+    assert np.isnan([metrics["rmse"], metrics["r2"]]).all()
+    near = corrected(SquaredLoss(), NumberNoise(0.1))
+    metrics = evaluate(near, labels[:, None], labels)
+    assert metrics["loss"] == pytest.approx(-0.01)
+    assert (metrics["rmse"], metrics["r2"]) == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
+@each
+def test_metrics_on_held_out_rows_are_those_against_true_labels(case, mechanism):
+    plain, _ = CASES[case]
+    k = max(plain.outputs, 2)
+    rng = np.random.default_rng(5)
+    rows = 200_000
+    scores = 1.5 * rng.normal(size=(rows, plain.outputs))
+    logits = scores if plain.outputs > 1 else np.hstack([0 * scores, scores])
+    logits = logits + 0.7 * np.arange(k)
+    true = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    plan = LabelPlan(mechanism, 2.0, tuple(map(str, range(k))))
+    noisy = plan.draw_classes(true, NoiseSource(KEY)).astype(float)
+    actual = evaluate(corrected(plain, plan.noise), scores, noisy)
+    expected = evaluate(plain, scores, true.astype(float))
+    uncorrected = evaluate(plain, scores, noisy)
+    for name, value in expected.items():
+        # six standard errors of the noisiest: soft labels of deviation about 2 c
+        tolerance = 6 * 3 * (1 + k * plan.noise.correction) / np.sqrt(rows)
+        assert actual[name] == pytest.approx(value, abs=tolerance), name
+        assert abs(uncorrected[name] - value) > 2 * abs(actual[name] - value), name
+
+
+def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
+    noise = ClassNoise(2, 0.7)
+    labels = np.repeat([0.0, 1.0], [80, 20])
+    scores = np.linspace(-1, 1, 100)[:, None]
+    actual = evaluate(corrected(LogisticLoss(), noise), scores, labels)
+    assert np.isnan(actual["auc"])
+    assert auc(scores[:, 0], labels > 0.5) == 1.0
+
+
+def test_noise_of_another_kind_is_refused():
+    noise = ClassNoise(2, 0.9)
+    twice = corrected(LogisticLoss(), noise)
+    for loss, other in (
+        (LogisticLoss(), NumberNoise(1.0)),
+        (SquaredLoss(), noise),
+        (twice, noise),
+    ):
+        with pytest.raises(TypeError, match="is no noise for"):
+            corrected(loss, other)

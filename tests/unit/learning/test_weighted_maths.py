@@ -48,13 +48,12 @@ def problem(loss):
 def test_whole_weights_repeat_rows(loss):
     scores, labels = problem(loss)
     weights, again = 0.7 * COPIES, np.repeat(np.arange(ROWS), COPIES)
-    assert loss.value(scores, labels, weights) == pytest.approx(
-        loss.value(scores[again], labels[again]), rel=1e-12
-    )
+    repeated = scores[again], labels[again]
+    value = loss.value(scores, labels, weights)
+    assert value == pytest.approx(loss.value(*repeated), rel=1e-12)
     actual = evaluate(loss, scores, labels, weights)
-    assert actual == pytest.approx(
-        evaluate(loss, scores[again], labels[again]), rel=1e-9, nan_ok=True
-    )
+    expected = evaluate(loss, *repeated)
+    assert actual == pytest.approx(expected, rel=1e-9, nan_ok=True)
     is_noisy_class = loss.name != "squared" and hasattr(loss, "noise")
     if not is_noisy_class:  # whose least rate is by how sure the rows are
         np.testing.assert_allclose(
@@ -65,31 +64,29 @@ def test_whole_weights_repeat_rows(loss):
 def test_metrics_are_scikit_learns():
     rng = np.random.default_rng(0)
     weights = rng.gamma(0.7, size=80)
+    sample = {"sample_weight": weights}
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     actual = evaluate(SquaredLoss(), scores, labels, weights)
-    sample = {"sample_weight": weights}
     error = known.mean_squared_error(labels, scores[:, 0], **sample)
-    assert actual["rmse"] == pytest.approx(error**0.5)
-    assert actual["loss"] == pytest.approx(error / 2)
-    assert actual["r2"] == pytest.approx(known.r2_score(labels, scores[:, 0], **sample))
-    classes = rng.integers(0, 3, 80)
-    scores = rng.normal(size=(80, 3))
+    r2 = known.r2_score(labels, scores[:, 0], **sample)
+    assert actual == pytest.approx({"loss": error / 2, "rmse": error**0.5, "r2": r2})
+    classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
     actual = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
-    assert actual["log_loss"] == pytest.approx(known.log_loss(classes, rates, **sample))
     guess = scores.argmax(axis=1)
-    assert actual["accuracy"] == pytest.approx(
-        known.accuracy_score(classes, guess, **sample)
-    )
     areas = [known.roc_auc_score(classes == k, rates[:, k], **sample) for k in range(3)]
-    assert actual["auc"] == pytest.approx(np.mean(areas))
-    scores = scores.round(1)  # ties
-    two = evaluate(LogisticLoss(), scores[:, :1], (classes > 0) * 1.0, weights)
-    assert two["auc"] == pytest.approx(
-        known.roc_auc_score(classes > 0, scores[:, 0], **sample)
-    )
-    unweighted = known.roc_auc_score(classes > 0, scores[:, 0])
-    assert auc(scores[:, 0], classes > 0) == pytest.approx(unweighted)
+    expected = {
+        "log_loss": known.log_loss(classes, rates, **sample),
+        "accuracy": known.accuracy_score(classes, guess, **sample),
+        "auc": np.mean(areas),
+    }
+    assert {name: actual[name] for name in expected} == pytest.approx(expected)
+    scores, is_late = scores.round(1)[:, :1], classes > 0  # ties
+    two = evaluate(LogisticLoss(), scores, is_late * 1.0, weights)
+    area = known.roc_auc_score(is_late, scores[:, 0], **sample)
+    assert two["auc"] == pytest.approx(area)
+    unweighted = known.roc_auc_score(is_late, scores[:, 0])
+    assert auc(scores[:, 0], is_late) == pytest.approx(unweighted)
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
@@ -111,10 +108,8 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     np.testing.assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
     assert (masses.astype(np.float32) == masses).all()
-    local, message = (
-        rng.normal(size=(4, outputs)),
-        rng.normal(size=(len(row_of), outputs)),
-    )
+    local = rng.normal(size=(4, outputs))
+    message = rng.normal(size=(len(row_of), outputs))
     if is_weighted:
         message = weights.rows[:, None] * message
         actual = targets(rows, local, message, 0.7, weights.inverse_multiplicity["t"])
@@ -149,15 +144,19 @@ def test_fits_take_weights_for_counts():
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
     np.testing.assert_allclose(one, two)
     assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
-    common = {
-        "target": np.zeros((1, 1)),
-        "kappa": 0.3,
-        "joined_rows": 24,
-        "strength": 0.1,
-        "centre": np.zeros(2),
-        "penalised": np.ones(2, bool),
-    }
-    fits = [FitProblem(features, counts, **common) for counts in (COPIES, COPIES * 1.0)]
+    fits = [
+        FitProblem(
+            features,
+            counts,
+            target=np.zeros((1, 1)),
+            kappa=0.3,
+            joined_rows=24,
+            strength=0.1,
+            centre=np.zeros(2),
+            penalised=np.ones(2, bool),
+        )
+        for counts in (COPIES, COPIES * 1.0)
+    ]
     np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
     np.testing.assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
 
@@ -171,20 +170,14 @@ def test_entity_counts_once():
     assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 
 
-@pytest.mark.parametrize("text", ["", "Entity", "entity()", "entity(a)(b)", "rows"])
-def test_what_is_no_row_weight(text):
+def test_refused_row_weights():
     allowed = r'row-weight: .* not one of "joined", "entity", "entity\(ALIAS\)"'
-    with pytest.raises(SettingsError, match=allowed):
-        Settings(row_weight=text)
-
-
-@pytest.mark.parametrize(
-    "private", [{"privacy.features": "dp-sgd"}, {"privacy.predictions": 1.0}]
-)
-def test_private_models_are_of_unweighted_rows(private):
-    config = {"row-weight": "entity", **private}
-    with pytest.raises(
-        SettingsError, match="row-weight: 'entity' does not go with pri"
-    ):
-        Settings.from_run_config(config)
-    assert Settings.from_run_config({**config, "row-weight": "joined"})
+    for text in ("", "Entity", "entity()", "entity(a)(b)", "rows"):
+        with pytest.raises(SettingsError, match=allowed):
+            Settings(row_weight=text)
+    # private models are of unweighted rows
+    for private in ({"privacy.features": "dp-sgd"}, {"privacy.predictions": 1.0}):
+        config = {"row-weight": "entity", **private}
+        with pytest.raises(SettingsError, match="'entity' does not go with pri"):
+            Settings.from_run_config(config)
+        assert Settings.from_run_config({**config, "row-weight": "joined"})
