@@ -71,9 +71,28 @@ def make_store(
     draw = np.random.default_rng(seed)
     item_table, item_effect = _items(items, parts, specs, draw)
     customer_table, customer_effect = _customers(customers, draw)
-    order_table = _orders(orders, item_effect, customer_effect, draw)
     is_us = customer_table["country"] == "US"
     shards = [customer_table[rows].reset_index(drop=True) for rows in (is_us, ~is_us)]
+
+    item = draw.integers(0, items, size=orders)
+    customer = draw.integers(0, customers, size=orders)
+    channel = draw.integers(0, len(CHANNELS), size=orders)
+    discount = draw.choice([0.0, 0.05, 0.1, 0.2], size=orders)
+    effect = np.array([0.0, 1.0, -1.0])[channel] + 12.0 * discount
+    noise = draw.normal(0.0, 1.0, size=orders)
+    quantity = 9.0 + effect + item_effect[item] + customer_effect[customer] + noise
+    days = draw.integers(0, 365, size=orders).astype("timedelta64[D]")
+    order_table = pd.DataFrame(
+        {
+            "order_id": np.arange(1, orders + 1),
+            "item_id": item + 1,
+            "customer_id": [f"C{number:06d}" for number in customer],
+            "placed": np.datetime64("2024-01-01") + days,
+            "channel": CHANNELS[channel],
+            "discount": discount,
+            "quantity": np.maximum(quantity.round(), 1.0).astype(np.int64),
+        }
+    )
     return {"orders": [order_table], "items": [item_table], "customers": shards}
 
 
@@ -128,33 +147,6 @@ def _customers(
         0.06 * (income - 55.0) - 0.02 * (age - 49) + np.array([0.0, 3.0, 1.0])[segment]
     )
     return table, effect
-
-
-def _orders(
-    orders: int,
-    item_effect: FloatArray,
-    customer_effect: FloatArray,
-    draw: np.random.Generator,
-) -> pd.DataFrame:
-    item = draw.integers(0, item_effect.size, size=orders)
-    customer = draw.integers(0, customer_effect.size, size=orders)
-    channel = draw.integers(0, len(CHANNELS), size=orders)
-    discount = draw.choice([0.0, 0.05, 0.1, 0.2], size=orders)
-    effect = np.array([0.0, 1.0, -1.0])[channel] + 12.0 * discount
-    noise = draw.normal(0.0, 1.0, size=orders)
-    quantity = 9.0 + effect + item_effect[item] + customer_effect[customer] + noise
-    days = draw.integers(0, 365, size=orders).astype("timedelta64[D]")
-    return pd.DataFrame(
-        {
-            "order_id": np.arange(1, orders + 1),
-            "item_id": item + 1,
-            "customer_id": [f"C{number:06d}" for number in customer],
-            "placed": np.datetime64("2024-01-01") + days,
-            "channel": CHANNELS[channel],
-            "discount": discount,
-            "quantity": np.maximum(quantity.round(), 1.0).astype(np.int64),
-        }
-    )
 
 
 def _with_gaps(values: FloatArray, draw: np.random.Generator) -> FloatArray:

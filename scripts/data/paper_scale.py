@@ -118,7 +118,7 @@ def write_paper_scale(
     folder.mkdir(parents=True, exist_ok=True)
     # a data set of its own: not a draw of the run, so it does not take its generator
     draw = np.random.default_rng([seed, scale.tables[scale.table].features])
-    effects: dict[str, FloatArray] = {}
+    effects: dict[str, FloatArray] = {}  # by `<table>_id`, (rows, classes)
     # a table after those that its rows name, the largest last
     for name, table in reversed(list(scale.tables.items())):
         path, rows = folder / f"{name}.parquet", scale.rows_of(name, factor)
@@ -134,7 +134,7 @@ def write_paper_scale(
             **{f"x{place}": numbers[:, place] for place in range(table.features)},
         }
         pq.write_table(pa.table(columns), path)
-        effects[name] = effect + _parents_effects(keys, effects)
+        effects[f"{name}_id"] = effect + _parents_effects(keys, effects)
     shards = {name: [(f"{name}.parquet", name)] for name in scale.tables}
     return write_tables(folder, shards)
 
@@ -188,13 +188,13 @@ def _draw_keys(
 ) -> Keys:
     """Draw the parents of every row: some far more often than others, all once."""
     keys = {}
-    for parent in parents:
-        count = len(effects[parent])
+    for name in (f"{parent}_id" for parent in parents):
+        count = len(effects[name])
         key = (count * draw.random(rows) ** 2).astype(np.int32)
         every = min(rows, count)
         key[:every] = draw.permutation(count)[:every]
         draw.shuffle(key)
-        keys[f"{parent}_id"] = key
+        keys[name] = key
     return keys
 
 
@@ -202,4 +202,4 @@ def _parents_effects(
     keys: Keys, effects: Mapping[str, FloatArray]
 ) -> FloatArray | float:
     """Return what the parents of each row add to its scores (n, k)."""
-    return sum((effects[name[: -len("_id")]][key] for name, key in keys.items()), 0.0)
+    return sum((effects[name][key] for name, key in keys.items()), 0.0)

@@ -32,6 +32,7 @@ from scripts.data.run_files import (
 )
 from tp_flower.duckdb_engine import quote_text
 
+HERE = Path(__file__).parent
 WIDTH = 768
 BATCH_ROWS = 4096
 TEST_FRACTION = 0.15
@@ -54,25 +55,11 @@ FILES = {
 """The columns that are used of each file."""
 
 SQL = """
-SELECT r.stars AS label,
-    r.useful, r.funny, r.cool, r.embedding,
-    b.*, u.*
+SELECT r.stars AS label, r.useful, r.funny, r.cool, r.embedding, b.*, u.*
 FROM reviews AS r
 JOIN restaurants AS b ON r.business_id = b.business_id
 JOIN users AS u ON r.user_id = u.user_id
 """
-RESTAURANTS = """
-    SELECT business_id, stars, review_count FROM raw_business
-    WHERE contains(lower(categories), 'restaurants') AND is_open = 1"""
-USERS = """
-    SELECT u.* REPLACE (len(string_split(friends, ',')) AS friends)
-    FROM raw_user AS u SEMI JOIN (
-        SELECT user_id FROM raw_review SEMI JOIN restaurants USING (business_id)
-    ) USING (user_id)"""
-COLUMNS = ["review_id", "user_id", "business_id", "stars", "useful", "funny", "cool"]
-REVIEWS = f"""
-    SELECT {", ".join(COLUMNS)}, text
-    FROM raw_review SEMI JOIN restaurants USING (business_id)"""
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -91,10 +78,9 @@ def prepare(options: argparse.Namespace) -> None:
         for name, definition in FILES.items():
             path = find_file(options.folder, f"yelp_academic_dataset_{name}.json")
             _open(connection, path, name, columns_of(definition))
-        for table, select in (("restaurants", RESTAURANTS), ("users", USERS)):
-            written = str(output / f"{table}.parquet")
-            connection.sql(select).write_parquet(written)
-            connection.read_parquet(written).create_view(table)
+        connection.execute((HERE / "yelp.sql").read_text(encoding="utf-8"))
+        for table in TABLES[1:]:
+            connection.table(table).write_parquet(str(output / f"{table}.parquet"))
         write_batches(
             output / "reviews.parquet",
             _reviews(connection, options.embeddings),
@@ -127,13 +113,14 @@ def _reviews(
     connection: duckdb.DuckDBPyConnection, path: Path | None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the reviews with a vector of each, batch by batch."""
-    select = REVIEWS
+    reviews = connection.table("reviews")
+    columns = reviews.columns[:-1]
     if path is not None:
         embeddings = connection.read_parquet(str(path))
         check_columns(path, embeddings.columns, ("review_id", "embedding"))
-        embeddings.create_view("embeddings")
-        select = f"FROM ({REVIEWS}) LEFT JOIN embeddings USING (review_id)"
-    for batch in connection.sql(select).to_arrow_reader(BATCH_ROWS):
+        embeddings = embeddings.project("review_id, embedding")
+        reviews = reviews.join(embeddings, "review_id", how="left")
+    for batch in reviews.to_arrow_reader(BATCH_ROWS):
         if path is None:
             vectors = hashed_words(batch["text"], WIDTH)
         else:
@@ -145,7 +132,7 @@ def _reviews(
                 )
             values = pc.list_flatten(batch["embedding"]).cast(pa.float32())
             vectors = pa.FixedSizeListArray.from_arrays(values, WIDTH)
-        yield batch.select(COLUMNS).append_column("embedding", vectors)
+        yield batch.select(columns).append_column("embedding", vectors)
 
 
 def hashed_words(texts: pa.Array | pa.ChunkedArray, width: int) -> pa.Array:
