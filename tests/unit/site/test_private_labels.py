@@ -2,13 +2,13 @@
 
 import itertools
 import logging
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 
 from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
-from client_apps.data.run_store import SiteStore
 from client_apps.privacy import noisy_labels
 from client_apps.privacy.guard import source_id
 from client_apps.privacy.noisy_labels import released_label
@@ -170,11 +170,7 @@ def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match
     site = make_site(tmp_path)
     with pytest.raises(SettingsError, match=match):
         release(site, label, plan)
-    assert spent(site) == []
-
-
-def test_a_shard_without_rows_has_nothing_to_pay_for(tmp_path):
-    site = make_site(tmp_path)
+    # nor has a shard without rows anything to pay for
     column = release(site, boolean())
     assert (column.kind, len(column.values)) == ("boolean", 0)
     assert spent(site) == []
@@ -213,8 +209,10 @@ def test_labels_whose_payment_is_lost_stand_once_in_the_report(tmp_path):
 
 
 def test_draws_are_kept_in_memory_where_nothing_is_written(tmp_path):
-    first = release(make_site(tmp_path, 1, state=":memory:"), booleans())
-    second = release(make_site(tmp_path, 2, state=":memory:"), booleans())
+    first, second = (
+        release(make_site(tmp_path, run, state=":memory:"), booleans())
+        for run in (1, 2)
+    )
     np.testing.assert_array_equal(first.values, second.values)
     assert not (tmp_path / "state").exists()
 
@@ -261,12 +259,6 @@ def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
         release(site, booleans())
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path):
-    (tmp_path / "state").write_text("in the way")
-    with pytest.raises(SiteError, match="cannot write to the state folder"):
-        SiteStore(str(tmp_path / "state"), "1", "1").labels("x", lambda: np.zeros(1))
-
-
 def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
     release(site, booleans())
@@ -283,26 +275,22 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
         ("epsilon = 9", "private"),
         ("epsilon = 9\nreleases = {labels = 'private'}", "private"),
         ("releases = {labels = 'never'}", "never"),
+        ("", "clear"),
     ],
 )
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
-    site = make_site(tmp_path, policy=policy)
-    with pytest.raises(PolicyError, match=rf"releases\.labels = {level}"):
-        release(site, booleans(), None)
-    if level == "private":
-        release(site, booleans())
+    site, label = make_site(tmp_path, policy=policy), booleans()
+    refused = pytest.raises(PolicyError, match=rf"releases\.labels = {level}")
+    if level == "clear":
+        assert release(site, label, None) is label
+        (line,) = site.ledger.lines(site.store.run)
+        assert (line["event"], line["release"]["mechanism"]) == ("note", None)
+        assert line["release"]["scope"] == "the labels leave as they are"
     else:
-        with pytest.raises(PolicyError, match=r"releases\.labels = never"):
-            release(site, booleans())
-
-
-def test_labels_in_clear_are_noted_as_not_covered(tmp_path):
-    site = make_site(tmp_path)
-    label = booleans()
-    assert release(site, label, None) is label
-    (line,) = site.ledger.lines(site.store.run)
-    assert (line["event"], line["release"]["mechanism"]) == ("note", None)
-    assert line["release"]["scope"] == "the labels leave as they are"
+        with refused:
+            release(site, label, None)
+    with refused if level == "never" else nullcontext():
+        release(site, label)
 
 
 @pytest.mark.parametrize("place", ["_append", "_check"])
@@ -327,15 +315,11 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     """The one that comes second is asked again, and finds the draw of the first."""
     first, second = (make_site(tmp_path, run) for run in (1, 2))
 
-    def both():
-        with together(second):
-            bind(second)
-            released_label(second, 0, RESPONSE, booleans())
-            drawn.append(release(first, booleans()).values)
-
-    drawn = []
-    with pytest.raises(SiteError, match="another run has just drawn these") as caught:
-        both()
+    refused = pytest.raises(SiteError, match="another run has just drawn these")
+    with refused as caught, together(second):
+        bind(second)
+        released_label(second, 0, RESPONSE, booleans())
+        drawn = release(first, booleans()).values
     assert kind_of(caught.value) is ErrorKind.TRANSIENT
-    np.testing.assert_array_equal(release(second, booleans()).values, drawn[0])
+    np.testing.assert_array_equal(release(second, booleans()).values, drawn)
     assert spent(first) == [PureDp(1.0)]

@@ -52,15 +52,21 @@ def same(entry):
 @pytest.mark.parametrize("is_on_disk", [True, False])
 def test_runs_and_nodes_are_apart(tmp_path, is_on_disk):
     root = tmp_path if is_on_disk else run_store.IN_MEMORY
-    site = at(root, run=1, node=2)
-    site.save("part-0", ENTRY)
+    site, other = at(root), at(root, node=3)
+    for store in (site, other):
+        store.save("part-0", ENTRY)
+        store.save("extracted-0", ENTRY)
     assert is_on_disk or at(root).load("part-0") is ENTRY
-    for run, node in ((1, 3), (2, 2)):
-        with pytest.raises(SiteError, match="lost its state"):
-            at(root, run, node).load("part-0")
+    with pytest.raises(SiteError, match="lost its state"):
+        at(root, run=2).load("part-0")
+    site.drop("extracted-0")
+    site.drop("never-there")
+    assert site.names() == ["part-0"]
     site.drop("part-0")
+    assert list(tmp_path.glob("1-2/*")) == []
     with pytest.raises(SiteError, match=r"has lost its state .*start the run again"):
         site.load("part-0")
+    same(other.load("part-0"))
 
 
 def test_files_are_mapped_read_only(tmp_path):
@@ -159,20 +165,6 @@ def test_nothing_is_pickled(tmp_path):
         with pytest.raises(ValueError, match="allow_pickle=False"):
             at(tmp_path).save("part-1", Entry({"a": objects}, {}))
     assert not at(tmp_path).has("part-1")
-
-
-def test_drop(tmp_path):
-    site = at(tmp_path)
-    site.save("extracted-0", ENTRY)
-    site.save("part-0", ENTRY)
-    at(tmp_path, node=3).save("part-0", ENTRY)
-    site.drop("extracted-0")
-    site.drop("never-there")
-    assert site.names() == ["part-0"]
-    assert len(list((tmp_path / "1-2").iterdir())) == 1
-    site.drop("part-0")
-    assert list((tmp_path / "1-2").iterdir()) == []
-    same(at(tmp_path, node=3).load("part-0"))
 
 
 ROUND = CommittedRound(3, "d", "h", {(1, "model"): np.arange(9.0)})
