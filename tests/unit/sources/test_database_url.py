@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.case_tables import case_table
 from tp_flower.errors import SourceError
 from tp_flower.sources.databases.session import parse_url
 
@@ -73,26 +74,7 @@ def test_words_of_a_driver_are_redacted():
     assert actual.redact(words) == "*** *** *** *** *** d"
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("postgresql://u:${MISSING}@h/d", "needs the environment variable 'MISSING'"),
-        ("${MISSING}", r"'MISSING', which is not set where the site run"),
-        ("s3cret", "is not the URI of a database: expected for instance postgresql://"),
-        ("postgresql://u:s3cret@h:s3cret/d", "is not the URI of a database"),
-        ("postgresql://u:p@s3cret@h/d", "has an @ too many: write @ : / of a user or"),
-        ("mariadb://u:p@x/s3cret@h/d", "as %40 %3A %2F, or put the password into a va"),
-        ("postgresql://u:p@s3cret:x@h/d", "not the URI of a data.* as %40 %3A %2F"),
-        ("${AT}", "has an @ too many"),
-        ("postgre://u:s3cret@h/d", r"not supported \(did you mean 'postgres"),
-        ("oracle://u:s3cret@h/d", "not supported: use postgresql://.* sqlite:///path"),
-        ("postgresql+psycopg2://u:s3cret@h/d", "of a kind that is not supported: use"),
-        ("postgresql:///d", "names no host"),
-        ("sqlite://", "names no file: expected sqlite:///path"),
-        ("sqlite:///:memory:", "names no file"),
-        ("sqlite:///f.db?s3cret=1", "names no file"),
-    ],
-)
+@pytest.mark.parametrize(("text", "match"), case_table(__file__)["refused"])
 def test_refusals(text, match):
     with pytest.raises(
         SourceError, match=f"'uri' of shard 0 of table 't'.*{match}"

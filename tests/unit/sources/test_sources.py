@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from tests.support.case_tables import case_table
 from tp_flower.errors import SourceError
 from tp_flower.sources.shards import (
     ShardSource,
@@ -20,9 +21,7 @@ from tp_flower.sources.shards import (
 )
 
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
-
-
-DATABASE = "[tables.a]\nuri='postgresql://h/d'\ntable='t'\n"
+FRAME = pd.DataFrame({"a": [1, 2]})
 
 
 def tables_file(folder: Path, text: str) -> str:
@@ -41,10 +40,15 @@ def csv(folder: Path, text: str, name: str = "t.csv") -> ShardSource:
     return ShardSource("t", "here", 0, str(folder / name))
 
 
-def parquet(frame: pd.DataFrame, path: Path) -> None:
-    with duckdb.connect() as connection:
-        connection.register("frame", frame)
-        connection.execute(f"COPY frame TO '{path}' (FORMAT parquet)")
+def framed(frame: pd.DataFrame, site: str = "here") -> ShardSource:
+    (source,) = load_tables("memory:" + register_frames({"t": frame}, site=site))
+    return source
+
+
+def duckdb_file(path: Path, *statements: str) -> None:
+    with duckdb.connect(str(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
 
 
 def test_tables_file_in_both_forms(tmp_path):
@@ -71,47 +75,7 @@ def test_tables_file_in_both_forms(tmp_path):
     assert uk.nulls == ("?",)
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("[tables", "is not TOML"),
-        ("", r"names no tables: expected \[tables.<name>\]"),
-        ("[tables]", "names no tables"),
-        ("[table.a]\npath='a.csv'", "unknown key 'table' .* mean 'tables'"),
-        ("[tables.a]\npth='a.csv'", "'pth' .*mean 'path'.* valid keys are path, site"),
-        ("[[tables.a.shards]]\npath='a.csv'\nx=1", "unknown key 'x' in shard 0 of"),
-        ("[[tables.a.shards]]\nshards=1", "unknown key 'shards' in shard 0 of"),
-        ("[tables]\na = 1", "must be a table, not 1"),
-        ("[tables.a]\nshards = 1", "'shards' .* non-empty list"),
-        ("[tables.a]\nshards = []", "'shards' .* non-empty list"),
-        ("[tables.a]\nshards = [1]", "shard 0 of table 'a' .* must be a table, not 1"),
-        ("[tables.a]\npath='a.csv'\nshards=[]", "both 'path' and 'shards'"),
-        ("[tables.a]\nsite='x'", "shard 0 of table 'a' .* has no 'path'"),
-        ("[tables.a]\npath=3", "'path' of .* must be a string, not 3"),
-        ("[tables.a]\npath='a.xls'", r"format of .*a.xls: known extensions are .csv"),
-        ("[tables.a]\npath='a.csv'\ntypes=1", "'types' .* must be a table"),
-        ("[tables.a]\npath='a.csv'\ntypes={b=''}", "'' for column 'b' is not the"),
-        ("[tables.a]\npath='a.csv'\ntypes={b='INT); DROP'}", "not the name"),
-        ("[tables.a]\npath='a.csv'\nnulls='NA'", "'nulls' .* list of strings"),
-        ("[tables.a]\npath='a.csv'\nuri='x'", "both 'path' and 'uri': give one of"),
-        ("[tables.a]\npath='a.csv'\nsql='x'", "'sql' of .* is for databases"),
-        ("[tables.a]\npath='a.csv'\ntable='x'", "'table' of .* is for DuckDB files"),
-        ("[tables.a]\nuri='postgresql://h/d'", "give 'table' or 'sql' with a database"),
-        ("[tables.a]\nuri='mysql://h/d'\ntable='t'\nsql='s'", "'table' or 'sql'"),
-        ("[tables.a]\nuri='mysql://h/d'\ntable='a..b'", "'table' .* or schema.name"),
-        ("[tables.a]\nuri='mysql://h/d'\ntable='a\"b'", "'table' .* or schema.name"),
-        ("[tables.a]\nuri='mysql://h/d'\norder-by=['x']", "give 'table' or 'sql'"),
-        (f"{DATABASE}order-by='x'", "'order-by' .* list of strings, not str"),
-        (f"{DATABASE}chunk-rows=0", "'chunk-rows' of .* at least 1, not 0"),
-        (f"{DATABASE}min-count=true", "'min-count' of .* at least 1, not True"),
-        (f"{DATABASE}push-down=1", "'push-down' of .* true or false, not 1"),
-        ("[tables.a]\nuri='mysql://u:s3cret@'\ntable='t'", "names no host"),
-        ("[tables.a]\nuri=['s3cret']", "'uri' of .* must be a string, not list"),
-        ("[tables]\na='s3cret'", "must be a table, not str"),
-        ("[tables.a]\nuri='mysql://u:${NO_SUCH}@h/d'", "variable 'NO_SUCH', which is"),
-        ("[tables.a]\nuri-file='none'\ntable='t'", "'uri-file' of .*none cannot be"),
-    ],
-)
+@pytest.mark.parametrize(("text", "match"), case_table(__file__)["refused"])
 def test_tables_file_refusals(tmp_path, text, match):
     with pytest.raises(SourceError, match=match) as caught:
         load_tables(tables_file(tmp_path, text))
@@ -176,27 +140,27 @@ def test_unreadable_tables_files(tmp_path):
             load_tables(tables_file(tmp_path, text))
 
 
-def test_nulls_do_not_make_a_number_text(tmp_path):
+def test_csv_files_of_odd_forms(tmp_path):
     source = csv(tmp_path, "a,b\n1,x\nNA,NA\n,\n")
     assert describe(source).columns == {"a": "BIGINT", "b": "VARCHAR"}
     assert rows_of(source) == [(1, "x"), (None, None), (None, None)]
     chosen = replace(csv(tmp_path, "a,b\n1,NA\n?,y\n"), nulls=("?",))
     assert rows_of(chosen) == [(1, "NA"), (None, "y")]
-
-
-def test_csv_with_odd_dialect(tmp_path):
-    source = csv(
-        tmp_path, 'a"b;it\'s\r\n"1;5";25/12/2013\r\n2;01/02/2013\r\n', "a'[1].csv"
-    )
+    lines = "a\"b;it's", '"1;5";25/12/2013', "2;01/02/2013", ""
+    source = csv(tmp_path, "\r\n".join(lines), "a'[1].csv")
     assert describe(source).columns == {'a"b': "VARCHAR", "it's": "DATE"}
     assert [str(row[1]) for row in rows_of(source)] == ["2013-12-25", "2013-02-01"]
+    # the first line names the columns
+    assert rows_of(csv(tmp_path, "a,b\nx,y\n")) == [("x", "y")]
+    assert describe(csv(tmp_path, "1,2\n3,4\n")).columns.keys() == {"1", "2"}
+    assert describe(csv(tmp_path, "a,b\n")).rows == 0
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_type_override(tmp_path, name):
     path = tmp_path / name
     frame = pd.DataFrame({"a": [1], "b": [2], "c": ["x"]})
-    parquet(frame, path) if "parquet" in name else frame.to_csv(path, index=False)
+    frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     source = ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
     assert describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
     for column, match in (
@@ -244,7 +208,7 @@ def test_unreadable_files(tmp_path, name, data, match):
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["csv", "folder", "frame"])
+@pytest.mark.parametrize("kind", ["csv", "folder", "frame", "duckdb"])
 @pytest.mark.parametrize(
     "sql",
     [
@@ -254,36 +218,35 @@ def test_unreadable_files(tmp_path, name, data, match):
         "SET enable_external_access = true",
         "INSTALL httpfs",
         "SELECT * FROM '{other}'",
+        "INSERT INTO {database}.t VALUES (2)",
     ],
 )
 def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
     source = csv(tmp_path, ORDERS)
     other = csv(tmp_path, ORDERS, "other.csv").path
     if kind == "frame":
-        token = register_frames({"t": pd.DataFrame({"a": [1]})}, site="here")
-        (source,) = load_tables(f"memory:{token}")
+        source = framed(FRAME)
     if kind == "folder":
-        parquet(pd.DataFrame({"a": [1]}), tmp_path / "a.parquet")
+        FRAME.to_parquet(tmp_path / "a.parquet")
         source = ShardSource("t", "here", 0, str(tmp_path))
-    text = sql.format(other=other, folder=tmp_path)
+    if kind == "duckdb":
+        duckdb_file(tmp_path / "crm.duckdb", "CREATE TABLE t AS SELECT 1 AS a")
+        source = replace(source, path=f"{tmp_path}/crm.duckdb", relation=("t",))
     refused = pytest.raises(SourceError, match="table 't' at site 'here'")
     with refused, connect(source) as connection:
-        connection.execute(text)
+        listed = connection.execute("SELECT database_name FROM duckdb_databases()")
+        names = [name for (name,) in listed.fetchall() if name.startswith("source_")]
+        places = {"other": other, "folder": tmp_path, "database": [*names, "memory"][0]}
+        connection.execute(sql.format(**places))
     assert not (tmp_path / "out.csv").exists()
     assert not (tmp_path / "x.db").exists()
-
-
-def duckdb_file(path: Path, *statements: str) -> None:
-    with duckdb.connect(str(path)) as connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 def test_folder_of_parquet_files(tmp_path):
     folder = tmp_path / "orders"
     (folder / "year=2024").mkdir(parents=True)
-    parquet(pd.DataFrame({"a": [3]}), folder / "year=2024" / "b.parquet")
-    parquet(pd.DataFrame({"a": [1, 2]}), folder / "year=2024" / "a.parquet")
+    (FRAME[:1] + 2).to_parquet(folder / "year=2024" / "b.parquet")
+    FRAME.to_parquet(folder / "year=2024" / "a.parquet")
     (folder / "_SUCCESS").write_text("")
     text = "[tables.t]\npath = 'orders/'\n"
     (source,) = load_tables(tables_file(tmp_path, text))
@@ -297,25 +260,18 @@ def test_folder_of_parquet_files(tmp_path):
 
 @pytest.mark.parametrize("name", ["a*", "[ab]", "?", "**"])
 @pytest.mark.parametrize("folder", ["data", "data [1]*"])
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_name_that_looks_like_a_pattern_is_one_file(tmp_path, folder, name, suffix):
+def test_name_that_looks_like_a_pattern_is_one_file(tmp_path, folder, name):
     (tmp_path / folder).mkdir()
-    for file, value in (
-        (f"{name}.{suffix}", 1),
-        (f"ab.{suffix}", 2),
-        (f"a.{suffix}", 3),
-    ):
-        frame = pd.DataFrame({"x": [value] * value})
-        path = tmp_path / folder / file
-        frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-    path = str(tmp_path / folder / f"{name}.{suffix}")
-    source = ShardSource("t", "s", 0, path=path)
-    assert describe(source).rows == 1
-    with connect(source) as connection:
-        assert connection.execute("SELECT x FROM shard").fetchall() == [(1,)]
-    if suffix == "parquet":
-        every = replace(source, path=str(tmp_path / folder))
-        assert describe(every).rows == 1 + 2 + 3
+    for rows, file in enumerate((name, "ab", "a"), 1):
+        frame, path = pd.DataFrame({"x": [rows] * rows}), tmp_path / folder / file
+        frame.to_csv(f"{path}.csv", index=False)
+        frame.to_parquet(f"{path}.parquet")
+    for suffix in ("csv", "parquet"):
+        path = tmp_path / folder / f"{name}.{suffix}"
+        source = ShardSource("t", "s", 0, path=str(path))
+        assert describe(source).rows == 1
+        assert rows_of(source) == [(1,)]
+    assert describe(replace(source, path=str(path.parent))).rows == 1 + 2 + 3
 
 
 def test_table_of_a_duckdb_file(tmp_path):
@@ -342,63 +298,35 @@ def test_table_of_a_duckdb_file(tmp_path):
         describe(replace(plain, relation=("none",)))
 
 
-def test_duckdb_file_is_not_written(tmp_path):
-    path = tmp_path / "crm.duckdb"
-    duckdb_file(path, "CREATE TABLE t AS SELECT 1 AS a")
-    source = ShardSource("t", "here", 0, str(path), relation=("t",))
-    with connect(source) as connection:
-        names = connection.execute("SELECT database_name FROM duckdb_databases()")
-        (name,) = [n for (n,) in names.fetchall() if n.startswith("source_")]
-        for sql, words in (
-            (f"INSERT INTO {name}.t VALUES (2)", "read-only"),
-            (f"ATTACH '{tmp_path}/x.db'", "Permission Error"),
-            ("SET enable_external_access = true", "configuration has been locked"),
-        ):
-            with pytest.raises(duckdb.Error, match=words):
-                connection.execute(sql)
-
-
-def test_fingerprint_of_a_file_replaced_with_its_size_and_time(tmp_path):
-    path = tmp_path / "t.csv"
-    path.write_text("a\n1\n")
-    source = ShardSource("t", "here", 0, str(path))
-    first, before = fingerprint(source), path.stat()
-    other = tmp_path / "other.csv"
-    other.write_text("a\n2\n")
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(path)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns
-    assert fingerprint(source) != first
-
-
 def test_fingerprint_of_files(tmp_path):
     source = csv(tmp_path, ORDERS)
-    first = fingerprint(source)
+    first, before = fingerprint(source), Path(source.path).stat()
     assert source.path in first
     assert fingerprint(source) == first
+    # replaced by one of the same size and time
+    other = Path(csv(tmp_path, ORDERS.replace("2.5", "7.5"), "other.csv").path)
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(source.path)
+    assert Path(source.path).stat().st_mtime_ns == before.st_mtime_ns
+    second = fingerprint(source)
     csv(tmp_path, ORDERS + "3,1,2024-01-01\n")
-    assert fingerprint(source) != first
-    folder = tmp_path / "t"
-    folder.mkdir()
-    parquet(pd.DataFrame({"a": [1]}), folder / "a.parquet")
+    assert len({first, second, fingerprint(source)}) == 3
+    (folder := tmp_path / "t").mkdir()
+    FRAME.to_parquet(folder / "a.parquet")
     both = ShardSource("t", "here", 0, str(folder))
     one = fingerprint(both)
-    parquet(pd.DataFrame({"a": [1]}), folder / "b.parquet")
+    FRAME.to_parquet(folder / "b.parquet")
     assert fingerprint(both) != one
     with pytest.raises(SourceError, match="does not exist"):
         fingerprint(ShardSource("t", "here", 0, str(tmp_path / "none.csv")))
-    (frame,) = load_tables(
-        "memory:" + register_frames({"t": pd.DataFrame({"a": [1]})}, site="s")
-    )
-    assert fingerprint(frame) is None
+    assert fingerprint(framed(FRAME)) is None
 
 
 def test_frames_by_token():
-    us, uk = pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3]})
-    token = register_frames({"c": [us, uk], "o": us}, site="shop")
+    token = register_frames({"c": [FRAME, FRAME + 2], "o": FRAME}, site="shop")
     first, second, other = load_tables(f"memory:{token}")
     assert (first.table, first.site, first.index) == ("c", "shop", 0)
-    assert rows_of(second) == [(3,)]
+    assert rows_of(second) == [(3,), (4,)]
     assert other.table == "o"
     assert "table 'c' at site 'shop' (a data frame)" in str(first)
     release(token)
@@ -423,7 +351,7 @@ FRAME_TYPES = {
 def test_frame_types():
     columns = {name: values for name, (values, _) in FRAME_TYPES.items()}
     frame = pd.DataFrame(columns, index=["p", "q"])
-    (source,) = load_tables("memory:" + register_frames({"t": frame}, site="s"))
+    source = framed(frame)
     schema = describe(source)
     for name, (_, kind) in FRAME_TYPES.items():
         assert schema.columns[str(name)].startswith(kind)
@@ -433,17 +361,9 @@ def test_frame_types():
 @pytest.fixture
 def shared(tmp_path):
     text = """
-        [[tables.f.shards]]
-        path = "0.csv"
-        site = "a"
-        [[tables.f.shards]]
-        path = "1.csv"
-        [[tables.g.shards]]
-        path = "2.csv"
-        site = "a"
-        [[tables.g.shards]]
-        path = "3.csv"
-        site = "c"
+        [tables]
+        f.shards = [{ path = "0.csv", site = "a" }, { path = "1.csv" }]
+        g.shards = [{ path = "2.csv", site = "a" }, { path = "3.csv", site = "c" }]
     """
     return tables_file(tmp_path, text)
 
@@ -466,18 +386,14 @@ def test_organisations_are_dealt_to_nodes(shared, nodes, expected):
     assert actual == expected
 
 
-def test_own_tables_win(shared):
-    token = register_frames({"t": pd.DataFrame({"a": [1]})}, site="s")
-    config = {"tables": f"memory:{token}", "partition-id": 1, "num-partitions": 2}
-    (source,) = hosted_shards(config, {"tables": shared})
+def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared):
+    own = {"tables": f"memory:{register_frames({'t': FRAME}, site='s')}"}
+    simulated = {"partition-id": 1, "num-partitions": 2}
+    (source,) = hosted_shards(own | simulated, {"tables": shared})
     assert source.table == "t"
-
-
-def test_run_does_not_choose_what_a_site_reads(tmp_path):
-    shared = tables_file(tmp_path, "[tables.t]\npath = 'secret.csv'\n")
     with pytest.raises(SourceError, match="no tables file of its own, and the run's"):
         hosted_shards({}, {"tables": shared})
-    assert hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "t"
+    assert hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "f"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -489,21 +405,12 @@ def test_file_without_permission(tmp_path):
 
 
 def test_frames_share_an_engine_but_see_only_their_own():
-    tokens = [
-        register_frames({"t": pd.DataFrame({"x": values})}, site=site)
-        for site, values in (("a", [1, 2]), ("b", [7]))
-    ]
-    one, other = (
-        ShardSource(table="t", site=site, index=0, token=token)
-        for site, token in zip("ab", tokens, strict=True)
-    )
+    one, other = framed(FRAME, "a"), framed(FRAME[:1] + 6, "b")
     with connect(one) as first, connect(other) as second:
         first.execute("CREATE TEMP TABLE kept AS SELECT * FROM shard")
-        assert second.execute("SELECT x FROM shard").fetchall() == [(7,)]
-        assert first.execute("SELECT x FROM shard").fetchall() == [(1,), (2,)]
+        assert second.execute("SELECT a FROM shard").fetchall() == [(7,)]
+        assert first.execute("SELECT a FROM shard").fetchall() == [(1,), (2,)]
         with pytest.raises(duckdb.CatalogException, match="kept"):
             second.execute("SELECT * FROM kept")
     with connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
         again.execute("SELECT * FROM kept")
-    for token in tokens:
-        release(token)
