@@ -36,7 +36,8 @@ def at(folder: Path, run: str = "1-1", limit: int = LIMIT) -> Cache:
     return Cache(folder / "cache", run, limit)
 
 
-def test_made_once(tmp_path):
+def test_made_once_and_private(tmp_path):
+    os.umask(0o022)
     made = []
     for run in ("1-1", "1-1", "2-1"):
         path = at(tmp_path, run).obtain("a", make(made=made))
@@ -44,6 +45,15 @@ def test_made_once(tmp_path):
     assert len(made) == 1
     assert at(tmp_path, "3-1").find("a") == path
     assert at(tmp_path).find("b") is None
+    for place in (path, *tmp_path.rglob("*")):
+        assert place.stat().st_mode & 0o077 == 0, place
+    assert path.stat().st_mode & 0o777 == 0o700
+    # what is for one run alone goes with it
+    used = at(tmp_path)
+    used.obtain(f"{ONCE}a", make())
+    used.release()
+    used.release()
+    assert entries(tmp_path / "cache") == {"a"}
 
 
 def test_name_depends_on_every_fact():
@@ -53,14 +63,6 @@ def test_name_depends_on_every_fact():
     ]
     assert len({*names, entry_name("other", "a", "b")}) == 6
     assert entry_name("rows", {"a": 1, "b": 2}) == entry_name("rows", {"b": 2, "a": 1})
-
-
-def test_private(tmp_path):
-    os.umask(0o022)
-    path = at(tmp_path / "state").obtain("a", make())
-    for place in (tmp_path / "state").rglob("*"):
-        assert place.stat().st_mode & 0o077 == 0, place
-    assert path.stat().st_mode & 0o777 == 0o700
 
 
 def test_failed_making_leaves_nothing(tmp_path):
@@ -74,28 +76,25 @@ def test_failed_making_leaves_nothing(tmp_path):
     assert at(tmp_path).find("a") is None
 
 
-def damage(entry: Path, how: str) -> None:
-    document = json.loads((entry / ENTRY_FILE).read_text())
-    if how == "cut file":
-        (entry / "data.bin").write_text("x")
-    elif how == "no file":
-        (entry / "data.bin").unlink()
-    elif how == "no description":
-        (entry / ENTRY_FILE).unlink()
-    else:
-        others = {"version": 0} if how == "other version" else {"sizes": {}}
-        document = None if how == "null" else document | others
-        (entry / ENTRY_FILE).write_text(json.dumps(document))
+def change_description(entry: Path, **others: object) -> None:
+    path = entry / ENTRY_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | others))
 
 
-DAMAGES = ("cut file", "no file", "no description", "other version", "other sizes")
-
-
-@pytest.mark.parametrize("how", [*DAMAGES, "null"])
-def test_damaged_entry_is_made_again(tmp_path, how):
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda entry: (entry / "data.bin").write_text("x"),
+        lambda entry: (entry / "data.bin").unlink(),
+        lambda entry: (entry / ENTRY_FILE).unlink(),
+        lambda entry: (entry / ENTRY_FILE).write_text("null"),
+        lambda entry: change_description(entry, version=0),
+        lambda entry: change_description(entry, sizes={}),
+    ],
+)
+def test_damaged_entry_is_made_again(tmp_path, damage):
     made = []
-    entry = at(tmp_path).obtain("a", make(made=made))
-    damage(entry, how)
+    damage(at(tmp_path).obtain("a", make(made=made)))
     assert at(tmp_path).find("a") is None
     assert entries(tmp_path / "cache") == set()
     entry = at(tmp_path).obtain("a", make(made=made))
@@ -123,15 +122,6 @@ def test_entries_in_use_stay(tmp_path):
     assert entries(tmp_path / "cache") == {"a", "b"}
     second.release()
     assert entries(tmp_path / "cache") == set()
-
-
-def test_entry_for_one_run_goes_with_it(tmp_path):
-    used = at(tmp_path)
-    used.obtain(f"{ONCE}rows-1", make())
-    used.obtain("rows-1", make())
-    used.release()
-    used.release()
-    assert entries(tmp_path / "cache") == {"rows-1"}
 
 
 def test_runs_that_crashed_are_forgotten(tmp_path, monkeypatch):
@@ -162,14 +152,10 @@ print("done")
 
 
 def test_processes_share_a_cache(tmp_path):
+    argv = [sys.executable, "-c", WORKER, str(tmp_path / "cache")]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path / "cache"), f"{number}-1"],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        subprocess.Popen([*argv, f"{number}-1"], cwd=ROOT, text=True, **pipes)
         for number in range(3)
     ]
     for worker in workers:

@@ -13,7 +13,7 @@ from client_apps.handlers.training_rows import (
     expanded,
     once_each,
 )
-from strategies import TablePuppetADMM, VflADMM, VflSGD
+from strategies import TablePuppetADMM, TablePuppetSGD, VflADMM, VflSGD
 from tests.support.examples.requests import body
 from tests.support.peers.hostile import (
     FOREIGN,
@@ -24,23 +24,24 @@ from tests.support.peers.hostile import (
     HostileGrid,
     array,
     arrays,
+    change_of,
     header,
     train,
     wrong_arrays,
     wrong_headers,
 )
 from tests.support.peers.hostile_runs import answers_to, refused, spread
-from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.protocol.packet import Packet, pack_bits
+from tp_flower.errors import SettingsError
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings, Settings
+
+TRAINED, TESTED = "expanded-trained", "expanded-tested"
 
 
 def listed(trained, tested=(), rows=4):
     """The rows of a part that is sent these lists, of 5 joined rows and 2 held out."""
-    lists = {
-        "expanded-trained": np.array(trained, np.int32),
-        "expanded-tested": np.array(tested, np.int32),
-    }
+    arrays = (np.array(rows, np.int32) for rows in (trained, tested))
+    lists = dict(zip((TRAINED, TESTED), arrays, strict=True))
     return expanded(body(5, lists, **{"held-out-rows": 2}), rows)
 
 
@@ -88,69 +89,46 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
     )
-    plan = Batches(
-        np.cumsum([0, *map(len, batches)]), np.arange(len(behind), dtype=np.int64)
-    )
-    assert rows.table_rows_by_batch(plan).tolist() == [
-        len(set(batch)) for batch in batches
-    ]
+    plan = Batches(np.cumsum([0, *map(len, batches)]), np.arange(len(behind)))
+    assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
 
 
-@pytest.mark.parametrize(
-    ("lists", "match"),
-    [
-        (([4], ()), "'expanded-trained' must hold numbers from 0 to 3"),
-        (([-1], ()), "'expanded-trained' has numbers .* allowed: from 0 to inf"),
-        (([0] * 6, ()), "'expanded-trained' has 6 rows, but there are 5 joined"),
-        (([0], [1] * 3), "'expanded-tested' has 3 rows, but there are 2 joined rows"),
-    ],
-)
-def test_lists_that_are_none_are_refused(lists, match):
-    with pytest.raises((MessageError, SiteError), match=match):
-        listed(*lists)
+def few_rows(packet):
+    return array(ORDERS, TRAINED, lambda rows: rows % 2)(packet)
 
 
-def weigh(weight):
-    def change(packet):
-        count = len(packet.arrays[ORDERS, "expanded-trained"])
-        weights = np.full(count, weight, np.float32)
-        return Packet(packet.header, {**packet.arrays, (ORDERS, "masses"): weights})
-
-    return change
+def weigh(packet):
+    weights = np.full(len(packet.arrays[ORDERS, TRAINED]), -1.0, np.float32)
+    return arrays(ORDERS, masses=weights)(packet)
 
 
-TRAINED, TESTED = "expanded-trained", "expanded-tested"
+HOSTILE = {
+    "0/expanded-trained gone": "it has no 'trained'",
+    "0/expanded-tested gone": "it has no 'expanded-tested'",
+    "0/expanded-trained[0] = -1": "'expanded-trained' has numbers .* from 0 to inf",
+    "0/expanded-trained twice": r"has \d+ rows, but there are \d+ joined rows to list",
+    "0/expanded-tested twice": r"'expanded-tested' has \d+ rows, but there are \d+ jo",
+    "0/expanded-tested[0] = 12": "must hold numbers from 0 to 11",
+    "part.held-out-rows gone": "it has no 'held-out-rows'",
+    few_rows: r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
+    weigh: "'masses' must hold weights above 0",
+}
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        (array(ORDERS, TRAINED), "it has no 'trained'"),
-        (array(ORDERS, TESTED), "it has no 'expanded-tested'"),
-        (
-            array(ORDERS, TRAINED, lambda rows: np.concatenate([rows, rows])),
-            r"'expanded-trained' has \d+ rows, but there are \d+ joined rows to list",
-        ),
-        (
-            array(ORDERS, TESTED, lambda rows: rows + 12),
-            "must hold numbers from 0 to 11",
-        ),
-        (
-            array(ORDERS, TRAINED, lambda rows: rows % 2),
-            r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
-        ),
-        (header("parts", 0, "held-out-rows"), "it has no 'held-out-rows'"),
-        (weigh(-1.0), "'masses' must hold weights above 0"),
-    ],
-)
-def test_hostile_lists_are_refused(tmp_path, change, match):
-    error = refused(tmp_path, "train.prepare", SHOP, change, VflADMM)
-    assert re.search(match, error)
+def test_hostile_lists_are_refused(tmp_path):
+    changes = {
+        match: change if callable(change) else change_of(change)
+        for change, match in HOSTILE.items()
+    }
+    answers = answers_to(tmp_path, "train.prepare", SHOP, changes, VflADMM)
+    assert len(answers) == len(HOSTILE)
+    for answer in answers:
+        answer.check_nothing_left()
+        assert re.search(answer.what, answer.error)
 
 
 def lonely(*rows):
     """Two batches of two joined rows each, over these rows of the US shard."""
-
     return arrays(
         US_PART,
         expanded_trained=np.array(rows, np.int32),
@@ -213,16 +191,11 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path):
         assert not FOREIGN.match(answer.error), answer
         if answer.error:
             answer.check_nothing_left()
-    (folder := tmp_path / "plain").mkdir()
     # no refusal has changed anything, and features that lie in files train alike
-    plain = train(HostileGrid(folder), VflSGD, batch_size=5)
-    assert fuzzed.report.final_train == plain.report.final_train
-
-
-def test_features_that_lie_in_files_train_as_those_of_the_tables(tmp_path):
-    plain, twin = (
-        train(HostileGrid(tmp_path), method).report
-        for method in (TablePuppetADMM, VflADMM)
+    plain, tables = (
+        train(HostileGrid(tmp_path), method, batch_size=5).report
+        for method in (VflSGD, TablePuppetSGD)
     )
-    assert twin.final_train == pytest.approx(plain.final_train, rel=1e-4)
-    assert twin.final_test == pytest.approx(plain.final_test, rel=1e-4)
+    assert fuzzed.report.final_train == plain.final_train
+    assert plain.final_train == pytest.approx(tables.final_train, rel=1e-4)
+    assert plain.final_test == pytest.approx(tables.final_test, rel=1e-4)

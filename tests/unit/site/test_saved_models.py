@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from client_apps.app import app
-from client_apps.data.saved_models import SavedModel, digest_of
+from client_apps.data.saved_models import SavedModel
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import ModelError
@@ -91,7 +91,9 @@ def test_saved_model_scores_as_the_run_did(tmp_path, method, settings):
         assert again == pytest.approx(sent[number], abs=1e-5)
 
 
-def test_saved_model_scores_rows_and_categories_it_never_saw(tmp_path):
+def test_saved_model_scores_what_it_never_saw_and_keeps_its_keys_to_the_site(tmp_path):
+    train(tmp_path, Explain, mode="explain")
+    assert not (tmp_path / "models").exists()
     train(tmp_path, TablePuppetADMM, num_epochs=3)
     part = saved_parts(tmp_path)[1]
     _, people = frames()
@@ -100,34 +102,32 @@ def test_saved_model_scores_rows_and_categories_it_never_saw(tmp_path):
     # with one-hot(2) all but the most frequent category share "(other)"
     assert scores[0] == scores[1] != scores[2]
     assert scores[2] == pytest.approx(scores_of(part, people[2:3])[0])
-
-
-def test_saved_model_keeps_its_keys_to_the_site(tmp_path):
-    train(tmp_path, Explain, mode="explain")
-    assert not (tmp_path / "models").exists()
-    train(tmp_path, TablePuppetADMM, num_epochs=1)
     (folder,) = (tmp_path / "models").glob("*/*/part-1")
     assert folder.stat().st_mode & 0o077 == 0
     assert json.loads((folder / "model.json").read_text())["encoder"]["keys"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "match"),
-    [
+def test_damaged_model_is_refused(tmp_path):
+    train(tmp_path, TablePuppetADMM, num_epochs=1)
+    (folder,) = (tmp_path / "models").glob("*/*/part-1")
+    for name, text, match in (
         ("model.json", "{", "is damaged"),
         ("model.json", "{}", "is damaged"),
         ("model.json", '{"version": 7}', "is of version 7, expected 2"),
         ("model.safetensors", "no", "is damaged"),
-    ],
-)
-def test_damaged_model_is_refused(tmp_path, name, text, match):
-    train(tmp_path, TablePuppetADMM, num_epochs=1)
-    (folder,) = (tmp_path / "models").glob("*/*/part-1")
-    (folder / name).write_text(text)
-    with pytest.raises(ModelError, match=match):
-        SavedModel.load(folder)
+    ):
+        whole = (folder / name).read_bytes()
+        (folder / name).write_text(text)
+        with pytest.raises(ModelError, match=match):
+            SavedModel.load(folder)
+        (folder / name).write_bytes(whole)
     with pytest.raises(ModelError, match="there is no model in"):
         SavedModel.load(tmp_path)
+    digest = saved_parts(tmp_path)[1].keep(folder)
+    with (folder / name).open("ab") as file:
+        file.write(b" ")
+    with pytest.raises(ModelError, match="its digest is another"):
+        SavedModel.load(folder, digest)
 
 
 def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
@@ -140,9 +140,3 @@ def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     )
     strategy.start(InProcessGrid(app, {"shop": path}))
     assert strategy.outcome.coefficients == {}
-
-
-@pytest.mark.parametrize("name", ["model.json", "model.safetensors"])
-def test_the_digest_is_of_both_files(name):
-    files = {"model.json": b"facts", "model.safetensors": b"weights"}
-    assert digest_of(files) != digest_of({**files, name: b"others"})
