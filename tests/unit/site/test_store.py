@@ -74,11 +74,16 @@ def test_files_are_mapped_read_only(tmp_path):
     forget_processes()
     entry = at(tmp_path).load("part-0")
     same(entry)
-    features = entry.arrays["features"]
-    assert isinstance(features, np.memmap)
+    mapped = entry.arrays["features"]
+    assert isinstance(mapped, np.memmap)
     with pytest.raises(ValueError, match="read-only"):
-        features[0, 0] = 5.0
+        mapped[0, 0] = 5.0
     assert at(tmp_path).load("part-0") is entry
+    # an entry is replaced as a whole; what was mapped before stays what it was
+    at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))
+    forget_processes()
+    assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
+    np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
 
 
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
@@ -91,17 +96,6 @@ def test_folder_is_private_and_has_no_leftovers(tmp_path):
     ((name, meta, layout),) = rows_of(tmp_path / "state", "name, meta, layout")
     assert (name, json.loads(meta)) == ("part-0", ENTRY.meta)
     assert [array[0] for array in json.loads(layout)] == ["features", "none", "mask"]
-
-
-def test_entry_is_replaced_as_a_whole(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
-    forget_processes()
-    mapped = at(tmp_path).load("part-0").arrays["features"]
-    at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))
-    forget_processes()
-    assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
-    # what was mapped before stays what it was
-    np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
 
 
 @pytest.mark.parametrize("where", ["large", "small"])
@@ -126,35 +120,35 @@ def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
     assert len(list((tmp_path / "1-2").iterdir())) == 1
 
 
-def make_damage(folder, how):
-    """Damage what another process has kept: its file, or a column of its row."""
-    forget_processes()
-    (path,) = (folder / "1-2").iterdir()
-    if how == "missing":
-        path.unlink()
-    elif how == "cut":
-        path.write_bytes(path.read_bytes()[:20])
-    elif how == "other":
-        np.save(path, np.zeros((3, 3)))
-    elif how == "pickle":
-        np.save(path, np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    elif how == "elsewhere":
-        # a file is looked for in the folder of the run alone
-        path.rename(folder / path.name)
-        ((layout,),) = rows_of(folder, "layout")
-        place = layout.replace(path.name, f"../{path.name}")
-        rows_in(folder / FILE, "UPDATE entries SET layout = ?", place)
-    else:
-        rows_in(folder / FILE, f"UPDATE entries SET {how} = substr({how}, 2)")
+def move_away(path):
+    """A file is looked for in the folder of the run alone."""
+    folder = path.parent.parent
+    path.rename(folder / path.name)
+    ((layout,),) = rows_of(folder, "layout")
+    place = layout.replace(path.name, f"../{path.name}")
+    rows_in(folder / FILE, "UPDATE entries SET layout = ?", place)
 
 
-FILES, COLUMNS = ("missing", "cut", "other", "pickle", "elsewhere"), ("meta", "layout")
+PICKLED = np.array([{"a": 1}], dtype=object)
+DAMAGES = {
+    "missing": lambda path: path.unlink(),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:20]),
+    "other": lambda path: np.save(path, np.zeros((3, 3))),
+    "pickle": lambda path: np.save(path, PICKLED, allow_pickle=True),
+    "elsewhere": move_away,
+}
 
 
-@pytest.mark.parametrize("how", [*FILES, *COLUMNS, "data", "checksum"])
+@pytest.mark.parametrize("how", [*DAMAGES, "meta", "layout", "data", "checksum"])
 def test_damaged_entries_are_lost_state(tmp_path, how):
+    """Another process's file, or a column of its row."""
     at(tmp_path).save("part-0", ENTRY)
-    make_damage(tmp_path, how)
+    forget_processes()
+    (path,) = (tmp_path / "1-2").iterdir()
+    if how in DAMAGES:
+        DAMAGES[how](path)
+    else:
+        rows_in(tmp_path / FILE, f"UPDATE entries SET {how} = substr({how}, 2)")
     with pytest.raises(SiteError, match=r"lost its state .*was it restarted\?"):
         at(tmp_path).load("part-0")
 

@@ -67,14 +67,10 @@ def restart():
 
 def encoder(tables: SiteTables) -> SiteEncoder:
     extracted = tables.extracted(0)
-    choice = TableChoice("t", {info.name: None for info in extracted.features})
+    choice, counted = TableChoice("t", {"x": None, "c": None}), CountedRows(HASHER)
     statistics = {
         info.name: feature_statistics(
-            choice,
-            info.name,
-            info.kind,
-            extracted.column(info.name),
-            CountedRows(HASHER),
+            choice, info.name, info.kind, extracted.column(info.name), counted
         )
         for info in extracted.features
     }
@@ -83,7 +79,7 @@ def encoder(tables: SiteTables) -> SiteEncoder:
 
 def expected(tables: SiteTables) -> np.ndarray:
     extracted = tables.extracted(0)
-    whole = {info.name: extracted.column(info.name) for info in extracted.features}
+    whole = {name: extracted.column(name) for name in "xc"}
     return encoder(tables).transform(whole)[ROWS]
 
 
@@ -123,11 +119,9 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     lose_state(site.store)
     restart()
 
-    def fail(*_):
-        raise AssertionError("the source is read")
-
-    monkeypatch.setattr("client_apps.data.tables.extract", fail)
-    monkeypatch.setattr("client_apps.data.tables.describe", fail)
+    # neither is the source read
+    monkeypatch.setattr("client_apps.data.tables.extract", None)
+    monkeypatch.setattr("client_apps.data.tables.describe", None)
     again = Site(tmp_path / "state", run=2).tables
     assert again.describe(source) == schema
     stored = again.extract(0, source, WANTED)
@@ -160,16 +154,14 @@ def test_source_that_changes_while_it_is_read(tmp_path, source, monkeypatch):
 
 def test_frames_are_of_one_run(tmp_path):
     token = register_frames({"t": FRAME}, site="here")
-    try:
-        (source,) = load_tables(f"memory:{token}")
-        site = Site(tmp_path)
-        assert site.tables.extract(0, source, WANTED).rows == 500
-        site.tables.encode(0, encoder(site.tables), ROWS)
-        site.features.release()
-        left = [p for p in tmp_path.glob("cache/*") if p.name[0] != "."]
-        assert [p.name for p in left] == ["uses"]
-    finally:
-        release(token)
+    (source,) = load_tables(f"memory:{token}")
+    site = Site(tmp_path)
+    assert site.tables.extract(0, source, WANTED).rows == 500
+    site.tables.encode(0, encoder(site.tables), ROWS)
+    site.features.release()
+    left = [p for p in tmp_path.glob("cache/*") if p.name[0] != "."]
+    assert [p.name for p in left] == ["uses"]
+    release(token)
 
 
 def test_lost_entries(tmp_path, source):
@@ -205,14 +197,9 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     for rows in (100_000, 600_000):
         path = tmp_path / f"{rows}.csv"
         write_file(path, rows, mixed=True)
-        answer = subprocess.run(
-            [sys.executable, "-c", MEASURED, str(path)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        peaks.append(int(answer.stdout.split()[-1]))  # DuckDB shows its progress
+        argv = [sys.executable, "-c", MEASURED, str(path)]
+        answer = subprocess.check_output(argv, cwd=ROOT, text=True)
+        peaks.append(int(answer.split()[-1]))  # DuckDB shows its progress
         path.unlink()
     # half a million rows of 60 columns are 240 MB of numbers, and 120 MB of features
     assert peaks[1] < 600

@@ -9,9 +9,11 @@ import pytest
 from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
+from tests.support.case_tables import case_table
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.shards import ShardSource, describe
 
+CASES = case_table(__file__)
 NULLS = ("", "NA", "nan")
 ROWS = 30_000  # DuckDB alone would look at the first 20,480
 
@@ -31,35 +33,7 @@ def warnings(path: str, **fields: object) -> tuple[str, ...]:
     return describe(ShardSource("t", "here", 0, path, nulls=NULLS, **fields)).warnings
 
 
-@pytest.mark.parametrize(
-    ("first", "late", "expected"),
-    [
-        ("1", "-5", "BIGINT"),
-        ("1", "NA", "BIGINT"),
-        ("1", "", "BIGINT"),
-        ("1", "1.5", "DOUBLE"),
-        ("1", "1e3", "DOUBLE"),
-        ("1.5", "2", "DOUBLE"),
-        # keys, which as numbers would be others
-        ("1", "007", "VARCHAR"),
-        ("1", "00", "VARCHAR"),
-        ("1.5", "007.5", "VARCHAR"),
-        ("007", "8", "VARCHAR"),
-        ("1", "+7", "VARCHAR"),
-        ("1", "x", "VARCHAR"),
-        ("1", "true", "VARCHAR"),
-        ("true", "FALSE", "BOOLEAN"),
-        ("true", "1", "VARCHAR"),
-        ("2013-01-01", "2013-01-02", "DATE"),
-        ("2013-01-01", "2013-01-01 05:06:07", "TIMESTAMP"),
-        ("2013-01-01", "2013-13-01", "VARCHAR"),
-        ("01/02/2013", "25/12/2013", "DATE"),
-        ("05:06:07", "soon", "VARCHAR"),
-        ("", "5", "BIGINT"),
-        ("", "2013-01-01", "DATE"),
-        ("", "", "VARCHAR"),
-    ],
-)
+@pytest.mark.parametrize(("first", "late", "expected"), CASES["late-values"])
 def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
@@ -94,12 +68,9 @@ def test_line_that_does_not_fit(tmp_path, late):
         csv_format(path, NULLS)
 
 
-def test_file_that_changed_is_looked_at_again(tmp_path):
+def test_rows_and_empty_columns_of_a_file_that_changed(tmp_path):
     assert types(write(tmp_path, "1,x", "2,y"))["a"] == "BIGINT"
     assert types(write(tmp_path, "1,x", "2.5,y"))["a"] == "DOUBLE"
-
-
-def test_rows_and_empty_columns(tmp_path):
     path = write(tmp_path, "1,,x", "2,,x", "a,b,c")
     schema = describe(ShardSource("t", "here", 0, path))
     assert (schema.rows, schema.all_null) == (ROWS + 4, ("b",))
@@ -118,26 +89,12 @@ def test_one_text_among_numbers_is_told(tmp_path):
     assert describe(ShardSource("t", "here", 0, path, nulls=("n/a",))).warnings == ()
 
 
-@pytest.mark.parametrize(
-    ("values", "row"),
-    [
-        ([*"123456789", "x"], 10),
-        (["x", *"123456789"], 1),
-        (["?", "", *"1234567890", "x", *"1234567890"], 1),
-        ([*"12345678", "x"], None),  # one in nine
-        (["1", "2.5", "", "NA"], None),
-        ([*"123456789", "007", "x"], None),
-        (["+7", *"123456789"], None),
-        (["2013-01-01"] * 20 + ["x"], None),
-        (["x", "y"], None),
-    ],
-)
+@pytest.mark.parametrize(("values", "row"), CASES["nearly-numbers"])
 def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     path = tmp_path / "t.csv"
-    path.write_text("\n".join(["a,b", *(f"{value},1" for value in values)]) + "\n")
-    assert csv_format(str(path), NULLS).stray_rows == (
-        {} if row is None else {"a": row}
-    )
+    rows = (f"{value},1\n" for value in values.split(" "))
+    path.write_text("a,b\n" + "".join(rows))
+    assert csv_format(str(path), NULLS).stray_rows == ({"a": row} if row else {})
 
 
 def test_the_site_logs_a_warning_once(tmp_path, caplog):

@@ -1,5 +1,7 @@
 """What leaves a site of DuckDB's errors: no value of the data."""
 
+import re
+
 import duckdb
 import pandas as pd
 import pytest
@@ -21,10 +23,7 @@ SECRETS = ["se'c\"ret\n\nLINE 1: secret\n^^ to INT32", "2024-13-45", "98765"]
         ("strptime(a, '%d.%m.%Y')", r"Invalid Input Error"),
         ("error(a)", r"Invalid Input Error"),
         ("CAST(length(a) + 1000 AS TINYINT)", r"Conversion Error \(out of range\)"),
-        (
-            "(length(a) + 9000000000000000) * 9000000",
-            r"Out Of Range Error \(Overflow in multiplication\)",
-        ),
+        ("(length(a) + 9000000000000000) * 9000000", r"Out Of Range Error \(Overflow"),
     ],
 )
 def test_values_are_left_out(expression, message, value):
@@ -33,7 +32,7 @@ def test_values_are_left_out(expression, message, value):
         with pytest.raises(duckdb.Error) as caught:
             connection.execute(f"SELECT {expression} FROM t").fetchall()
     text = safe_message(caught.value)
-    assert pd.Series([text]).str.match(message).all(), text
+    assert re.match(message, text)
     for piece in ("se'c", "secret", "ret", "2024", "98765", "9000", "100"):
         assert piece not in text
 
@@ -55,9 +54,8 @@ def test_names_and_types_are_kept():
                 connection.execute(sql)
             text = safe_message(caught.value)
             assert text.startswith(start)
-            assert "secret" not in text
-            assert "\n" not in text
-            assert "Candidate functions" not in text
+            for piece in ("secret", "\n", "Candidate functions"):
+                assert piece not in text
 
 
 @pytest.mark.parametrize(
@@ -75,6 +73,6 @@ def test_files_of_a_folder_that_differ_are_named(tmp_path, column, pattern):
         with pytest.raises(duckdb.Error) as caught:
             connection.sql(f"SELECT sum(price) FROM '{tmp_path}/*.parquet'").fetchall()
     message = safe_message(caught.value)
-    assert pd.Series([message]).str.contains(pattern, regex=True).all(), message
+    assert re.search(pattern, message)
     assert "b.parquet" in message
     assert "secret" not in message

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.support.case_tables import case_table
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name
@@ -105,36 +106,9 @@ MOMENTS = """
 TRUTHS = [True, False, None, True, None, False, True, False]
 
 
-def listed(text: str) -> list[str]:
-    return [piece.strip(" \n") for piece in text.split(";")]
-
-
-NUMBERS = listed("""
-i > 0; i >= 0.5; i = -7; -3 < i; s <> 1; n = 1; n <> 2.5; n > -0.5; m = 0.000001;
-m < 12345678901234.5; j <= 900719925474099; d < 0.1; d = 1.1; d = 1; d > -2.5;
-e IN (0.1, 2.5); i IN (1, 3); i NOT IN (1, 3); n BETWEEN 0 AND 2.5;
-d BETWEEN -2.5 AND 1; NOT (i > 0); NOT (d BETWEEN 1 AND 2)
-""")
+CASES = case_table(__file__)
+NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
 NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
-TEXTS = listed("""
-t = 'ab'; t <> 'AB'; t = ''; u = 'ab'; t IN ('ab', 'AB'); t NOT IN ('ab ');
-t = 'Zo\u00eb'; t = '\U0001f600\t"`'; u = 'it''s'; u = '%_'
-""")
-TIMES = listed("""
-a = '2024-02-29'; a < DATE '2000-01-01'; b >= '2000-01-01';
-b < '2024-02-29 00:00:00.000001'; b = '1969-12-31 23:59:59.999999';
-a BETWEEN '1900-01-01' AND '2000-12-31'; a IN ('2024-02-29', '1969-12-31');
-b > DATE '2024-01-01'; b > '1066-10-14'; b <= TIMESTAMP '2013-01-06 23:59:59'
-""")
-# two columns, expressions, rules of texts, numbers that a double does not hold, NULL,
-# a date beside a time, a time before the year 1000
-STAY = listed("""
-n < m; j = d; i + 1 > 2; ABS(i) > 2; month(a) = 2; i > 0 OR n IS NULL;
-CASE WHEN i > 0 THEN TRUE END; COALESCE(f, FALSE); f; NOT f; f = TRUE; t < 'b';
-t BETWEEN 'a' AND 'b'; t LIKE 'a%'; t = u; 'ab' = u; j IN (9007199254740993);
-d < 0.1234567890123456; i = NULL; i IN (1, 3, NULL); i > 1e0; i = '1';
-a > TIMESTAMP '2000-12-31 00:00:00'; b > '0966-10-14'; a = b; NULL; TRUE
-""")
 CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 
