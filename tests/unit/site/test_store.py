@@ -14,7 +14,7 @@ from client_apps.data.database import FILE
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.database import Database
-from tp_flower.errors import LostStateError, SiteError
+from tp_flower.errors import LostStateError, SettingsError, SiteError
 from tp_flower.protocol.packet import Parcel
 
 ENTRY = Entry(
@@ -87,15 +87,50 @@ def test_files_are_mapped_read_only(tmp_path):
 
 
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
-    at(tmp_path / "state").save("part-0", ENTRY)
-    folder = tmp_path / "state" / "1-2"
-    (large,) = folder.iterdir()
-    for path in (folder, large, tmp_path / "state", tmp_path / "state" / FILE):
+    root = tmp_path / "state"
+    at(root).save("part-0", ENTRY)
+    (large,) = (root / "1-2").iterdir()
+    for path in (root, *root.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0
     assert large.name.startswith("part-0-features-")
-    ((name, meta, layout),) = rows_of(tmp_path / "state", "name, meta, layout")
+    ((name, meta, layout),) = rows_of(root, "name, meta, layout")
     assert (name, json.loads(meta)) == ("part-0", ENTRY.meta)
     assert [array[0] for array in json.loads(layout)] == ["features", "none", "mask"]
+
+
+def test_only_the_user_may_open_the_database_and_have_made_it(tmp_path, monkeypatch):
+    def refuses(match):
+        forget_processes()
+        with pytest.raises(SettingsError, match=rf"site\.db {match}"):
+            at(tmp_path).names()
+
+    at(tmp_path).save("part-0", ENTRY)
+    path = tmp_path / FILE
+    rows_in(path, "PRAGMA user_version = 9")
+    refuses("is of version 9, expected 1")
+    for mode in (0o640, 0o604, 0o620, 0o602):
+        path.chmod(mode)
+        refuses(rf"may be read or changed by others .*\(mode {mode:04o}\): chmod")
+    path.chmod(0o600)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 4242)
+        refuses("belongs to another user")
+    path.rename(tmp_path / "file")
+    path.symlink_to(tmp_path / "file")
+    refuses("is not a file")
+    with pytest.raises(SiteError, match=r"cannot write to the state .*file/state"):
+        at(tmp_path / "file" / "state").names()
+
+
+def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path):
+    for name in ("privacy/ledger.jsonl", "privacy/labels", "ab-1/state"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+        match = rf"is of version 0\.1\.0 \({name}\).* move the folder .*new account"
+        with pytest.raises(SettingsError, match=match):
+            at(tmp_path).names()
+        assert not (tmp_path / FILE).exists()
+        (tmp_path / name).unlink()
 
 
 @pytest.mark.parametrize("where", ["large", "small"])
