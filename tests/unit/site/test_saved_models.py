@@ -110,24 +110,25 @@ def test_saved_model_scores_what_it_never_saw_and_keeps_its_keys_to_the_site(tmp
 def test_damaged_model_is_refused(tmp_path):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
     (folder,) = (tmp_path / "models").glob("*/*/part-1")
-    for name, text, match in (
-        ("model.json", "{", "is damaged"),
-        ("model.json", "{}", "is damaged"),
-        ("model.json", '{"version": 7}', "is of version 7, expected 2"),
-        ("model.safetensors", "no", "is damaged"),
+    digest = SavedModel.load(folder).keep(folder)
+    another = "its digest is another"
+    for name, change, match in (
+        ("model.json", lambda _: b"{", "is damaged"),
+        ("model.json", lambda _: b"{}", "is damaged"),
+        ("model.json", lambda _: b'{"version": 7}', "is of version 7, expected 2"),
+        ("model.json", lambda whole: whole + b" ", another),
+        ("model.safetensors", lambda _: b"no", another),
     ):
         whole = (folder / name).read_bytes()
-        (folder / name).write_text(text)
+        (folder / name).write_bytes(change(whole))
         with pytest.raises(ModelError, match=match):
-            SavedModel.load(folder)
+            SavedModel.load(folder, digest if match == another else "")
         (folder / name).write_bytes(whole)
+    (folder / "model.safetensors").write_bytes(b"no")
+    with pytest.raises(ModelError, match="is damaged"):
+        SavedModel.load(folder)
     with pytest.raises(ModelError, match="there is no model in"):
         SavedModel.load(tmp_path)
-    digest = saved_parts(tmp_path)[1].keep(folder)
-    with (folder / name).open("ab") as file:
-        file.write(b" ")
-    with pytest.raises(ModelError, match="its digest is another"):
-        SavedModel.load(folder, digest)
 
 
 def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
