@@ -53,9 +53,8 @@ class TestSecret:
             with pytest.raises(SettingsError, match=match):
                 read_secret(write(VALUE, mode))
 
-    @pytest.mark.parametrize(
-        ("content", "match"),
-        [
+    def test_short_one_or_no_random_one(self, write):
+        for content, match in (
             (b"", "holds 0 bytes, fewer than 32"),
             (VALUE[:31], "holds 31 bytes, fewer"),
             (VALUE[:31].hex(), "holds 31 bytes, fewer"),
@@ -66,11 +65,9 @@ class TestSecret:
             ("00" * 32, "not random: it has 1 different"),
             (b"\xff\x00" * 40, "not random: it has 2 different"),
             (bytes((1 << 20) + 1), "has more than 1048576 bytes"),
-        ],
-    )
-    def test_short_one_or_no_random_one(self, write, content, match):
-        with pytest.raises(SettingsError, match=f"secret-file {match}|is {match}"):
-            read_secret(write(content))
+        ):
+            with pytest.raises(SettingsError, match=f"secret-file (is )?{match}"):
+                read_secret(write(content))
 
     def test_no_file_and_no_pipe_is_read_and_errors_tell_no_path(self, write, tmp_path):
         os.mkfifo(tmp_path / "pipe", 0o600)
@@ -104,24 +101,19 @@ class TestAllowedKeys:
             with pytest.raises(SettingsError, match=match):
                 read_allowed_keys(write(f"us {A}", mode))
 
-    @pytest.mark.parametrize(
-        ("text", "match"),
-        [
-            *(
-                (f"uk {B}\n{line}\n", ", line 2: it must be the name of a site and its")
-                for line in (A, "us", f"us {A}0", f"us {A[1:]}", f"us {A[:-1]}g")
-            ),
-            (f"uk {B}\nus {A} x\n", ", line 2: it must be the name of a site"),
+    def test_list_of_another_form(self, write):
+        lines = (A, "us", f"us {A}0", f"us {A[1:]}", f"us {A[:-1]}g", f"us {A} x")
+        form = ", line 2: it must be the name of a site and its"
+        for text, match in (
+            *((f"uk {B}\n{line}\n", form) for line in lines),
             (f"us {A}\n\nus {B}\n", ", line 3: the name stands there twice"),
             (f"us {A}\n\nuk {A.upper()}\n", ", line 3: the key stands there twice"),
             ("", " lists no key"),
             ("\n# nobody\n", " lists no key"),
             (b"\xff\xfe", " is not UTF-8 text"),
-        ],
-    )
-    def test_list_of_another_form(self, write, text, match):
-        with pytest.raises(SettingsError, match=f"allowed-keys{match}"):
-            read_allowed_keys(write(text))
+        ):
+            with pytest.raises(SettingsError, match=f"allowed-keys{match}"):
+                read_allowed_keys(write(text))
 
 
 WAIT_AND_PRINT = """

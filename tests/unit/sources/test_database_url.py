@@ -8,6 +8,7 @@ from tests.support.case_tables import case_table
 from tp_flower.errors import SourceError
 from tp_flower.sources.databases.session import parse_url
 
+CASES = case_table(__file__)
 ENVIRONMENT = {
     "PASSWORD": "p@ss/w:rd%41?",
     "USER_NAME": "anna@host",
@@ -22,18 +23,7 @@ def parse(text, environment=ENVIRONMENT):
     return parse_url(text, environment, Path("/site"), "shard 0 of table 't'")
 
 
-@pytest.mark.parametrize(
-    ("text", "driver", "dialect"),
-    [
-        ("postgresql://h/d", "postgresql+psycopg", "postgresql"),
-        ("postgres://h/d", "postgresql+psycopg", "postgresql"),
-        ("postgresql+psycopg://h/d", "postgresql+psycopg", "postgresql"),
-        ("mysql://h/d", "mysql+pymysql", "mysql"),
-        ("mariadb://h/d", "mysql+pymysql", "mysql"),
-        ("mariadb+pymysql://h/d", "mysql+pymysql", "mysql"),
-        ("sqlite:///f.db", "sqlite+pysqlite", "sqlite"),
-    ],
-)
+@pytest.mark.parametrize(("text", "driver", "dialect"), CASES["drivers"])
 def test_driver(text, driver, dialect):
     actual = parse(text)
     assert (actual.url.drivername, actual.dialect) == (driver, dialect)
@@ -50,18 +40,7 @@ def test_variables_are_taken_as_they_are():
     assert parse("${WHOLE}").url.password == "s3cret"
 
 
-@pytest.mark.parametrize(
-    ("text", "printed"),
-    [
-        ("postgresql://anna:pw1@h:5/shop", "postgresql://***@h:5/shop"),
-        ("mariadb://anna@h/shop?ssl_key=k3y", "mariadb://***@h/shop?***"),
-        ("postgresql://h/shop", "postgresql://h/shop"),
-        ("mysql://u:${PASSWORD}@${HOST}/shop", "mysql://***@***/shop"),
-        ("sqlite:///sub/f.db", "sqlite:////site/sub/f.db"),
-        ("sqlite:////abs/f.db", "sqlite:////abs/f.db"),
-        ("${WHOLE}", "postgresql://***@inner.example.org:5433/shop?***"),
-    ],
-)
+@pytest.mark.parametrize(("text", "printed"), CASES["printed"])
 def test_text_without_secrets(text, printed):
     url = parse(text)
     assert str(url) == printed
@@ -74,7 +53,7 @@ def test_words_of_a_driver_are_redacted():
     assert actual.redact(words) == "*** *** *** *** *** d"
 
 
-@pytest.mark.parametrize(("text", "match"), case_table(__file__)["refused"])
+@pytest.mark.parametrize(("text", "match"), CASES["refused"])
 def test_refusals(text, match):
     with pytest.raises(
         SourceError, match=f"'uri' of shard 0 of table 't'.*{match}"

@@ -135,16 +135,7 @@ def test_refusals_show_no_value(
         assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(
-    ("kind", "declared", "text"),
-    [
-        ("postgresql", "bytea", "BLOB"),
-        ("postgresql", "interval", "INTERVAL"),
-        ("mariadb", "blob", "BLOB"),
-        ("mariadb", "time", "TIME"),
-        ("sqlite", "BLOB", "BLOB"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "declared", "text"), CASES["useless"])
 def test_columns_of_no_use_are_refused_when_they_are_used(
     kind, declared, text, request, tmp_path
 ):

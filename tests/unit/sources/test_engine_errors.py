@@ -6,26 +6,15 @@ import duckdb
 import pandas as pd
 import pytest
 
+from tests.support.case_tables import case_table
 from tp_flower.duckdb_engine import safe_message
 
+CASES = case_table(__file__)
 SECRETS = ["se'c\"ret\n\nLINE 1: secret\n^^ to INT32", "2024-13-45", "98765"]
 
 
 @pytest.mark.parametrize("value", SECRETS)
-@pytest.mark.parametrize(
-    ("expression", "message"),
-    [
-        ("CAST(a AS INTEGER[])", r"Conversion Error"),
-        ("CAST(a AS TINYINT)", r"Conversion Error"),
-        ("CAST(a AS DATE)", r"Conversion Error"),
-        ("CAST(a AS DECIMAL(4, 1))", r"Conversion Error \(to DECIMAL\(4,1\)\)"),
-        ("CAST(a AS BOOLEAN)", r"Conversion Error \(to BOOL\)"),
-        ("strptime(a, '%d.%m.%Y')", r"Invalid Input Error"),
-        ("error(a)", r"Invalid Input Error"),
-        ("CAST(length(a) + 1000 AS TINYINT)", r"Conversion Error \(out of range\)"),
-        ("(length(a) + 9000000000000000) * 9000000", r"Out Of Range Error \(Overflow"),
-    ],
-)
+@pytest.mark.parametrize(("expression", "message"), CASES["values"])
 def test_values_are_left_out(expression, message, value):
     with duckdb.connect() as connection:
         connection.register("t", pd.DataFrame({"a": [value]}))
@@ -37,25 +26,17 @@ def test_values_are_left_out(expression, message, value):
         assert piece not in text
 
 
-def test_names_and_types_are_kept():
+@pytest.mark.parametrize(("sql", "start"), CASES["names"])
+def test_names_and_types_are_kept(sql, start):
     with duckdb.connect() as connection:
         connection.execute("CREATE TYPE mood AS ENUM ('secret-a', 'secret (b)')")
         connection.execute("CREATE TABLE t (a mood, b DATE, price DOUBLE)")
-        for sql, start in (
-            (
-                "SELECT prize FROM t",
-                'Binder Error: Referenced column "prize" not found',
-            ),
-            ("SELECT a + b FROM t", "Binder Error: No function matches"),
-            ("SELECT a FROM nowhere", "Catalog Error: Table with name nowhere"),
-            ("SELECT FROM", "Parser Error"),
-        ):
-            with pytest.raises(duckdb.Error) as caught:
-                connection.execute(sql)
-            text = safe_message(caught.value)
-            assert text.startswith(start)
-            for piece in ("secret", "\n", "Candidate functions"):
-                assert piece not in text
+        with pytest.raises(duckdb.Error) as caught:
+            connection.execute(sql)
+    text = safe_message(caught.value)
+    assert text.startswith(start)
+    for piece in ("secret", "\n", "Candidate functions"):
+        assert piece not in text
 
 
 @pytest.mark.parametrize(
