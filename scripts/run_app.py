@@ -24,7 +24,6 @@ import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from tp_flower.errors import SettingsError
 from tp_flower.reports.records import REPORT_LINE
@@ -252,11 +251,7 @@ def _flwr(environment: Mapping[str, str], *arguments: str) -> str:
     ).stdout
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Treat a polite kill like Ctrl-C, so that the SuperLink is stopped."""
-    raise KeyboardInterrupt
-
-
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _interrupt)
+    # a polite kill is like Ctrl-C, so that the SuperLink is stopped
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

@@ -71,11 +71,10 @@ class FileCounter:
 
     def run(self, strategy: RoundStrategy, state: Path) -> None:
         """Run a strategy over the store, whose sites keep their state in a folder."""
-        (orders,), (items,), customers = make_store(60, 7, 12).values()
         sites = {
-            "shop": {"orders": orders},
-            "warehouse": {"items": items},
-            "office": {"customers": customers},
+            f"{table}-{number}": {table: shard}
+            for table, shards in make_store(60, 7, 12).items()
+            for number, shard in enumerate(shards)
         }
         with closing(InProcessGrid(app, sites, state=state)) as grid, self.counting():
             strategy.start(grid)

@@ -136,17 +136,15 @@ def test_predictions_are_the_same_in_any_order(tmp_path) -> None:
     }
 
 
-def checkout_with(folder, script: str) -> Checkout:
-    """A version of one script, run_app."""
-    (folder / "scripts").mkdir()
-    (folder / "scripts" / "run_app.py").write_text(script)
-    return Checkout(folder, "c0ffee")
-
-
-def test_a_run_has_the_settings_of_its_name_and_the_same_noise(tmp_path) -> None:
-    checkout = checkout_with(
-        tmp_path,
-        "import json, pathlib, secrets, sys, tomllib\n"
+def test_a_run_has_its_settings_the_same_noise_and_the_versions_modules(
+    tmp_path,
+) -> None:
+    (tmp_path / "tp_flower").mkdir()
+    (tmp_path / "tp_flower" / "__init__.py").write_text("NAME = 'old version'\n")
+    script = tmp_path / "scripts" / "run_app.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import json, os, pathlib, secrets, sys, tomllib, tp_flower\n"
         "from cryptography.hazmat.primitives.ciphers import Cipher\n"
         "from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20\n"
         "cipher = ChaCha20(secrets.token_bytes(32), bytes(16))\n"
@@ -154,16 +152,18 @@ def test_a_run_has_the_settings_of_its_name_and_the_same_noise(tmp_path) -> None
         "settings = tomllib.loads(pathlib.Path(sys.argv[2]).read_text())\n"
         "output = pathlib.Path(settings.pop('output-dir'))\n"
         "output.mkdir(exist_ok=True)\n"
-        "report = json.dumps({'chosen': {**settings, 'noise': stream.hex()}})\n"
-        "(output / 'report.json').write_text(report)\n",
+        "names = {'name': tp_flower.NAME, 'home': os.getcwd(), 'noise': stream.hex()}\n"
+        "(output / 'report.json').write_text(json.dumps({**settings, **names}))\n"
     )
+    checkout = Checkout(tmp_path, "c0ffee")
     first, again = (
         same_numbers.run_figures(checkout, "flights-regression", tmp_path) for _ in "ab"
     )
     assert first == again
-    assert first.pop("chosen/noise") != bytes(8).hex()
-    assert first == {"chosen/task": "regression", "chosen/num-epochs": 3}
-    (tmp_path / "scripts" / "run_app.py").write_text("print('why', 1 / 0)")
+    assert first.pop("noise") != bytes(8).hex()
+    names = {"name": "old version", "home": str(tmp_path)}
+    assert first == {"task": "regression", "num-epochs": 3, **names}
+    script.write_text("print('why', 1 / 0)")
     with pytest.raises(same_numbers.FailedRun, match="ZeroDivisionError"):
         same_numbers.run_figures(checkout, "flights-sgd", tmp_path)
 
@@ -201,16 +201,6 @@ def test_a_version_is_a_folder_or_a_commit(tmp_path) -> None:
         check_out("no-such-commit"),
     ):
         pass
-
-
-def test_scripts_of_a_version_use_its_own_modules(tmp_path) -> None:
-    (tmp_path / "tp_flower").mkdir()
-    (tmp_path / "tp_flower" / "__init__.py").write_text("NAME = 'old version'\n")
-    script = "import os, tp_flower\nprint(tp_flower.NAME, os.getcwd())\n"
-    home = tmp_path / "home"
-    home.mkdir()
-    done = checkout_with(tmp_path, script).run("run_app", [], home)
-    assert done.stdout.split() == ["old", "version", str(home)]
 
 
 def test_a_benchmark_counts_the_last_point_of_a_curve() -> None:
