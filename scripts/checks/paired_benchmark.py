@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.checks.checkouts import Checkout, CheckoutError, check_out
-from scripts.checks.same_numbers import leaves
+from scripts.checks.same_numbers import Checkout, CheckoutError, check_out, leaves
 
 SUITES = "speed,bytes,rounds,micro,convergence,linearity,encode"
 MARGIN = 1.1

@@ -4,7 +4,9 @@
     python scripts/checks/same_numbers.py --old COMMIT --record FILE
     python scripts/checks/same_numbers.py --old-record FILE [--new COMMIT]
 
-A version is a commit, or the folder of a checkout. Every run is a real one, started as
+A version is a commit, or the folder of a checkout; versions are compared by what users
+run: scripts, their options, and the files that they write. Modules may move from one
+version to another, so nothing of them is imported. Every run is a real one, started as
 a user starts it, in one thread, and with the key of all noise fixed: what a site draws
 by a key of its own, such as a coreset, differs from run to run otherwise. --record
 writes the figures of the old version (--new is not run), to be compared with by
@@ -21,24 +23,30 @@ are not usable.
 import argparse
 import json
 import math
+import os
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from scripts.checks.checkouts import ONE_THREAD, Checkout, CheckoutError, check_out
 from scripts.data.run_files import let_rows_leave
 
+ROOT = Path(__file__).resolve().parents[2]
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
 MOST_NOTES = 12
 LOG_LINES = 25
+
+ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+"""Sums over several threads depend on their number in the last digits."""
 
 TOLERANCE = 1e-9
 """Relative."""
@@ -89,6 +97,10 @@ RUNS: Mapping[str, Mapping[str, Any]] = _DECLARED["runs"]
 """The runs that are compared; their file says what is declared of each."""
 
 
+class CheckoutError(Exception):
+    """A version cannot be checked out, or it lacks a script."""
+
+
 class FailedRun(Exception):  # noqa: N818 - a run of the version, not of this script
     """A run did not complete."""
 
@@ -117,6 +129,75 @@ def main(arguments: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return print_comparison(old, new, options.runs)
+
+
+@dataclass(frozen=True)
+class Checkout:
+    """One version of the project: its root, and its commit, if that is known."""
+
+    folder: Path
+    commit: str
+
+    def run(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        home: Path,
+        environment: Mapping[str, str] = ONE_THREAD,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run this version's script of a name, in whichever folder of scripts it lies.
+
+        ``home`` is for what runs and sites keep; a PYTHONPATH of ``environment`` comes
+        after the version's.
+        """
+        script = next(self.folder.glob(f"scripts/**/{name}.py"), None)
+        if script is None:
+            raise CheckoutError(f"{self.folder} has no {name}.py in scripts")
+        modules = [str(self.folder), str(self.folder / "scripts")]
+        modules += filter(None, [environment.get("PYTHONPATH")])
+        return subprocess.run(
+            [sys.executable, str(script), *arguments],
+            env={
+                **os.environ,
+                **environment,
+                "PYTHONPATH": os.pathsep.join(modules),
+                "TP_FLOWER_HOME": str(home),
+            },
+            cwd=home,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+
+
+@contextmanager
+def check_out(version: str) -> Iterator[Checkout]:
+    """Yield a commit's checkout, removed afterwards, or that in a folder as it is."""
+    folder = Path(version)
+    if (folder / "pyproject.toml").exists():
+        yield Checkout(folder.resolve(), _git(folder, "rev-parse", "HEAD") or version)
+        return
+    commit = _git(ROOT, "rev-parse", "--verify", f"{version}^{{commit}}")
+    if not commit:
+        raise CheckoutError(
+            f"{version!r} is neither a commit nor the root of a checkout"
+        )
+    with tempfile.TemporaryDirectory(prefix="tp-flower-checkout-") as text:
+        tree = Path(text) / "tree"
+        _git(ROOT, "worktree", "add", "--detach", str(tree), commit)
+        try:
+            yield Checkout(tree, commit)
+        finally:
+            _git(ROOT, "worktree", "remove", "--force", str(tree))
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    """Return what git prints; "" where it fails."""
+    command = ["git", "-C", str(folder), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if done.returncode else done.stdout.strip()
 
 
 def run_names(text: str) -> list[str]:

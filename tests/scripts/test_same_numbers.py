@@ -9,9 +9,14 @@ import pandas as pd
 import pytest
 
 from scripts.checks import count_files, paired_benchmark, same_numbers
-from scripts.checks.checkouts import Checkout, CheckoutError, check_out
 from scripts.checks.paired_benchmark import Pair, pair_up
-from scripts.checks.same_numbers import compare, flatten
+from scripts.checks.same_numbers import (
+    Checkout,
+    CheckoutError,
+    check_out,
+    compare,
+    flatten,
+)
 
 REPORT = {
     "schema": 1,
