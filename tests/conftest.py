@@ -17,7 +17,7 @@ LONGEST = (
     *("test_flights_databases", "test_vfl", "test_training", "test_left_join"),
     *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
     *("test_personalised", "test_sgd", "test_resume", "test_fuzz", "test_attacks"),
-    *("test_fault_schedules", "test_key_attacks", "test_mapping", "test_scale"),
+    *("test_faults", "test_key_attacks", "test_mapping", "test_scale"),
     *("test_query_execution", "test_prepare_mimic", "test_flights"),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
@@ -27,7 +27,7 @@ SHARED = {
     *("test_private_runs", "test_hostile_server", "test_pushdown", "test_left_join"),
     *("test_empty_shards", "test_cost", "test_label_runs", "test_training", "test_vfl"),
     *("test_coreset_runs", "test_personalised", "test_sgd", "test_row_weights"),
-    *("test_resume", "test_fault_schedules", "test_key_attacks", "test_fuzz"),
+    *("test_resume", "test_key_attacks", "test_fuzz"),
     *("test_attacks", "test_sql_pairs", "test_faults", "test_exactly_once"),
     *("test_coreset_solved", "test_accounting", "test_key_sources", "test_gd"),
     *("test_privacy_plan", "test_sites", "test_databases", "test_device_features"),

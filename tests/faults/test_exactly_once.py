@@ -91,16 +91,18 @@ class Sites(HostileGrid):
         self.before = before or (lambda *_: None)
         self.asked: dict[int, list[tuple[Message, Message]]] = {}
 
-    def ask(self, message: Message, packet: Packet | None = None) -> Message:
+    def ask(self, message: Message, packet=None, action="") -> Message:
         """Return the reply to a request, or to one that says something else."""
         if packet is None:
             return InProcessGrid._deliver(self, message)
         changed = Message(pack(packet), dst_node_id=SHOP, message_type="query")
         changed.metadata.__dict__.update(message.metadata.__dict__)
+        if action:
+            changed.metadata.__dict__["_message_type"] = action
         return InProcessGrid._deliver(self, changed)
 
-    def answer(self, message: Message, packet: Packet | None = None) -> Packet:
-        return unpack(self.ask(message, packet).content)
+    def answer(self, message: Message, packet=None, action="") -> Packet:
+        return unpack(self.ask(message, packet, action).content)
 
     def _deliver(self, message):
         self.before(self, message)
@@ -190,8 +192,11 @@ class Twice(Sites):
         forget_processes()
         assert bytes_of(self.ask(message)) == bytes_of(first)
         number = packet.header["round"]
+        place = {key: packet.header.get(key) for key in ("run", "round", "after")}
+        other = Packet({**place, "model-name": "another"})
+        answer = self.answer(message, other, Action.FINISH)
+        assert answer.header["error"].endswith("of this run to another request")
         for what, kind, at in (
-            (saying(packet, more=1), "refused", None),
             (saying(packet, round=number - 1, after=None), "refused", None),
             (saying(packet, round=number + 9, after=number + 4), "behind", number),
         ):

@@ -14,7 +14,6 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
 from tests.support.federated import sharded, store, store_sql, whole
-from tests.support.peers.faulty_grid import COMMITTED, forget_processes, rows_in
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query
@@ -71,36 +70,28 @@ def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
     return grid
 
 
-CASES = [
-    ("admm", False, {}),
-    ("admm", True, {}),
-    ("admm", True, {"lou": "consensus", "inner_rounds": 2}),
-    ("sgd", True, {"batch_size": 30}),
-    ("sgd", True, {"batch_size": 30, "staleness": 1}),
-]
-
-
-@pytest.mark.parametrize(("name", "is_sharded", "settings"), CASES)
+# every method, with a server that is killed at every action, is in test_faults.py
+@pytest.mark.parametrize(
+    ("name", "settings"), [("admm", {}), ("sgd", {"batch_size": 30, "staleness": 1})]
+)
 def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
-    tmp_path, name, is_sharded, settings
+    tmp_path, name, settings
 ):
-    grid = InProcessGrid(app, sites_of(is_sharded), state=tmp_path / "whole")
+    grid = InProcessGrid(app, sites_of(True), state=tmp_path / "whole")
     uninterrupted = strategy_in(tmp_path / "run", name, **settings)
     uninterrupted.start(grid)
-    wanted = parameters(tmp_path / "whole")
-    rounds = len(uninterrupted.history)
+    expected = parameters(tmp_path / "whole")
+    phases = [report.phase for report in uninterrupted.history]
     # while keys are agreed, in training, and when all is done but for the reply
-    for at in (2, -(rounds - 3), rounds):
+    for at in (2, -(len(phases) - 3), len(phases)):
         place = tmp_path / str(at)
-        grid = killed(place, name, is_sharded, at, **settings)
+        grid = killed(place, name, True, at, **settings)
         again = strategy_in(place, name, resume=str(place), **settings)
         again.start(grid)
-        assert [r.phase for r in again.history] == [
-            r.phase for r in uninterrupted.history
-        ]
+        assert [report.phase for report in again.history] == phases
         assert again.report.final_test == uninterrupted.report.final_test
-        for own, other in zip(parameters(place / "sites"), wanted, strict=True):
-            np.testing.assert_array_equal(own, other)
+        for theta, other in zip(parameters(place / "sites"), expected, strict=True):
+            np.testing.assert_array_equal(theta, other)
 
 
 def change(folder: Path, statement: str, *values: object) -> None:
@@ -109,27 +100,33 @@ def change(folder: Path, statement: str, *values: object) -> None:
         connection.execute(statement, values)
 
 
+REPLY = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
+
+
+def numbers(journal: Journal) -> list[int]:
+    return [frame.facts["number"] for frame in journal.frames()]
+
+
 def test_what_was_written_in_part_is_not_there(tmp_path):
     """Whatever of its log a server has written that was killed."""
-    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
     journal = Journal.begin(tmp_path / "a", {})
     log = tmp_path / "a" / f"{FILE}-wal"
-    journal.append(Frame({"number": 1}, reply))
-    before = log.stat().st_size
-    journal.append(Frame({"number": 2}, reply))
+    journal.append(Frame({"number": 1}, REPLY))
+    begun = log.stat().st_size
+    journal.append(Frame({"number": 2}, REPLY))
     content, database = log.read_bytes(), (tmp_path / "a" / FILE).read_bytes()
     journal.close()
-    for length in (*range(before, len(content), 211), len(content) - 1, len(content)):
+    for length in (*range(begun, len(content), 211), len(content) - 1, len(content)):
         torn = tmp_path / str(length)
         torn.mkdir()
         (torn / FILE).touch(0o600)
         (torn / FILE).write_bytes(database)
         (torn / f"{FILE}-wal").write_bytes(content[:length])
         again = Journal(torn)
-        numbers = [frame.facts["number"] for frame in again.frames()]
-        assert numbers == ([1, 2] if length == len(content) else [1])
-        again.append(Frame({"number": 3}, reply))
-        assert [frame.facts["number"] for frame in again.frames()] == [*numbers, 3]
+        before = [1, 2] if length == len(content) else [1]
+        assert numbers(again) == before
+        again.append(Frame({"number": 3}, REPLY))
+        assert numbers(again) == [*before, 3]
         again.close()
 
 
@@ -196,16 +193,15 @@ def test_a_folder_with_a_stopped_run_takes_no_other(tmp_path):
 
 @pytest.mark.parametrize("column", ["payload", "header", "layout"])
 def test_a_damaged_round_and_those_after_it_are_forgotten(tmp_path, column):
-    reply = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
     journal = Journal.begin(tmp_path, {})
     for number in (1, 2, 3):
-        journal.append(Frame({"number": number}, reply))
+        journal.append(Frame({"number": number}, REPLY))
     journal.close()
     change(tmp_path, f"UPDATE parcels SET {column} = x'00' WHERE frame = 2")
     journal = Journal(tmp_path)
-    assert [frame.facts["number"] for frame in journal.frames()] == [1]
-    journal.append(Frame({"number": 4}, reply))
-    assert [frame.facts["number"] for frame in journal.frames()] == [1, 4]
+    assert numbers(journal) == [1]
+    journal.append(Frame({"number": 4}, REPLY))
+    assert numbers(journal) == [1, 4]
     journal.close()
     change(tmp_path, "UPDATE frames SET facts = '{\"number\": 5}' WHERE id = 1")
     journal = Journal(tmp_path)
@@ -239,25 +235,3 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
         resumed(Settings(resume=str(tmp_path)))
     with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
         Journal.begin(tmp_path / FOLDER, {})
-
-
-def test_a_site_that_lost_its_state_is_brought_up_to_date(tmp_path):
-    """Also where the server was not killed: it goes through its journal again."""
-    wanted = None
-    for loses in (False, True):
-        place = tmp_path / str(loses)
-        grid = InProcessGrid(app, sites_of(True), state=place / "sites")
-
-        def lose(report, place=place, loses=loses):
-            if loses and report.phase == "admm" and report.epoch == 2:
-                forget_processes()
-                lost = f"DELETE FROM entries WHERE {COMMITTED}"
-                rows_in(place / "sites" / "customers" / "site.db", lost)
-
-        strategy = strategy_in(place, "admm")
-        strategy._on_round = lose
-        strategy.start(grid)
-        found = parameters(place / "sites")
-        wanted = wanted or found
-    for own, other in zip(found, wanted, strict=True):
-        np.testing.assert_array_equal(own, other)
