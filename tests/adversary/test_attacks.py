@@ -21,6 +21,7 @@ import pytest
 from scipy.special import ndtr
 
 from tests.support.federated import Run, one_per_site, pieces, run, store, whole
+from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.plan import GRADIENTS, GRAM, MOMENTS, SCORES
 from tp_flower.privacy.statistics_update import StatisticsPlan
 from tp_flower.randomness import NoiseSource
@@ -52,19 +53,15 @@ each_release = pytest.mark.parametrize("what", STRATEGY)
 
 @dataclass(frozen=True)
 class Part:
-    """What the server knows of a shard, and is told of its rows.
-
-    Attributes:
-        number: of the part.
-        records: encoded rows, (n, d), trained ones first.
-        decoys: for each row another record, (n, d).
-        multiplicity: G of the trained rows.
-    """
+    """What the server knows of a shard, and is told of its rows."""
 
     number: int
     records: np.ndarray
+    """Encoded rows, (n, d), trained ones first."""
     decoys: np.ndarray
+    """For each row another record, (n, d)."""
     multiplicity: np.ndarray
+    """G of the trained rows."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +175,17 @@ def clipped(rows: np.ndarray, clip: float) -> np.ndarray:
     return rows * np.minimum(1.0, clip / np.maximum(norms, 1e-300))
 
 
+def clipping(plan: ClippedNoise | None) -> tuple[float, dict[str, float]]:
+    """The clip of a mechanism, and its noise."""
+    if plan is None:
+        return np.inf, {}
+    return plan.clip, noise_of(plan.noise_multiplier, plan.noise_multiplier * plan.clip)
+
+
+def noise_of(multiplier: float, deviation: float) -> dict[str, float]:
+    return {"multiplier": multiplier, "deviation": deviation}
+
+
 def weights_of(
     part: Part, records: np.ndarray, plan: StatisticsPlan | None
 ) -> np.ndarray:
@@ -204,10 +212,7 @@ def of_sum(
 def gradients(finished: Run, part: Part) -> Iterator[Release]:
     """Of the batches of SGD: sums of Y_k [x_k, 1]; the server has made Y."""
     plan = finished.plans[part.number].gradients
-    noise, clip = {}, np.inf
-    if plan is not None:
-        clip, multiplier = plan.clip, plan.noise_multiplier
-        noise = {"deviation": multiplier * clip, "multiplier": multiplier}
+    clip, noise = clipping(plan)
     start, rows = (
         next(arrays_of(finished, part, name, is_reply=False))
         for name in ("batch-start", "batch-rows")
@@ -224,10 +229,7 @@ def gradients(finished: Run, part: Part) -> Iterator[Release]:
 def grams(finished: Run, part: Part) -> Iterator[Release]:
     """Of set-up: [X, 1]^T G [X, 1], as a vector with the matrix's norm."""
     plan = finished.plans[part.number].statistics
-    noise = {}
-    if plan is not None:
-        multiplier = plan.gram_multiplier
-        noise = {"deviation": plan.gram_deviation, "multiplier": multiplier}
+    noise = noise_of(plan.gram_multiplier, plan.gram_deviation) if plan else {}
     sent = next(arrays_of(finished, part, "gram", is_reply=True))
     upper = np.triu_indices(len(sent))
     scale = np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
@@ -248,10 +250,7 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
     With the mechanism it is what the targets leave of the scores that were sent.
     """
     plan = finished.plans[part.number].statistics
-    noise = {}
-    if plan is not None:
-        multiplier = plan.moments_multiplier
-        noise = {"deviation": plan.moments_deviation, "multiplier": multiplier}
+    noise = noise_of(plan.moments_multiplier, plan.moments_deviation) if plan else {}
     rows = np.arange(len(part.multiplicity))
     scores = arrays_of(finished, part, "scores", is_reply=True)
     known = [np.zeros((len(rows), 1)), *(array[: len(rows)] for array in scores)]
@@ -274,10 +273,7 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
 def scores(finished: Run, part: Part) -> Iterator[Release]:
     """Of each epoch of ADMM: f(theta; x_k) of every row; theta came from the server."""
     plan = finished.plans[part.number].scores
-    noise, clip = {}, np.inf
-    if plan is not None:
-        clip, multiplier = plan.clip, plan.noise_multiplier
-        noise = {"deviation": multiplier * clip, "multiplier": multiplier}
+    clip, noise = clipping(plan)
     rows = np.arange(len(part.records))
     for _, theta, sent in exchanges(finished, part, "parameters", "scores"):
         records, decoys = (
