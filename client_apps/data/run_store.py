@@ -491,7 +491,9 @@ def lost_state() -> LostStateError:
 def _make(folder: Path) -> None:
     """Make the folder of a run, and the state folder, for their owner alone."""
     for each in (folder.parent, folder):
-        each.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # not ``exist_ok``: that raises if the folder is removed in the meantime
+        with suppress(FileExistsError):
+            each.mkdir(parents=True, mode=0o700)
 
 
 def _checksum(

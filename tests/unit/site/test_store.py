@@ -196,6 +196,21 @@ def test_nothing_is_pickled(tmp_path):
     assert not at(tmp_path).has("part-1")
 
 
+def test_a_folder_that_others_remove_meanwhile_is_made_again(tmp_path, monkeypatch):
+    made, mkdir = [], os.mkdir
+
+    def removed_at_first(path, mode=0o777):
+        made.append(path)
+        mkdir(path, mode)
+        if len(made) == 2:
+            os.rmdir(path)
+            raise FileExistsError
+
+    monkeypatch.setattr(os, "mkdir", removed_at_first)
+    with at(tmp_path / "state").locked():
+        assert (tmp_path / "state" / "1-2").is_dir()
+
+
 ROUND = CommittedRound(3, "d", "h", {(1, "model"): np.arange(9.0)})
 REPLY = Parcel(b"{}", b"[]", bytes(range(50)))
 
