@@ -282,20 +282,10 @@ def test_a_single_row_has_no_statistics_and_no_model(tmp_path, action, change, m
     assert re.search(match, refused(tmp_path, action, SHOP, change))
 
 
-def test_statistics_that_may_not_leave(tmp_path):
-    rules = POLICIES["orders"].replace("moments", "never")
-    match = (
-        r"releases.statistics = never.* o\.price is .*; none may leave the site; set"
-    )
-    with pytest.raises(SiteError, match=match):
-        train(HostileGrid(tmp_path, policies={"orders": rules}))
-
-
-@pytest.mark.parametrize("kind", ["labels", "models", "scores"])
+@pytest.mark.parametrize("kind", ["labels", "models", "scores", "statistics"])
 def test_releases_that_may_not_leave(tmp_path, kind):
-    rules = POLICIES["orders"].replace(
-        "statistics =", f"{kind} = 'never', statistics ="
-    )
+    rules = POLICIES["orders"].replace('statistics = "moments"', "")
+    rules = rules.replace("releases = {", f"releases = {{ {kind} = 'never'")
     grid = HostileGrid(tmp_path, policies={"orders": rules})
     with pytest.raises(SiteError, match=f"releases.{kind} = never.*none may leave"):
         train(grid)

@@ -136,6 +136,11 @@ def ledger(strategy, site):
     ]
 
 
+def total_of(strategy, site):
+    totals = strategy.report()["privacy"]["totals"]
+    return next(own for own in totals if own["site"] == site)
+
+
 COVERED = {"privacy": PrivacySettings(predictions=4.0, delta=1e-5)}
 DEMANDING = {"customers": "epsilon = 8.0"}
 
@@ -143,9 +148,7 @@ DEMANDING = {"customers": "epsilon = 8.0"}
 def test_scores_in_the_clear_are_noted(trained):
     strategy, _ = predict(trained)
     assert ledger(strategy, "us") == [(None, None)]
-    total = next(
-        own for own in strategy.report()["privacy"]["totals"] if own["site"] == "us"
-    )
+    total = total_of(strategy, "us")
     assert total["epsilon"] == 0.0
     assert set(total["uncovered"]) == {"counts", "keys", "scores"}
 
@@ -162,9 +165,7 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
     assert used == 1
     own = Gaussian(mechanism["noise_multiplier"], mechanism["count"])
     assert epsilon([own], 1e-5) == pytest.approx(4.0, rel=1e-3)
-    total = next(
-        own for own in strategy.report()["privacy"]["totals"] if own["site"] == "us"
-    )
+    total = total_of(strategy, "us")
     assert total["epsilon"] == pytest.approx(4.0, rel=1e-3)
     assert "scores" not in total["uncovered"]
     noisy = strategy.predictions["score"].to_numpy()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.peers.faulty_grid import Fault
+from tests.support.peers.faulty_grid import Fault, Schedule
 from tests.support.peers.faulty_runs import (
     METHODS,
     Federation,
@@ -25,24 +25,17 @@ EPOCHS = 10
 PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": EPOCHS}
 
 
-class Gone:
-    """A site that no message reaches in some epochs of ADMM.
+def gone(node: int, first: int, last: int) -> Schedule:
+    """Let no message reach a site, which is not the shop's, in some epochs of ADMM."""
+    epoch = 0
 
-    Args:
-        node: of the site, which is not the shop's.
-        first: epoch.
-        last: epoch.
-    """
-
-    def __init__(self, node: int, first: int, last: int) -> None:
-        self._node, self._span = node, range(first, last + 1)
-        self._epoch = 0
-
-    def __call__(self, action: str, node: int, _: int) -> Fault | None:
+    def schedule(action: str, at: int, _: int) -> Fault | None:
+        nonlocal epoch
         # the shop is asked first, once in an epoch
-        self._epoch += (action, node) == (Action.ADMM, SHOP)
-        is_gone = node == self._node and self._epoch in self._span
-        return Fault.DROP_REQUEST if is_gone else None
+        epoch += (action, at) == (Action.ADMM, SHOP)
+        return Fault.DROP_REQUEST if at == node and first <= epoch <= last else None
+
+    return schedule
 
 
 def federation_of(place: Path, name: str, **settings: object) -> Federation:
@@ -59,7 +52,7 @@ def test_training_goes_on_with_the_last_scores_of_a_site_that_is_missing(place, 
     federation = federation_of(place, name)
     expected = federation.train()
     federation.start()
-    ended = federation.train(Gone(US, 3, 5))
+    ended = federation.train(gone(US, 3, 5))
     assert ended.error is None
     assert any(fault is Fault.DROP_REQUEST for *_, fault in ended.happened)
     # it was asked again when it was back: the model has come to the same place
@@ -73,7 +66,7 @@ def test_a_site_that_is_missing_for_too_long_stops_the_run(place):
     federation = federation_of(place, "gram", num_epochs=9)
     expected = federation.train()
     federation.start()
-    ended = federation.train(Gone(US, 3, 6))
+    ended = federation.train(gone(US, 3, 6))
     assert isinstance(ended.error, MissingSiteError)
     assert "no reply to train.admm from site 'us' (table 'c')" in str(ended.error)
     assert len(ended.losses) == 5
@@ -87,7 +80,7 @@ def test_a_site_that_is_missing_for_too_long_stops_the_run(place):
 
 def test_nobody_goes_on_without_a_site_that_has_sent_nothing_yet(place):
     federation = federation_of(place, "gram", num_epochs=4)
-    ended = federation.train(Gone(US, 1, 1))
+    ended = federation.train(gone(US, 1, 1))
     assert isinstance(ended.error, MissingSiteError)
     assert not ended.losses
     assert federation.can_be_resumed
