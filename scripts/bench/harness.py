@@ -26,8 +26,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from flwr.clientapp import ClientApp
-
 from client_apps.app import app
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
@@ -138,7 +136,6 @@ def train(
     sites: Sites,
     on_round: Callable[[RoundReport, InProcessGrid], None] | None = None,
     state: Path | None = None,
-    client_app: ClientApp = app,
 ) -> RelationalStrategy[Any]:
     """Run a strategy in this process; return it, with its report.
 
@@ -148,9 +145,8 @@ def train(
         sites: as of `InProcessGrid`.
         on_round: called after every round.
         state: folder for the sites' states; None keeps them in memory.
-        client_app: of the sites.
     """
-    with closing(InProcessGrid(client_app, sites, state=state)) as grid:
+    with closing(InProcessGrid(app, sites, state=state)) as grid:
         strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
             Query.from_sql(sql),
             settings,

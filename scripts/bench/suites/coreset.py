@@ -19,8 +19,10 @@ Reference:
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +37,6 @@ from scripts.joined.centralized import JoinedTable
 from scripts.joined.models import fit_ridge
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
-    ShardClusters,
     augmented,
     cluster_shard,
     kmeans_scores,
@@ -70,8 +71,6 @@ L2 = 0.1
 PARAMETERS = 200
 """Random thetas, and random sets of centres, that a coreset is tried on."""
 
-RIDGE_OVER_CENTRAL = 1.02
-KMEANS_OVER_FULL = 1.03
 EPSILON = 0.1
 BYTES_SHARE = 1 / 50
 DEVIATIONS = 4.0
@@ -85,39 +84,30 @@ Cost = Callable[[Sample, Generator], float]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table of the join.
+class Join:
+    """Joined rows, as the rows of the tables behind them; labels (N,).
 
     Attributes:
-        features: (n_i, d_i), encoded.
-        label: (n_i, 1) at the label table.
+        tables: by table its rows, and their encoded features (n_i, d_i).
+        label: (n_1, 1) of the first table, which has the label.
     """
 
-    rows: TableRows
-    features: npt.NDArray[np.float32]
-    label: FloatArray | None = None
-
-
-@dataclass(frozen=True)
-class Join:
-    """Joined rows, as the rows of the tables behind them; labels (N,)."""
-
-    tables: Sequence[Table]
+    tables: Sequence[tuple[TableRows, npt.NDArray[np.float32]]]
     labels: FloatArray
+    label: FloatArray
 
     @classmethod
     def of(cls, joined: JoinedTable, chosen: npt.NDArray[np.bool_]) -> "Join":
         """Return some of the joined rows; the query's first table has the label."""
-        tables: list[Table] = []
+        tables, at = [], []
         for name, columns in joined.columns.items():
             _, first, place = np.unique(
                 joined.rows[name][chosen], return_index=True, return_inverse=True
             )
             rows = TableRows(place.reshape(-1).astype(np.int32), len(first))
-            at = np.flatnonzero(chosen)[first]
-            label = None if tables else joined.labels[at, None]
-            tables.append(Table(rows, joined.features[at, columns], label))
-        return cls(tables, joined.labels[chosen])
+            at.append(np.flatnonzero(chosen)[first])
+            tables.append((rows, joined.features[at[-1], columns]))
+        return cls(tables, joined.labels[chosen], joined.labels[at[0], None])
 
     @property
     def size(self) -> int:
@@ -127,74 +117,67 @@ class Join:
     @property
     def widths(self) -> list[int]:
         """d_i, the features of each table."""
-        return [table.features.shape[1] for table in self.tables]
-
-    @property
-    def _edges(self) -> npt.NDArray[np.intp]:
-        return np.cumsum(self.widths)[:-1]
+        return [features.shape[1] for _, features in self.tables]
 
     def design(self, joined: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """Return the features of joined rows (k,), (k, d)."""
-        blocks = [table.features[table.rows.row_of[joined]] for table in self.tables]
+        blocks = [features[rows.row_of[joined]] for rows, features in self.tables]
         return np.concatenate(blocks, axis=1)
+
+    def _sum(self, scores: Sequence[FloatArray]) -> FloatArray:
+        """Return the sum over the tables of their rows' scores (n_i, ...), (N, ...)."""
+        total = np.zeros((self.size, *scores[0].shape[1:]))
+        for (rows, _), of_rows in zip(self.tables, scores, strict=True):
+            rows.add_expanded(of_rows, total)
+        return total
+
+    def _split(self, columns: FloatArray, axis: int = 0) -> list[FloatArray]:
+        return np.split(columns, np.cumsum(self.widths)[:-1], axis)
 
     def residuals(self, theta: FloatArray) -> FloatArray:
         """Return X theta + b - y of theta (d + 1, c), (N, c)."""
-        total: FloatArray = theta[-1] - self.labels[:, None]
-        parts = np.split(theta[:-1], self._edges)
-        for table, part in zip(self.tables, parts, strict=True):
-            table.rows.add_expanded(table.features @ part, total)
-        return total
+        parts = zip(self.tables, self._split(theta[:-1]), strict=True)
+        scores = self._sum([features @ part for (_, features), part in parts])
+        return scores + theta[-1] - self.labels[:, None]
 
     def distances(self, centres: FloatArray) -> FloatArray:
         """Return the squared distance to the nearest of centres (k, d), (N,)."""
-        total = np.zeros((self.size, len(centres)))
-        parts = np.split(centres, self._edges, axis=1)
-        for table, part in zip(self.tables, parts, strict=True):
-            squares = np.einsum("ij,ij->i", table.features, table.features)
-            local = squares[:, None] - 2.0 * (table.features @ part.T)
-            table.rows.add_expanded(local + (part**2).sum(axis=1), total)
-        nearest: FloatArray = np.maximum(total.min(axis=1), 0.0)
-        return nearest
+        local = []
+        for (_, features), part in zip(
+            self.tables, self._split(centres, axis=1), strict=True
+        ):
+            squares = np.einsum("ij,ij->i", features, features)[:, None]
+            local.append(squares - 2.0 * (features @ part.T) + (part**2).sum(axis=1))
+        return np.maximum(self._sum(local).min(axis=1), 0.0)
 
     def regression_scores(self, l2: float) -> FloatArray:
         """Return the scores of the joined rows, without the uniform term, (N,)."""
-        return self._expanded(self._leverages(table, l2) for table in self.tables)
-
-    def _leverages(self, table: Table, l2: float) -> FloatArray:
-        rows = augmented(table.features, table.label, intercept=table.label is not None)
-        clear = gram(rows, table.rows.multiplicity)
-        basis = whitening(penalised(clear, table.features.shape[1], l2 * self.size))
-        return leverages(rows, basis)
+        scores = []
+        for place, (rows, features) in enumerate(self.tables):
+            label = None if place else self.label
+            columns = augmented(features, label, intercept=not place)
+            clear = gram(columns, rows.multiplicity)
+            basis = whitening(penalised(clear, features.shape[1], l2 * self.size))
+            scores.append(leverages(columns, basis))
+        return self._sum(scores)
 
     def cluster_scores(self, clusters: int, rng: Generator) -> FloatArray:
         """Return the scores of the joined rows, without the uniform term, (N,)."""
-        return self._expanded(
-            kmeans_scores(shard, shard.cost) for shard in self._clusters(clusters, rng)
-        )
-
-    def _clusters(self, clusters: int, rng: Generator) -> Iterator[ShardClusters]:
-        for table in self.tables:
-            counts = table.rows.multiplicity
-            yield cluster_shard(table.features, counts, clusters, rng)
-
-    def _expanded(self, scores: Iterable[FloatArray]) -> FloatArray:
-        """Return the sum over the tables of their rows' scores, (N,)."""
-        total = np.zeros(self.size)
-        for table, of_rows in zip(self.tables, scores, strict=True):
-            table.rows.add_expanded(of_rows, total)
-        return total
+        shards = [
+            cluster_shard(features, rows.multiplicity, clusters, rng)
+            for rows, features in self.tables
+        ]
+        return self._sum([kmeans_scores(shard, shard.cost) for shard in shards])
 
     def local_clusters(
         self, sample: Sample, clusters: int, rng: Generator
     ) -> tuple[npt.NDArray[np.intp], list[FloatArray]]:
-        """Return what DistDim takes of the sampled rows: (k, T) labels, and centres."""
+        """Return the sampled rows' local labels (k, T), and the centres by table."""
         labels, centres = [], []
-        for table in self.tables:
-            rows = table.rows.row_of[sample.joined]
-            taken, place = np.unique(rows, return_inverse=True)
+        for rows, features in self.tables:
+            taken, place = np.unique(rows.row_of[sample.joined], return_inverse=True)
             mass = np.bincount(place, sample.weights)
-            local = cluster_shard(table.features[taken], mass, clusters, rng)
+            local = cluster_shard(features[taken], mass, clusters, rng)
             labels.append(local.labels[place])
             centres.append(local.centres)
         return np.stack(labels, axis=1), centres
@@ -223,12 +206,8 @@ class Sampler:
 def units(size: int, kind: str, widths: Sequence[int], labels: int) -> int:
     """Return the numbers that a sample and its choice take, as the paper counts.
 
-    Args:
-        size: m.
-        kind: "C": totals, counts, samples, the samples to all tables, scores; "U": the
-            samples to all tables.
-        widths: features by table.
-        labels: numbers per row that are its label.
+    Of m rows, each with ``labels`` numbers for its label: with "C" totals, counts,
+    samples, the samples to all tables, scores; with "U" the samples to all tables.
     """
     parties = len(widths)
     choice = 2 * parties + size + parties * size if kind == "C" else 0
@@ -245,6 +224,7 @@ class Problem:
         full: the cost of the solution on all rows, by solver; NaN where it was not run.
         metric: the cost in the last evaluated round of a run.
         labels: numbers of a row's label.
+        most_over_full: the limit of the first solver's cost over that on all rows.
     """
 
     strategy: str
@@ -253,6 +233,7 @@ class Problem:
     full: Mapping[str, float]
     metric: Callable[[RoundReport], float]
     labels: int
+    most_over_full: float
 
 
 def measure_coreset(options: Options) -> Outcome:
@@ -277,14 +258,13 @@ def measure_dataset(dataset: Dataset, outcome: Outcome, *, is_checked: bool) -> 
     facts: Results = {
         "title": dataset.title,
         "joined-rows": [training.size, test.size],
-        "features": sum(training.widths),
-        "tables": len(training.tables),
         "ridge": measure_problem(dataset, ridge),
         "kmeans": measure_problem(dataset, kmeans),
     }
     outcome.facts[dataset.name] = facts
     if is_checked:
-        _check_limits(outcome, facts)
+        _check_limits(outcome, dataset.title, ridge, facts["ridge"])
+        _check_limits(outcome, dataset.title, kmeans, facts["kmeans"])
         rows, clusters = ridge.samplers["C"], kmeans.samplers["C"]
         for kind, error in {
             "theta": theta_error(rows, optimum, np.random.default_rng(1)),
@@ -316,6 +296,7 @@ def ridge_problem(training: Join, test: Join, theta: FloatArray) -> Problem:
         {"Central": cost(theta), "SAGA": math.nan},
         lambda report: report.test["rmse"] ** 2,
         labels=1,
+        most_over_full=1.02,
     )
 
 
@@ -335,9 +316,7 @@ def kmeans_problem(join: Join) -> Problem:
         return cost(distdim(labels, centres, sample.weights, CLUSTERS, draw))
 
     solvers = {"Kmeans++": lloyd, "DistDim": distributed}
-    everything = Sample(
-        np.arange(join.size), np.ones(join.size, int), np.ones(join.size), join.size
-    )
+    everything = uniform_sample(join.size, join.size, None, rng)
     importance = Sampler(join, join.cluster_scores(CLUSTERS, rng))
     return Problem(
         "coreset-kmeans",
@@ -346,54 +325,45 @@ def kmeans_problem(join: Join) -> Problem:
         {name: run(everything, rng) for name, run in solvers.items()},
         lambda report: report.test["loss"],
         labels=0,
+        most_over_full=1.03,
     )
 
 
 def measure_problem(dataset: Dataset, problem: Problem) -> Results:
-    """Return the costs of all sizes, and the bytes of a run of each kind."""
+    """Return the costs of all sizes, and the bytes of a run of each kind.
+
+    All solvers of a size get the same ``REPEATS`` samples.
+    """
     join = problem.samplers["C"].join
     sizes: dict[str, dict[str, dict[str, float]]] = {}
-    for size in SIZES:
-        for kind, sampler in problem.samplers.items():
-            sent = units(size, kind, join.widths, problem.labels)
-            for solver, costs in repeated(sampler, problem.solvers, size).items():
-                sizes.setdefault(f"{kind}-{solver}", {})[str(size)] = {
-                    "mean": float(np.mean(costs)),
-                    "std": float(np.std(costs, ddof=1)),
-                    "units": sent,
-                }
-    first = next(iter(problem.solvers))
-    main = {kind: sizes[f"{kind}-{first}"][str(MAIN_SIZE)] for kind in problem.samplers}
+    for size, (kind, sampler) in product(SIZES, problem.samplers.items()):
+        samples = [
+            sampler.draw(size, np.random.default_rng([repeat, size]))
+            for repeat in range(REPEATS)
+        ]
+        for place, (solver, run) in enumerate(problem.solvers.items()):
+            costs = [
+                run(sample, np.random.default_rng([repeat, place]))
+                for repeat, sample in enumerate(samples)
+            ]
+            sizes.setdefault(f"{kind}-{solver}", {})[str(size)] = {
+                "mean": float(np.mean(costs)),
+                "std": float(np.std(costs, ddof=1)),
+                "units": units(size, kind, join.widths, problem.labels),
+            }
     return {
         "full": dict(problem.full),
         "full-units": join.size * (sum(join.widths) + problem.labels),
         "sizes": sizes,
-        "runs": {
-            kind: run_of(dataset, problem, kind, cell) for kind, cell in main.items()
-        },
-        "over-full": main["C"]["mean"] / problem.full[first],
+        "runs": {kind: run_of(dataset, problem, kind) for kind in problem.samplers},
     }
 
 
-def repeated(
-    sampler: Sampler, solvers: Mapping[str, Cost], size: int
-) -> dict[str, list[float]]:
-    """Return by solver the costs on ``REPEATS`` samples, the same for all solvers."""
-    costs: dict[str, list[float]] = {name: [] for name in solvers}
-    for repeat in range(REPEATS):
-        sample = sampler.draw(size, np.random.default_rng([repeat, size]))
-        for place, (name, run) in enumerate(solvers.items()):
-            costs[name].append(run(sample, np.random.default_rng([repeat, place])))
-    return costs
-
-
-def run_of(
-    dataset: Dataset, problem: Problem, kind: str, samples: Mapping[str, float]
-) -> Results:
+def run_of(dataset: Dataset, problem: Problem, kind: str) -> Results:
     """Run the strategy at `MAIN_SIZE` over a site per table that lets rows leave.
 
-    Returns the cost; by how many deviations it is off the mean of the ``samples``; and
-    the bytes of choosing the rows, of the rows, and of all else, both ways.
+    Returns the cost; and the bytes of choosing the rows, of the rows, and of all else,
+    both ways.
     """
     config = {
         **dataset.settings,
@@ -406,18 +376,15 @@ def run_of(
     with tempfile.TemporaryDirectory() as folder:
         sites = dict(open_tables(dataset, Path(folder)))
         report = train(dataset.sql, Settings.from_run_config(config), sites).report
-    sent: dict[str, int] = {}
+    sent: Counter[str] = Counter()
     for item in report.history:
-        total = sum(item.bytes_up.values()) + sum(item.bytes_down.values())
-        sent[item.phase] = sent.get(item.phase, 0) + total
-    cost = problem.metric(report.history[-2])
-    choice = sum(sent.get(phase, 0) for phase in CHOICE)
+        sent[item.phase] += sum((*item.bytes_up.values(), *item.bytes_down.values()))
+    choice = sum(sent[phase] for phase in CHOICE)
     return {
-        "cost": cost,
-        "deviations": (cost - samples["mean"]) / samples["std"],
+        "cost": problem.metric(report.history[-2]),
         "choice_bytes": choice,
         "row_bytes": sent[ROWS],
-        "other_bytes": sum(sent.values()) - choice - sent[ROWS],
+        "other_bytes": sent.total() - choice - sent[ROWS],
     }
 
 
@@ -432,30 +399,28 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
-def _check_limits(outcome: Outcome, facts: Results) -> None:
-    for name, solver, limit in (
-        ("ridge", "Central", RIDGE_OVER_CENTRAL),
-        ("kmeans", "Kmeans++", KMEANS_OVER_FULL),
-    ):
-        problem = facts[name]
-        sizes, run = problem["sizes"], problem["runs"]["C"]
-        ratios = {
-            size: sizes[f"C-{solver}"][size]["mean"] / cell["mean"]
-            for size, cell in sizes[f"U-{solver}"].items()
-        }
-        # at every size for the regression, as for the paper's; k-means at the main one
-        worst = max(ratios.values()) if name == "ridge" else ratios[str(MAIN_SIZE)]
-        where = "the worst size" if name == "ridge" else f"{MAIN_SIZE:,} rows"
-        sent = run["choice_bytes"] + run["row_bytes"]
-        central = BYTES_PER_NUMBER * problem["full-units"]
-        title = f"{facts['title']}, {solver}"
-        full = f"{title}: C({MAIN_SIZE}) over all rows"
-        outcome.check(full, problem["over-full"], limit)
-        outcome.check(f"{title}: C over U, {where}", worst, 1.0)
-        share = f"{title}: bytes over those of all joined rows"
-        outcome.check(share, sent / central, BYTES_SHARE, "%")
-        off = f"{title}: a run's cost off the samples', in deviations"
-        outcome.check(off, abs(run["deviations"]), DEVIATIONS)
+def _check_limits(
+    outcome: Outcome, title: str, problem: Problem, facts: Results
+) -> None:
+    solver, main = next(iter(problem.solvers)), str(MAIN_SIZE)
+    cost, uniform = (facts["sizes"][f"{kind}-{solver}"] for kind in "CU")
+    ratios = {size: cost[size]["mean"] / uniform[size]["mean"] for size in cost}
+    # at every size for the regression, as for the paper's; k-means at the main one
+    is_ridge = bool(problem.labels)
+    worst = max(ratios.values()) if is_ridge else ratios[main]
+    where = "the worst size" if is_ridge else f"{MAIN_SIZE:,} rows"
+    run, name = facts["runs"]["C"], f"{title}, {solver}"
+    sent = run["choice_bytes"] + run["row_bytes"]
+    central = BYTES_PER_NUMBER * facts["full-units"]
+    deviations = abs(run["cost"] - cost[main]["mean"]) / cost[main]["std"]
+    over_full = cost[main]["mean"] / problem.full[solver]
+    full = f"{name}: C({MAIN_SIZE}) over all rows"
+    outcome.check(full, over_full, problem.most_over_full)
+    outcome.check(f"{name}: C over U, {where}", worst, 1.0)
+    share = f"{name}: bytes over those of all joined rows"
+    outcome.check(share, sent / central, BYTES_SHARE, "%")
+    off = f"{name}: a run's cost off the samples', in deviations"
+    outcome.check(off, deviations, DEVIATIONS)
 
 
 def theta_error(sampler: Sampler, optimum: FloatArray, rng: Generator) -> float:

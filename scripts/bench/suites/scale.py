@@ -1,7 +1,7 @@
 """Cost at the size of the papers' data sets, and how it grows.
 
-Suite ``linearity``: CPU time by joined rows of a store, and of a site's set-up by the
-number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
+Suite ``linearity``: CPU time by joined rows of a store, and time of a site's set-up
+by the number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
 beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
 largest table's features that the run has just used: its pages are in the page cache in
 both. Suite ``gpu``: seconds per epoch on the CPU and, where there is one, on a GPU.
@@ -16,16 +16,12 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 
-from client_apps.app import app
 from scripts.bench.harness import (
     Options,
     Outcome,
@@ -35,6 +31,7 @@ from scripts.bench.harness import (
     train,
 )
 from scripts.bench.processes import in_process_of_its_own
+from scripts.bench.suites.micro import best_seconds
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.run_files import write_tables
@@ -75,12 +72,12 @@ LINEAR = ("admm", "sgd")
 
 
 class _Watch:
-    """Seconds, CPU seconds and peak memory (bytes) of a run's rounds, by epoch."""
+    """Seconds and CPU seconds of a run's rounds by epoch, and peak memory (bytes)."""
 
     def __init__(self) -> None:
-        self._rounds: list[tuple[int, float, float, int]] = []
-        self._peak = 0
+        self._rounds: list[tuple[int, float, float]] = []
         self._last = time.perf_counter(), time.process_time()
+        self.peak = 0
 
     @contextmanager
     def running(self) -> Iterator["_Watch"]:
@@ -89,7 +86,7 @@ class _Watch:
 
         def sample() -> None:
             while not stop.wait(SAMPLE_SECONDS):
-                self._peak = max(self._peak, anonymous_bytes())
+                self.peak = max(self.peak, anonymous_bytes())
 
         thread = threading.Thread(target=sample, daemon=True)
         thread.start()
@@ -100,22 +97,19 @@ class _Watch:
             thread.join()
 
     def add(self, report: RoundReport, _: InProcessGrid) -> None:
-        """Count the time and memory since the last round to the epoch of this one."""
+        """Count the time since the last round to the epoch of this one."""
         now = time.perf_counter(), time.process_time()
         # the round that ends the run is no set-up
         if report.phase != "finish":
             seconds, cpu = now[0] - self._last[0], now[1] - self._last[1]
-            peak = max(self._peak, anonymous_bytes())
-            self._rounds.append((report.epoch, seconds, cpu, peak))
-        self._peak, self._last = 0, now
+            self._rounds.append((report.epoch, seconds, cpu))
+        self._last = now
 
     @property
     def epochs(self) -> pd.DataFrame:
         """The totals by epoch; 0 is set-up."""
-        rounds = pd.DataFrame(
-            self._rounds, columns=["epoch", "seconds", "cpu", "peak"]
-        ).groupby("epoch")
-        return rounds.agg({"seconds": "sum", "cpu": "sum", "peak": "max"})
+        rounds = pd.DataFrame(self._rounds, columns=["epoch", "seconds", "cpu"])
+        return rounds.groupby("epoch").sum()
 
 
 def anonymous_bytes() -> int:
@@ -144,7 +138,7 @@ def measure_paper_scale(options: Options) -> Outcome:
     )
     outcome.check(
         f"{LARGE_DATA}: peak memory beside mapped files",
-        max(run["set-up-peak-gb"], run["epoch-peak-gb"]),
+        run["peak-gb"],
         MOST_GIGABYTES,
         "GB",
     )
@@ -157,7 +151,7 @@ def run_paper_scale(name: str, folder: str, factor: float) -> Results:
     The folder keeps the data's files, and those of the site.
     """
     tables, scale = paper_tables(name, Path(folder), factor), PAPER_SCALES[name]
-    floor: list[tuple[float, float]] = []
+    floor: list[float] = []
     settings = Settings(task="classification", num_epochs=EPOCHS)
     with _Watch().running() as watch:
 
@@ -169,23 +163,18 @@ def run_paper_scale(name: str, folder: str, factor: float) -> Results:
         state = tables.parent / "state"
         strategy = train(scale.sql, settings, {"all": tables}, on_round, state)
     epochs = watch.epochs
-    steady = epochs.loc[STEADY_EPOCH:]
     return {
         "joined-rows": problem_of(strategy).train.joined_rows,
         "set-up-seconds": float(epochs["seconds"][0]),
-        "epoch-seconds": float(steady["seconds"].min()),
-        "epoch-seconds-median": float(steady["seconds"].median()),
-        "epoch-cpu-seconds": float(steady["cpu"].min()),
-        "floor-seconds": min(wall for wall, _ in floor),
-        "floor-cpu-seconds": min(cpu for _, cpu in floor),
-        "set-up-peak-gb": epochs["peak"][0] / 1e9,
-        "epoch-peak-gb": float(epochs["peak"].loc[1:].max()) / 1e9,
+        "epoch-seconds": float(epochs["seconds"].loc[STEADY_EPOCH:].min()),
+        "floor-seconds": min(floor),
+        "peak-gb": watch.peak / 1e9,
         "test": dict(strategy.report.final_test),
     }
 
 
-def _floor(grid: InProcessGrid, table: str, classes: int) -> list[tuple[float, float]]:
-    """Return wall and processor seconds of X^T R and X theta, repeatedly."""
+def _floor(grid: InProcessGrid, table: str, classes: int) -> list[float]:
+    """Return the seconds of X^T R and X theta, repeatedly."""
     outputs = 1 if classes == 2 else classes
     (features,) = [
         on_host(part.data.features)
@@ -195,46 +184,36 @@ def _floor(grid: InProcessGrid, table: str, classes: int) -> list[tuple[float, f
     rng = np.random.default_rng(0)
     theta = rng.standard_normal((features.shape[1], outputs), dtype=np.float32)
     residual = rng.standard_normal((len(features), outputs), dtype=np.float32)
-    seconds = []
-    for _ in range(FLOOR_REPEATS):
-        started, cpu_started = time.perf_counter(), time.process_time()
+
+    def two_passes() -> None:
         _ = features.T @ residual
         _ = features @ theta
-        wall = time.perf_counter() - started
-        seconds.append((wall, time.process_time() - cpu_started))
-    return seconds
+
+    clock = time.perf_counter
+    return best_seconds(two_passes, repeats=FLOOR_REPEATS, clock=clock)
 
 
 def measure_linearity(
-    _: Options,
-    rows: Sequence[int] = STORE_ROWS,
-    shards: Sequence[int] = SHARDS,
+    _: Options, rows: Sequence[int] = STORE_ROWS, shards: Sequence[int] = SHARDS
 ) -> Outcome:
     """Train on stores of growing size; cost must grow no faster than it.
 
-    Args:
-        rows: joined rows, about.
-        shards: of the orders, at one site.
+    ``rows`` are joined rows, about; ``shards`` of the orders, at one site.
     """
     outcome = Outcome()
     runs = [
         in_process_of_its_own(run_store, round(n / PARTS_PER_ITEM), STORE_EPOCHS)
         for n in rows
     ]
-    for run in runs:
-        outcome.facts[f"store, {run['joined-rows']:,} rows"] = run
     joined = [run["joined-rows"] for run in runs]
+    outcome.facts |= {f"store, {run['joined-rows']:,} rows": run for run in runs}
     for part in ("epoch", "set-up"):
-        spent = [run[f"{part}-cpu-seconds"] for run in runs]
-        outcome.facts[f"store, {part}: steepest slope between two sizes"] = max(
-            log_slope(n, s)
-            for n, s in zip(pairwise(joined), pairwise(spent), strict=True)
-        )
+        slope = log_slope(joined, [run[f"{part}-cpu-seconds"] for run in runs])
         title = f"store, {part}: slope of log time over log rows"
-        outcome.check(title, log_slope(joined, spent), MOST_SLOPE)
+        outcome.check(title, slope, MOST_SLOPE)
     seconds = [shard_set_up(number) for number in shards]
-    for number, cpu in zip(shards, seconds, strict=True):
-        outcome.facts[f"store, {number} shards: CPU seconds of a site's set-up"] = cpu
+    for number, spent in zip(shards, seconds, strict=True):
+        outcome.facts[f"store, {number} shards: seconds of a site's set-up"] = spent
     title = "store, a site's set-up: slope of log time over log shards"
     outcome.check(title, log_slope(shards, seconds), MOST_SLOPE)
     return outcome
@@ -255,53 +234,33 @@ def run_store(orders: int, num_epochs: int) -> Results:
         "joined-rows": problem_of(strategy).train.joined_rows,
         "epoch-cpu-seconds": float(epochs["cpu"].loc[2:].min()),
         "set-up-cpu-seconds": float(epochs["cpu"][0]),
-        "peak-gb": float(epochs["peak"].max()) / 1e9,
+        "peak-gb": watch.peak / 1e9,
     }
 
 
 def _write_store(folder: Path, orders: int) -> Path:
     """Write a store's tables; no frame of them is left in memory."""
-    shards = {}
     sizes = (orders, max(orders // 50, 10), max(orders // 10, 10))
+    shards: dict[str, list[tuple[str, str]]] = {}
     for table, frames in make_store(*sizes).items():
-        shards[table] = [
-            (f"{table}-{k}.parquet", f"{table}-{k}") for k in range(len(frames))
-        ]
-        for (file, _), frame in zip(shards[table], frames, strict=True):
-            frame.to_parquet(folder / file, index=False)
+        for k, frame in enumerate(frames):
+            name = f"{table}-{k}"
+            frame.to_parquet(folder / f"{name}.parquet", index=False)
+            shards.setdefault(table, []).append((f"{name}.parquet", name))
     return write_tables(folder, shards)
 
 
 def shard_set_up(shards: int) -> float:
-    """Return the CPU seconds of a site's set-up with as many shards of the orders."""
+    """Return the seconds of a site's set-up with as many shards of the orders."""
     tables = make_store(shards * ROWS_PER_SHARD, items=100, customers=300)
     (orders,) = tables["orders"]
     tables["orders"] = [
         orders.iloc[start : start + ROWS_PER_SHARD].reset_index(drop=True)
         for start in range(0, len(orders), ROWS_PER_SHARD)
     ]
-    timed = _TimedSite()
-    set_up: list[float] = []
-
-    def on_round(report: RoundReport, _: InProcessGrid) -> None:
-        if not report.epoch and report.phase != "finish":
-            set_up.append(timed.cpu_seconds)
-
-    train(STORE_SQL, Settings(num_epochs=1), [tables], on_round, client_app=timed)
-    return set_up[-1]
-
-
-class _TimedSite(ClientApp):
-    """The sites' app; counts the CPU seconds that it takes."""
-
-    cpu_seconds = 0.0
-
-    def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message."""
-        started = time.process_time()
-        reply = app(message, context)
-        self.cpu_seconds += time.process_time() - started
-        return reply
+    report = train(STORE_SQL, Settings(num_epochs=1), [tables]).report
+    set_up = (x for x in report.history if not x.epoch and x.phase != "finish")
+    return sum(item.client_seconds for item in set_up)
 
 
 def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -318,38 +277,32 @@ def measure_gpu(
 ) -> Outcome:
     """Measure every method on the CPU and, where there is one, on a GPU."""
     tables = paper_tables(name, options.paper_folder, options.factor)
-    has_gpu = resolve(AUTO) == CUDA
+    devices = [CPU, CUDA] if resolve(AUTO) == CUDA else [CPU]
     outcome = Outcome()
     outcome.facts["data"] = f"{name} at factor {options.factor:g}"
-    outcome.facts["gpu"] = _name_of_gpu() if has_gpu else NO_GPU
+    if CUDA not in devices:
+        outcome.facts["gpu"] = NO_GPU
     for method in GPU_METHODS:
-        runs = {
-            device: in_process_of_its_own(
+        runs = [
+            in_process_of_its_own(
                 run_on_device, str(tables), name, epochs, method, device
             )
-            for device in ([CPU, CUDA] if has_gpu else [CPU])
-        }
-        for device, run in runs.items():
+            for device in devices
+        ]
+        for device, run in zip(devices, runs, strict=True):
             facts = {f"{method}, {device}: {key}": value for key, value in run.items()}
             outcome.facts |= facts
-        if not has_gpu:
-            continue
-        times, losses = (
-            [runs[device][key] for device in (CPU, CUDA)]
-            for key in ("seconds per epoch", "train loss")
-        )
-        outcome.facts[f"{method}: times as fast as on the CPU"] = times[0] / times[1]
-        if method in LINEAR:
-            difference = abs(losses[1] - losses[0]) / abs(losses[0])
-            title = f"{method}: training loss on the GPU, relative to the CPU's"
-            outcome.check(title, difference, SAME)
+        if CUDA in devices:
+            seconds, losses = (
+                [run[key] for run in runs]
+                for key in ("seconds per epoch", "train loss")
+            )
+            title = f"{method}: times as fast as on the CPU"
+            outcome.facts[title] = seconds[0] / seconds[1]
+            if method in LINEAR:
+                title = f"{method}: training loss on the GPU, relative to the CPU's"
+                outcome.check(title, abs(losses[1] / losses[0] - 1.0), SAME)
     return outcome
-
-
-def _name_of_gpu() -> str:
-    import torch
-
-    return torch.cuda.get_device_name()
 
 
 def run_on_device(
@@ -367,18 +320,15 @@ def run_on_device(
     state = Path(tables).parent / "state"
     sql = PAPER_SCALES[name].sql
     report = train(sql, settings, {"all": Path(tables)}, state=state).report
-    seconds = pd.DataFrame([vars(item) for item in report.history])
-    seconds = seconds.groupby("epoch")[list(PARTS)].sum()
-    seconds["all"] = seconds.sum(axis=1)
+    rounds = pd.DataFrame([vars(item) for item in report.history])
+    seconds = rounds.groupby("epoch")[list(PARTS)].sum()
     # the first epoch also copies to the device, and warms up
     steady = seconds.loc[min(2, epochs) :].median()
     return {
         "joined rows": report.joined_rows_train,
-        "seconds per epoch": float(steady["all"]),
-        "of them at the server": float(steady["server_seconds"]),
+        "seconds per epoch": float(steady.sum()),
         "of them at the site": float(steady["client_seconds"]),
-        "seconds of the first epoch": float(seconds["all"][1]),
-        "seconds of set-up": float(seconds["all"][0]),
+        "seconds of set-up": float(seconds.loc[0].sum()),
         "train loss": report.final_train["loss"],
         "test accuracy": report.final_test["accuracy"],
     }

@@ -54,10 +54,10 @@ def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
     assert found["joined-rows"] == rows - round(rows * held_out)
     # 3,200 rows for 775 features: far from the 0.85 of all rows, and from 0.5
     assert found["test"]["auc"] > 0.65
-    assert 0 < found["epoch-seconds"] <= found["epoch-seconds-median"]
+    assert found["epoch-seconds"] > 0
     assert found["floor-seconds"] > 0
     # the features alone would be 9 MB; Python and its libraries take 100 or 200
-    assert 0.01 < found["epoch-peak-gb"] < 6.0
+    assert 0.01 < found["peak-gb"] < 6.0
 
 
 def test_features_stay_mapped_from_message_to_message(tmp_path):
@@ -110,7 +110,6 @@ def faked_gpu(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str
         }
 
     monkeypatch.setattr(scale, "in_process_of_its_own", run)
-    monkeypatch.setattr(scale, "_name_of_gpu", lambda: "H")
     monkeypatch.setattr(scale, "resolve", lambda *_: "cuda" if has_gpu else "cpu")
     return asked
 
@@ -120,7 +119,6 @@ def test_both_devices_are_compared(monkeypatch, tmp_path):
     asked = faked_gpu(monkeypatch, has_gpu=True, loss=0.5 + 1e-5)
     outcome = measure_gpu(options, "mimic", 3)
     assert asked == [(method, d) for method in GPU_METHODS for d in ("cpu", "cuda")]
-    assert outcome.facts["gpu"] == "H"
     assert outcome.facts["sgd, cuda: seconds per epoch"] == 1.5
     assert outcome.facts["sgd: times as fast as on the CPU"] == 4.0
     assert [check.measured for check in outcome.checks] == [pytest.approx(2e-5)] * 2
@@ -145,7 +143,7 @@ def test_one_run_on_a_device(tmp_path):
     )
     assert found["joined rows"] == 232
     assert found["train loss"] < 0.7
-    assert found["seconds per epoch"] > found["of them at the server"] > 0
+    assert found["seconds per epoch"] > found["of them at the site"] > 0
     assert again["train loss"] == found["train loss"]
 
 
