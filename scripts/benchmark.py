@@ -1,9 +1,8 @@
 """Measure tp_flower, and write the figures as one JSON file and one page.
 
     python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
-                                [--paper-scale DIR [--factor F]] [--vertical DIR]
-                                [--datasets NAME,..] [--methods NAME,..]
-                                [--repeats N] [--output DIR | --update FILE]
+                                [--paper-scale DIR [--factor F]] [--repeats N]
+                                [--datasets NAME,..] [--output DIR | --update FILE]
     python scripts/benchmark.py --render [FILE]
 
 Suites are in scripts/bench/suites/registry.py; without --suite all run whose data are
@@ -22,6 +21,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
@@ -46,7 +46,6 @@ from scripts.bench.render import (
     write_docs,
     write_plots,
 )
-from scripts.bench.suites.methods import METHODS
 from scripts.bench.suites.registry import SUITES
 from tp_flower.files import home_folder
 from tp_flower.reports.console import format_seconds
@@ -73,10 +72,7 @@ def main(arguments: Sequence[str]) -> int:
         path, results = chosen.update, _read(chosen.update, "--update", parser)
     # Flower tells of every run what these tables tell better
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    options = Options(
-        *(chosen.movielens, chosen.paper_scale, chosen.factor),
-        *(chosen.datasets, chosen.methods, chosen.vertical, chosen.repeats),
-    )
+    options = Options(*(getattr(chosen, item.name) for item in fields(Options)))
     missed: list[str] = []
     status = 0
     try:
@@ -103,44 +99,28 @@ def _read(path: Path, option: str, parser: argparse.ArgumentParser) -> Results:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    add = partial(parser.add_argument, metavar="DIR", type=Path)
+    folder = partial(parser.add_argument, metavar="DIR", type=Path)
+    file = partial(parser.add_argument, metavar="FILE", type=Path)
     names = partial(parser.add_argument, metavar="NAME,..")
-    names(
-        "--suite",
-        type=suite_names,
-        default=list(SUITES),
-        help=f"all, or some of: {', '.join(SUITES)}",
-    )
-    add(
-        "--output",
-        default=home_folder() / "benchmarks" / time.strftime("%Y%m%d-%H%M%S"),
-        help="folder for the results (default: a new one under ~/.tp_flower)",
-    )
-    add("--update", metavar="FILE", help=f"a {RESULTS_FILE}: replace its suites")
-    add(
-        "--render",
-        metavar="FILE",
-        nargs="?",
-        const=FOLDER / RESULTS_FILE,
-        help="write docs/results.md and the README's table from this file",
-    )
+    text = f"all, or some of: {', '.join(SUITES)}"
+    names("--suite", type=suite_names, default=list(SUITES), help=text)
+    text = "folder for the results (default: a new one under ~/.tp_flower)"
+    new = home_folder() / "benchmarks" / time.strftime("%Y%m%d-%H%M%S")
+    folder("--output", default=new, help=text)
+    file("--update", help=f"a {RESULTS_FILE}: replace its suites")
+    text = "write docs/results.md and the README's table from this file"
+    file("--render", nargs="?", const=FOLDER / RESULTS_FILE, help=text)
     text = "folder with u.data, u.item and u.user of MovieLens-100K"
-    add("--movielens", help=text)
+    folder("--movielens", help=text)
     text = "folder for synthetic tables of the papers' sizes, several GB"
-    add("--paper-scale", help=text)
-    text = "folder with YearPredictionMSD.txt or kc_house_data.csv, for coreset"
-    add("--vertical", help=text)
-    for option, choices in (("dataset", DATASETS), ("method", METHODS)):
-        names(
-            f"--{option}s",
-            default=(),
-            type=partial(name_list, choices=choices, kind=option),
-            help=f"of suite methods: {', '.join(choices)} (default: all)",
-        )
+    folder("--paper-scale", help=text)
     text = "share of the papers' row counts (default: 1)"
-    add("--factor", type=float, default=1.0, metavar="F", help=text)
+    parser.add_argument("--factor", type=float, default=1.0, metavar="F", help=text)
+    kind = partial(name_list, choices=DATASETS, kind="dataset")
+    text = f"of suite methods: {', '.join(DATASETS)} (default: all)"
+    names("--datasets", default=(), type=kind, help=text)
     text = "runs per cell of suites privacy and labels (default: 1)"
-    add("--repeats", type=int, default=1, metavar="N", help=text)
+    parser.add_argument("--repeats", type=int, default=1, metavar="N", help=text)
     return parser
 
 
@@ -178,13 +158,10 @@ def run_suite(name: str, options: Options, results: Results) -> list[str]:
     seconds = time.perf_counter() - started
     put_outcome(results, name, outcome, seconds)
     rows = [
-        [
-            *(check.name, measured(check.measured, check.unit)),
-            *(measured(check.limit, check.unit), "yes" if check.is_met else "NO"),
-        ]
-        for check in outcome.checks
+        [each.name, *(measured(x, each.unit) for x in (each.measured, each.limit))]
+        for each in outcome.checks
     ]
-    print(markdown([name, "measured", "at most", "met"], rows))
+    print(markdown([name, "measured", "at most"], rows))
     print(f"{name} took {format_seconds(seconds)}\n", flush=True)
     return [check.name for check in outcome.checks if not check.is_met]
 

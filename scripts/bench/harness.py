@@ -53,33 +53,17 @@ class SkippedSuite(Exception):  # noqa: N818 - nothing went wrong
 
 @dataclass(frozen=True)
 class Options:
-    """The options of the command line that suites read.
-
-    Attributes:
-        movielens: folder with the files of MovieLens; None without.
-        paper_scale: folder for synthetic tables of the papers' sizes; None without.
-        factor: share of the papers' row counts.
-        datasets: names of those that methods are compared on; all if empty.
-        methods: names of those that are compared; all if empty.
-        vertical: folder with official files of the coreset paper; None without.
-        repeats: runs per cell of suites ``privacy`` and ``labels``.
-    """
+    """The options of the command line that suites read; see its help."""
 
     movielens: Path | None = None
     paper_scale: Path | None = None
     factor: float = 1.0
     datasets: tuple[str, ...] = ()
-    methods: tuple[str, ...] = ()
-    vertical: Path | None = None
     repeats: int = 1
 
     @property
     def paper_folder(self) -> Path:
-        """The folder for tables of the papers' sizes.
-
-        Raises:
-            SkippedSuite: none was given.
-        """
+        """The folder for tables of the papers' sizes; without it suites are skipped."""
         if self.paper_scale is None:
             raise SkippedSuite("no folder given with --paper-scale")
         return self.paper_scale
@@ -87,11 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Check:
-    """A figure and the most that is accepted of it.
-
-    Attributes:
-        unit: as in "s", or a format such as "%".
-    """
+    """A figure and the most that is accepted of it, in "s", "%" or another unit."""
 
     name: str
     measured: float
@@ -106,13 +86,7 @@ class Check:
 
 @dataclass
 class Outcome:
-    """The figures of a suite.
-
-    Attributes:
-        checks: figures with a limit.
-        facts: other figures by name.
-        curves: by title, a value per epoch by method.
-    """
+    """The figures of a suite: with a limit, others, and by epoch (title, method)."""
 
     checks: list[Check] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
@@ -139,12 +113,7 @@ def train(
 ) -> RelationalStrategy[Any]:
     """Run a strategy in this process; return it, with its report.
 
-    Args:
-        sql: the query.
-        settings: of the run.
-        sites: as of `InProcessGrid`.
-        on_round: called after every round.
-        state: folder for the sites' states; None keeps them in memory.
+    ``sites`` and ``state`` are those of `InProcessGrid`.
     """
     with closing(InProcessGrid(app, sites, state=state)) as grid:
         strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
@@ -166,15 +135,8 @@ def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:
 
 @dataclass
 class Trace:
-    """A run, epoch by epoch.
+    """A run by epoch: training objective, test metrics, seconds from the start."""
 
-    Attributes:
-        objective: mean training loss plus the penalty.
-        test: metrics on the held-out rows.
-        seconds: wall time from the start to the end of the epoch.
-    """
-
-    strategy: RelationalStrategy[Any]
     objective: Sequence[float]
     test: Sequence[Metrics]
     seconds: Sequence[float]
@@ -194,8 +156,8 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
         watching += time.perf_counter() - arrived
 
     started = time.perf_counter()
-    strategy = train(sql, settings, sites, on_round)
-    return Trace(strategy, *zip(*epochs, strict=True))
+    train(sql, settings, sites, on_round)
+    return Trace(*zip(*epochs, strict=True))
 
 
 def _squared_norm(grid: InProcessGrid) -> float:
@@ -225,11 +187,7 @@ def new_results() -> Results:
 
 
 def read_results(path: Path) -> Results:
-    """Return the results in a file.
-
-    Raises:
-        ValueError: the file is not of this schema.
-    """
+    """Return the results in a file; ValueError where it is of another schema."""
     content = json.loads(path.read_text(encoding="utf-8"))
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA:

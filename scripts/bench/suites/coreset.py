@@ -31,7 +31,6 @@ import numpy.typing as npt
 from scripts.bench.datasets import DATASETS
 from scripts.bench.harness import Options, Outcome, Results, train
 from scripts.data.dataset import Dataset
-from scripts.data.prepare_vertical import vertical_datasets
 from scripts.data.run_files import let_rows_leave, write_tables
 from scripts.joined.centralized import JoinedTable
 from scripts.joined.models import fit_ridge
@@ -138,7 +137,8 @@ class Join:
         """Return X theta + b - y of theta (d + 1, c), (N, c)."""
         parts = zip(self.tables, self._split(theta[:-1]), strict=True)
         scores = self._sum([features @ part for (_, features), part in parts])
-        return scores + theta[-1] - self.labels[:, None]
+        residuals: FloatArray = scores + theta[-1] - self.labels[:, None]
+        return residuals
 
     def distances(self, centres: FloatArray) -> FloatArray:
         """Return the squared distance to the nearest of centres (k, d), (N,)."""
@@ -148,7 +148,8 @@ class Join:
         ):
             squares = np.einsum("ij,ij->i", features, features)[:, None]
             local.append(squares - 2.0 * (features @ part.T) + (part**2).sum(axis=1))
-        return np.maximum(self._sum(local).min(axis=1), 0.0)
+        nearest: FloatArray = np.maximum(self._sum(local).min(axis=1), 0.0)
+        return nearest
 
     def regression_scores(self, l2: float) -> FloatArray:
         """Return the scores of the joined rows, without the uniform term, (N,)."""
@@ -236,13 +237,11 @@ class Problem:
     most_over_full: float
 
 
-def measure_coreset(options: Options) -> Outcome:
-    """Measure flights, store, and the official files in the folder of --vertical."""
+def measure_coreset(_: Options) -> Outcome:
+    """Measure flights and store."""
     outcome = Outcome()
-    made = [DATASETS[name](None) for name in ("flights-delay", "store")]
-    for dataset in [*made, *vertical_datasets(options.vertical)]:
-        is_checked = dataset.name == "flights-delay"
-        measure_dataset(dataset, outcome, is_checked=is_checked)
+    for name, is_checked in (("flights-delay", True), ("store", False)):
+        measure_dataset(DATASETS[name](None), outcome, is_checked=is_checked)
     return outcome
 
 

@@ -35,36 +35,21 @@ REPEATS = 7
 PACKED_ARRAYS = 8
 PACKED_ROWS = 500
 PACK_SECONDS = 60e-6
-LARGE_BYTES = 64 << 20
 
 Work = Callable[[], object]
 Kernel = tuple[str, Work, str, Work, float]
 """Name, the kernel, name of its floor, the floor, and the most of their ratio."""
 
 
-def measure_micro(
-    _: Options, rows: int = ROWS, repeats: int = REPEATS, large: int = LARGE_BYTES
-) -> Outcome:
-    """Measure every kernel.
-
-    Args:
-        rows: joined rows.
-        repeats: of each kernel; the fastest counts.
-        large: bytes of the large message that is packed.
-    """
+def measure_micro(_: Options, rows: int = ROWS, repeats: int = REPEATS) -> Outcome:
+    """Measure every kernel on so many joined rows; the fastest repeat counts."""
     outcome = Outcome()
-    for kernels in (
-        _mapping,
-        _row_kernels,
-        _prox_kernels,
-        _feature_kernels,
-        _mixing,
-    ):
+    for kernels in (_mapping, _row_kernels, _prox_kernels, _feature_kernels, _mixing):
         for name, run, floor_name, floor, most in kernels(rows):
             seconds, least = best_seconds(run, floor, repeats=repeats)
             outcome.facts[f"{name}, ms"] = 1000.0 * seconds
             outcome.check(f"{name} over {floor_name}", seconds / least, most)
-    _measure_packing(outcome, repeats, large)
+    _measure_packing(outcome, repeats)
     return outcome
 
 
@@ -197,8 +182,8 @@ def _mixing(rows: int) -> Iterator[Kernel]:
     yield "Anderson mixing", run, "a copy of its memory", history.copy, 12.0
 
 
-def _measure_packing(outcome: Outcome, repeats: int, large: int) -> None:
-    """Time packing and unpacking a small message, and a large one beside a copy."""
+def _measure_packing(outcome: Outcome, repeats: int) -> None:
+    """Time packing and unpacking a small message."""
     draw = np.random.default_rng(0)
     small = Packet(
         {"batch": 1, "next-batch": 2, "evaluate": None, "momentum": 0.9},
@@ -210,13 +195,3 @@ def _measure_packing(outcome: Outcome, repeats: int, large: int) -> None:
     (seconds,) = best_seconds(lambda: unpack(pack(small)), repeats=repeats, times=200)
     title = f"packing and unpacking {PACKED_ARRAYS} arrays of {PACKED_ROWS} rows"
     outcome.check(title, seconds, PACK_SECONDS, "s")
-    array = np.ones(large // 8)
-    packet = Packet({}, {(0, "x"): array})
-    content = pack(packet)
-    packing, copying = best_seconds(
-        partial(pack, packet), array.tobytes, repeats=repeats
-    )
-    # it reads a header: beside the copies it would be a measurement of cold caches
-    (unpacking,) = best_seconds(partial(unpack, content), repeats=repeats, times=200)
-    outcome.facts["packing 64 MiB over one copy"] = packing / copying
-    outcome.facts["unpacking 64 MiB over one copy"] = unpacking / copying

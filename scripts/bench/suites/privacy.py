@@ -4,17 +4,14 @@ Suite ``privacy``: private models of all tables, epsilon per row and table; the 
 setting of a method protects the labels too, as in the TablePuppet papers. Suite
 ``labels``: ADMM on labels of every mechanism. *Corrected* is the loss that is unbiased
 for the true labels, *plain* takes noisy classes for true ones; both see the same draws.
-*Reported* are the run's own figures, which knows noisy labels only. In a regression
-noise on labels changes the reported figures only.
 
 Noise comes from a secure source also here, so that runs differ: figures are means of
-the runs of ``--repeats``, with their range.
+the runs of ``--repeats``.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from statistics import fmean
 
 import numpy as np
 
@@ -35,7 +32,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.learning.label_noise import ClassNoise
 from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
-from tp_flower.reports.records import Metrics, RoundReport
+from tp_flower.reports.records import RoundReport
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
@@ -96,20 +93,8 @@ def tasks(options: Options) -> Iterator[Task]:
     yield Task(name, "squared", metrics, data.sql, settings, data.join_only(), RATINGS)
 
 
-class Run(NamedTuple):
-    """A finished run: its problem, and h of the held-out rows, (N_test, d_c)."""
-
-    problem: TrainingProblem
-    scores: FloatArray
-
-    def metrics(self, task: Task, labels: FloatArray) -> Metrics:
-        """Return the test metrics by these labels, (N_test,)."""
-        loss = LOSSES[task.loss](outputs=self.scores.shape[1])
-        return evaluate(loss, self.scores, labels)
-
-
-def run(task: Task, settings: Settings) -> Run:
-    """Train in this process; return what the models predict for held-out rows."""
+def run(task: Task, settings: Settings) -> tuple[TrainingProblem, FloatArray]:
+    """Train in this process; return the problem, and h of the held-out rows, (N, d)."""
     local: dict[str, FloatArray] = {}
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
@@ -119,54 +104,63 @@ def run(task: Task, settings: Settings) -> Run:
     problem = problem_of(train(task.sql, settings, task.sites, on_round))
     if problem.test is None:
         raise RuntimeError("the run has no held-out rows")
-    return Run(problem, problem.test.sum_scores(problem.base_score, local))
+    return problem, problem.test.sum_scores(problem.base_score, local)
 
 
 def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
     """Return the scores of every table's rows, (n_i, d_c), straight from the models."""
     scores: dict[str, list[FloatArray]] = {}
     for part in sorted(participants_of(grid), key=lambda part: part.number):
-        scores.setdefault(part.data.table, []).append(
-            part.model.scores(part.data.features)
-        )
+        shard = part.model.scores(part.data.features)
+        scores.setdefault(part.data.table, []).append(shard)
     return {table: np.concatenate(shards) for table, shards in scores.items()}
+
+
+def true_labels(task: Task) -> FloatArray:
+    """Return the held-out rows' labels, which only a run without noise knows."""
+    return run(task, task.settings)[0].test_labels
+
+
+def mean_metrics(
+    task: Task, runs: Iterable[Settings], truth: FloatArray
+) -> Mapping[str, float]:
+    """Return the means of the runs' test metrics by these labels, (N_test,)."""
+    metrics = []
+    for settings in runs:
+        scores = run(task, settings)[1]
+        loss = LOSSES[task.loss](outputs=scores.shape[1])
+        metrics.append(evaluate(loss, scores, truth))
+    return {key: fmean(each[key] for each in metrics) for key in task.metrics}
 
 
 def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> Outcome:
     """Return the test metric of private models, by method and epsilon."""
     outcome = Outcome()
-    lost = math.nan
     for task in tasks(options):
-        metric = task.metrics[0]
+        truth, metric = true_labels(task), task.metrics[0]
+        label = f"test {metric.upper()}"
         for title, (strategy, mechanism) in METHODS.items():
-            clear = replace(task.settings, strategy=strategy)
-            plain = run(task, clear)
-            # the run without privacy knows the true labels of the held-out rows
-            truth = plain.problem.test_labels
-            figures = {math.inf: plain.metrics(task, truth)[metric]}
-            name = f"{task.name}{title}"
-            label = f"test {metric.upper()}"
-            outcome.facts[f"{name}, no privacy: {label}"] = figures[math.inf]
-            for head, epsilon, settings in _private(task, clear, mechanism, epsilons):
-                values = [
-                    run(task, settings).metrics(task, truth)[metric]
-                    for _ in range(options.repeats)
-                ]
-                figures.setdefault(epsilon, float(np.mean(values)))
-                _keep(outcome, f"{name}, {head}: {label}", values)
-            if name == STATISTICS:
-                lost = figures[math.inf] - figures.get(1.0, math.nan)
-    outcome.check(f"{STATISTICS}: AUC lost at epsilon 1", lost, MOST_AUC_LOST)
+            clear, name = replace(task.settings, strategy=strategy), task.name + title
+            plain = mean_metrics(task, [clear], truth)[metric]
+            outcome.facts[f"{name}, no privacy: {label}"] = plain
+            for head, settings in _private(task, clear, mechanism, epsilons):
+                runs = options.repeats * [settings]
+                value = mean_metrics(task, runs, truth)[metric]
+                outcome.facts[f"{name}, {head}: {label}"] = value
+                if (name, head) == (STATISTICS, "eps 1"):
+                    lost = plain - value
+                    title_lost = f"{STATISTICS}: AUC lost at epsilon 1"
+                    outcome.check(title_lost, lost, MOST_AUC_LOST)
     return outcome
 
 
 def _private(
     task: Task, clear: Settings, mechanism: str, epsilons: Sequence[float]
-) -> Iterator[tuple[str, float, Settings]]:
-    """Yield title, epsilon and settings of private runs, the papers' setting last."""
+) -> Iterator[tuple[str, Settings]]:
+    """Yield title and settings of private runs, the papers' setting last."""
     for epsilon in epsilons:
         privacy = PrivacySettings(features=mechanism, epsilon=epsilon, delta=DELTA)
-        yield f"eps {epsilon:g}", epsilon, replace(clear, privacy=privacy)
+        yield f"eps {epsilon:g}", replace(clear, privacy=privacy)
     papers = PrivacySettings(
         features=mechanism,
         epsilon=PAPER_EPSILON,
@@ -176,13 +170,7 @@ def _private(
         label_range=task.label_range,
     )
     head = f"eps {PAPER_EPSILON:g}, label noise {PAPER_LABEL_NOISE:g}"
-    yield head, PAPER_EPSILON, replace(clear, privacy=papers)
-
-
-def _keep(outcome: Outcome, name: str, values: Sequence[float]) -> None:
-    outcome.facts[name] = float(np.mean(values))
-    if len(values) > 1:
-        outcome.facts[f"{name}, range"] = [min(values), max(values)]
+    yield head, replace(clear, privacy=papers)
 
 
 def noises(task: Task) -> Iterator[tuple[str, PrivacySettings]]:
@@ -207,43 +195,25 @@ def measure_labels(options: Options) -> Outcome:
     """Return test metrics by mechanism of the labels' noise."""
     outcome = Outcome()
     for task in tasks(options):
-        clear = run(task, task.settings)
-        truth = clear.problem.test_labels
-        for key in task.metrics:
-            figure = clear.metrics(task, truth)[key]
-            outcome.facts[f"{task.name}no noise on labels: {key}"] = figure
+        truth = true_labels(task)
+        for key, value in mean_metrics(task, [task.settings], truth).items():
+            outcome.facts[f"{task.name}no noise on labels: {key}"] = value
         for title, privacy in noises(task):
-            _measure_noise(outcome, task, title, privacy, truth, options.repeats)
+            name = f"{task.name}{title}"
+            plan = label_plan(replace(task.settings, privacy=privacy))
+            kinds = {"corrected": True}
+            if plan is not None and isinstance(plan.noise, ClassNoise):
+                outcome.facts[f"{name}: classes that stay"] = plan.noise.keep
+                kinds["plain"] = False
+            for kind, is_corrected in kinds.items():
+                runs = []
+                for repeat in range(options.repeats):
+                    # a draw is kept for its plan: each repeat has one of its own
+                    epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
+                    drawn = replace(
+                        privacy, label_epsilon=epsilon, label_correction=is_corrected
+                    )
+                    runs.append(replace(task.settings, privacy=drawn))
+                for key, value in mean_metrics(task, runs, truth).items():
+                    outcome.facts[f"{name}: {key}, {kind}"] = value
     return outcome
-
-
-def _measure_noise(
-    outcome: Outcome,
-    task: Task,
-    title: str,
-    privacy: PrivacySettings,
-    truth: FloatArray,
-    repeats: int,
-) -> None:
-    name = f"{task.name}{title}"
-    plan = label_plan(replace(task.settings, privacy=privacy))
-    is_class = plan is not None and isinstance(plan.noise, ClassNoise)
-    if plan is not None and isinstance(plan.noise, ClassNoise):
-        outcome.facts[f"{name}: classes that stay"] = plan.noise.keep
-    runs: dict[str, list[Metrics]] = {}
-    for repeat in range(repeats):
-        # a draw is kept for its plan: each repeat has one of its own
-        epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
-        drawn = replace(privacy, label_epsilon=epsilon)
-        done = run(task, replace(task.settings, privacy=drawn))
-        seen = evaluate(done.problem.loss, done.scores, done.problem.test_labels)
-        runs.setdefault("corrected", []).append(done.metrics(task, truth))
-        runs.setdefault("reported", []).append(seen)
-        if is_class:
-            plain = replace(drawn, label_correction=False)
-            done = run(task, replace(task.settings, privacy=plain))
-            runs.setdefault("plain", []).append(done.metrics(task, truth))
-    for kind, metrics in runs.items():
-        for key in task.metrics:
-            values = [figures[key] for figures in metrics]
-            _keep(outcome, f"{name}: {key}, {kind}", values)

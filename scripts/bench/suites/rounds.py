@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import pandas as pd
@@ -89,9 +89,6 @@ def _compare_staleness(outcome: Outcome, sites: list[Site]) -> None:
         1.01,
     )
     outcome.facts["rounds per epoch without staleness"] = int(fresh.rounds[1])
-    outcome.facts["learning rates, staleness 0 and 1"] = [
-        run.strategy.chosen["learning-rate"] for run in (fresh, late)
-    ]
 
 
 def _halves(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -100,12 +97,7 @@ def _halves(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 def measure_simulation(_: Options) -> Outcome:
-    """Time rounds in Flower's simulation.
-
-    Raises:
-        SkippedSuite: there is no Ray.
-        RuntimeError: the run failed; the message has the end of its log.
-    """
+    """Time rounds in Flower's simulation, which needs Ray."""
     if importlib.util.find_spec("ray") is None:
         raise SkippedSuite("no ray, which Flower's simulations need")
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
@@ -132,6 +124,4 @@ def measure_simulation(_: Options) -> Outcome:
         SECONDS_IN_SIMULATION,
         "s",
     )
-    for part in PARTS:
-        outcome.facts[f"median {part}"] = median(item[part] for item in rounds)
     return outcome

@@ -1,7 +1,7 @@
 """Cost at the size of the papers' data sets, and how it grows.
 
-Suite ``linearity``: CPU time by joined rows of a store, and time of a site's set-up
-by the number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
+Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the
+number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
 beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
 largest table's features that the run has just used: its pages are in the page cache in
 both. Suite ``gpu``: seconds per epoch on the CPU and, where there is one, on a GPU.

@@ -148,7 +148,7 @@ def test_one_run_on_a_device(tmp_path):
 
 
 def test_every_kernel_is_measured_beside_its_floor():
-    outcome = measure_micro(Options(), rows=4000, repeats=2, large=1 << 16)
+    outcome = measure_micro(Options(), rows=4000, repeats=2)
     names = [check.name for check in outcome.checks]
     for part in (
         *("mapping", "segment sum", "gather", "theta-update", "Gram", "Anderson"),
@@ -156,5 +156,4 @@ def test_every_kernel_is_measured_beside_its_floor():
         "packing and unpacking",
     ):
         assert any(part in name for name in names), part
-    assert outcome.facts["packing 64 MiB over one copy"] > 0
     assert len(set(names)) == len(names)

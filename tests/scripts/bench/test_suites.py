@@ -11,7 +11,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from scripts.bench.datasets import by_table
-from scripts.bench.harness import Options, Outcome, new_results, put_outcome
+from scripts.bench.harness import Outcome, new_results, put_outcome
 from scripts.bench.render import coreset_tables
 from scripts.bench.suites import coreset, methods
 from scripts.bench.suites.coreset import Join, Sampler, units
@@ -26,6 +26,7 @@ from scripts.bench.suites.materialised import (
 )
 from scripts.bench.suites.methods import (
     COSTS,
+    METHODS,
     PAPER_NETWORKS,
     check_claims,
     curve_of,
@@ -169,7 +170,7 @@ def test_within_one_per_cent(metric: str, value: float, expected: bool) -> None:
 def dataset_of(**metrics):
     """Methods whose epochs cost one round and 1000 bytes each, from 2 rounds on."""
     found = {"title": "made up", "metric": "rmse", "reference": 1.0}
-    found |= {"methods": {}, "failed": {}}
+    found["methods"] = {}
     for name, values in metrics.items():
         at = np.arange(len(values) + 1)
         costs = {"rounds": 2 + at, "bytes": 1000 * at}
@@ -184,7 +185,6 @@ def test_summary_of_a_run() -> None:
     assert run["epochs-to-1%"] == 2
     to_one = run["to-1%"]
     assert (to_one["rounds"], to_one["bytes"]) == (4, 2000)
-    assert to_one["compute-seconds"] == pytest.approx(0.6)
     expected = 4 * 0.136 + 8 * 2000 / 0.42e9
     assert to_one["communication-seconds"]["US-UK"] == pytest.approx(expected)
     assert run["curve"]["set-up"] == [2, 0, 0.0, 0.0]
@@ -202,18 +202,17 @@ def measured(dataset) -> list[float]:
 
 def test_claims_are_ratios_to_the_best_of_the_others() -> None:
     dataset = dataset_of(admm=[2.0, 1.0], sgd=[1.0], gd=[2.0, 2.0, 1.0])
-    time, epochs, failed = claims(dataset)
+    time, epochs = claims(dataset)
     # ADMM is there after 4 rounds, SGD after 3
     assert time.measured == pytest.approx(4 / 3, rel=1e-3)
     assert not time.is_met
     assert (epochs.measured, epochs.is_met) == (0.5, True)
-    assert failed.is_met
 
 
 def test_who_never_arrives_has_lost_and_others_are_not_waited_for() -> None:
-    time, epochs, _ = measured(dataset_of(admm=[1.0], sgd=[2.0], gd=[2.0]))
+    time, epochs = measured(dataset_of(admm=[1.0], sgd=[2.0], gd=[2.0]))
     assert (time, epochs) == (0.0, math.inf)
-    time, epochs, _ = measured(dataset_of(admm=[2.0], sgd=[2.0], gd=[2.0]))
+    time, epochs = measured(dataset_of(admm=[2.0], sgd=[2.0], gd=[2.0]))
     assert (time, epochs) == (math.inf, math.inf)
     # a tie is 1, and met
     assert measured(dataset_of(admm=[2.0, 1.0], sgd=[1.0], vfl_sgd=[1.0]))[1] == 1.0
@@ -224,29 +223,15 @@ def test_methods_over_shards_are_compared_among_themselves() -> None:
         admm=[1.0], sgd=[1.0], ucq_admm=[2.0, 1.0], ucq_sgd=[2.0, 2.0, 1.0]
     )
     names = [check.name for check in claims(dataset)]
-    assert [("UCQ" in name) for name in names] == [False, False, True, True, False]
+    assert [("UCQ" in name) for name in names] == [False, False, True, True]
     assert measured(dataset)[2] == pytest.approx(4 / 5, rel=1e-3)
 
 
-def test_a_failed_method_is_a_missed_figure_and_loses_nothing(monkeypatch) -> None:
-    def train(sql, settings, sites):
-        if settings.strategy == "admm":
-            raise RuntimeError("out of memory")
-        return run(sql, settings, sites)
-
-    run = methods.train
-    monkeypatch.setattr(methods, "train", train)
-    facts = measure_dataset(small_store(), Options(methods=("admm", "gd")))
-    assert facts["failed"] == {"admm": "RuntimeError: out of memory"}
-    assert list(facts["methods"]) == ["gd"]
-    (check,) = claims(facts)
-    assert "admm" in check.name
-    assert not check.is_met
-
-
-def test_methods_and_reference_hold_out_the_same_rows() -> None:
+def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
+    chosen = {name: METHODS[name] for name in ("admm", "ucq-admm")}
+    monkeypatch.setattr(methods, "METHODS", chosen)
     dataset = small_store()
-    facts = measure_dataset(dataset, Options(methods=("admm", "ucq-admm")))
+    facts = measure_dataset(dataset)
     # metrics of so few held-out rows agree only if the rows do
     for run in facts["methods"].values():
         last = run["curve"]["metric"][-1]
