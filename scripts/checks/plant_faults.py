@@ -233,17 +233,13 @@ def summary(verdicts: Sequence[Verdict]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Try the faults of the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    by_name = {fault.name: fault for fault in read_faults()}
     add = parser.add_argument
-    add("--only", nargs="+", metavar="NAME")
+    add("--only", nargs="+", metavar="NAME", choices=by_name, default=list(by_name))
     add("--json", type=Path, metavar="FILE", help="write the verdicts")
     add("--against", type=Path, metavar="FILE", help="earlier verdicts")
     options = parser.parse_args(arguments)
-    by_name = {fault.name: fault for fault in read_faults()}
-    names = options.only or list(by_name)
-    if unknown := [name for name in names if name not in by_name]:
-        print(f"no fault of {FAULTS} is called {', '.join(unknown)}", file=sys.stderr)
-        return 2
-    faults = [by_name[name] for name in names]
+    faults = [by_name[name] for name in options.only]
     verdicts = []
     with checkout_copy() as copy:
         if failures := run_without_fault(faults, copy):

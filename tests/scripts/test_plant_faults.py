@@ -95,8 +95,3 @@ def test_verdicts_are_compared_with_earlier_ones(tmp_path: Path) -> None:
     assert plant_faults.summary(now) == (
         "3 faults: 1 caught, 1 missed, 1 late, 0 stale; 3 s of tests"
     )
-
-
-def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plant_faults.main(["--only", "nothing"]) == 2
-    assert "faults.toml is called nothing" in capsys.readouterr().err
