@@ -1,6 +1,6 @@
 """Count the product files that an epoch of ADMM and a prediction round run through.
 
-    python scripts/checks/count_files.py [--no-list]
+    python scripts/checks/count_files.py
 
 A file counts if one of its functions is entered, by a profiler's hook; what is run by
 an import is not. The federation is in this process: three tables at three sites. The
@@ -8,14 +8,13 @@ epoch is one in the middle of a run, and the prediction round the one that bring
 sites' scores, in a second run with the same model: nothing is imported or set up then.
 """
 
-import argparse
 import inspect
 import logging
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -100,11 +99,8 @@ def count(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the counts, and the files; return the exit status."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--no-list", action="store_true", help="print counts alone")
-    options = parser.parse_args(arguments)
+def main() -> None:
+    """Print the counts, and the files."""
     logging.disable(logging.INFO)
     with tempfile.TemporaryDirectory() as folder:
         count(Path(folder))  # has the imports
@@ -113,10 +109,8 @@ def main(arguments: Sequence[str]) -> int:
         packages = Counter(file.partition("/")[0] for file in files)
         by_package = ", ".join(f"{name} {packages[name]}" for name in PACKAGES)
         print(f"{title}: {len(files)} files ({by_package})")
-        if not options.no_list:
-            print("".join(f"  {file}\n" for file in files))
-    return 0
+        print("".join(f"  {file}\n" for file in files))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    main()
