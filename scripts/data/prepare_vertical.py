@@ -11,14 +11,13 @@ last 51,630 of YearPredictionMSD; here they are drawn).
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from scripts.data.dataset import Dataset
 from scripts.data.run_files import (
     TABLES_FILE,
     DataError,
@@ -36,7 +35,12 @@ HOUSE_FEATURES = (
     *("view", "condition", "grade", "sqft_above", "sqft_basement", "yr_built"),
     *("yr_renovated", "zipcode", "lat", "long", "sqft_living15", "sqft_lot15"),
 )
-SETTINGS: Mapping[str, str | float] = {"task": "regression", "test-fraction": 0.1}
+SETTINGS = {
+    "task": "regression",
+    "test-fraction": 0.1,
+    "strategy": "coreset-ridge",
+    "l2": 0.1,
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,6 @@ class Source:
     ``read`` gives label and features, in the order of the paper.
     """
 
-    name: str
     title: str
     question: str
     files: Sequence[str]
@@ -72,20 +75,20 @@ def read_houses(path: Path) -> pd.DataFrame:
     return rows[columns]
 
 
-SOURCES = (
-    Source(
-        *("year-prediction", "YearPredictionMSD, year"),
+SOURCES = {
+    "year-prediction": Source(
+        "YearPredictionMSD, year",
         "In which year was a song released?",
         ("YearPredictionMSD.txt", "YearPredictionMSD.txt.zip"),
         read_songs,
     ),
-    Source(
-        *("kc-house", "KC House, price"),
+    "kc-house": Source(
+        "KC House, price",
         "For how much is a house sold?",
         ("kc_house_data.csv",),
         read_houses,
     ),
-)
+}
 
 
 def partition(rows: pd.DataFrame, parties: int) -> tuple[dict[str, pd.DataFrame], str]:
@@ -116,34 +119,29 @@ def partition(rows: pd.DataFrame, parties: int) -> tuple[dict[str, pd.DataFrame]
     return tables, "\n".join([f"SELECT {columns}\nFROM party_1 AS t1", *joins[1:]])
 
 
-def vertical_datasets(folder: Path | None, parties: int = PARTIES) -> Iterator[Dataset]:
-    """Yield the data sets whose official files a folder has; none without a folder."""
-    for source in SOURCES:
-        paths = (folder / name for name in source.files) if folder else ()
-        if path := next(filter(Path.is_file, paths), None):
-            try:
-                rows = source.read(path)
-            except (ValueError, OSError) as error:
-                raise DataError(f"{path.name} cannot be read: {error}") from error
-            tables, sql = partition(rows, parties)
-            yield Dataset(source.name, source.title, "rmse", sql, SETTINGS, tables)
-
-
 def prepare(options: argparse.Namespace) -> None:
     """Read the official files and write OUTPUT."""
-    datasets = list(vertical_datasets(options.folder, options.parties))
-    if not datasets:
-        names = ", ".join(name for source in SOURCES for name in source.files)
+    paths = {
+        name: path
+        for name, source in SOURCES.items()
+        for file in source.files
+        if (path := options.folder / file).is_file()
+    }
+    if not paths:
+        names = ", ".join(file for source in SOURCES.values() for file in source.files)
         raise DataError(f"{options.folder} has none of the files {names}")
-    questions = {source.name: source.question for source in SOURCES}
-    for dataset in datasets:
-        output: Path = options.output / dataset.name
+    for name, path in paths.items():
+        source, output = SOURCES[name], options.output / name
+        try:
+            rows = source.read(path)
+        except (ValueError, OSError) as error:
+            raise DataError(f"{path.name} cannot be read: {error}") from error
+        frames, sql = partition(rows, options.parties)
         output.mkdir(exist_ok=True)
-        for table, frame in dataset.tables.items():
+        for table, frame in frames.items():
             frame.to_parquet(output / f"{table}.parquet", index=False)
-        settings = {**dataset.settings, "strategy": "coreset-ridge", "l2": 0.1}
-        question, tables = questions[dataset.name], list(dataset.tables)
-        write_dataset(output, dataset.title, question, dataset.sql, settings, tables)
+        tables = list(frames)
+        write_dataset(output, source.title, source.question, sql, SETTINGS, tables)
         let_rows_leave(output / TABLES_FILE, tables)
 
 

@@ -6,12 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scripts.data.prepare_vertical import (
-    HOUSE_FEATURES,
-    TIMBRES,
-    main,
-    vertical_datasets,
-)
+from scripts.data.prepare_vertical import HOUSE_FEATURES, TIMBRES, main
 from tests.support.prepared import run_prepared, table
 
 ROWS = 40
@@ -35,15 +30,22 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_three_parties_share_the_features_in_order(folder: Path) -> None:
-    years, sales = vertical_datasets(folder)
-    widths = [frame.shape[1] for frame in years.tables.values()]
+def test_three_parties_share_the_features_in_order(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert main([str(folder), str(tmp_path)]) == 0
+
+    def parties(name: str) -> list[pd.DataFrame]:
+        return [table(tmp_path / name, f"party_{k}") for k in (1, 2, 3)]
+
+    years, sales = parties("year-prediction"), parties("kc-house")
+    widths = [frame.shape[1] for frame in years]
     assert widths == [32, 31, 31]  # the record; the first has the year, too
     whole = pd.read_csv(folder / "YearPredictionMSD.txt.zip", header=None)
-    parts = [frame.drop(columns="record") for frame in years.tables.values()]
+    parts = [frame.drop(columns="record") for frame in years]
     np.testing.assert_array_equal(pd.concat(parts, axis=1), whole)
-    assert [frame.shape[1] for frame in sales.tables.values()] == [8, 7, 7]
-    assert list(sales.tables["party_1"])[:3] == ["record", "price", "bedrooms"]
+    assert [frame.shape[1] for frame in sales] == [8, 7, 7]
+    assert list(sales[0])[:3] == ["record", "price", "bedrooms"]
 
 
 def test_what_is_written_trains_on_a_coreset(folder: Path, tmp_path: Path) -> None:
