@@ -1,13 +1,13 @@
 """The data that suites measure on: tables, a query, and the label to predict."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import duckdb
 import pandas as pd
 
 from scripts.bench.harness import SkippedSuite
-from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import (
     SQL,
@@ -15,20 +15,74 @@ from scripts.data.prepare_movielens import (
     has_movielens,
     read_movielens,
 )
-from scripts.joined.centralized import Frames
+from scripts.joined.centralized import Frames, JoinedTable, join_tables
+from tp_flower.query import Query
+from tp_flower.settings import Settings
 from tp_flower.sources.flights import (
     FLIGHTS_REGRESSION_SQL,
     FLIGHTS_SQL,
     flights_tables,
+)
+from tp_flower.sources.shards import (
+    MEMORY_PREFIX,
+    load_tables,
+    register_frames,
+    release,
 )
 
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000
 
 
-def flights_frames() -> dict[str, dict[str, pd.DataFrame]]:
+Tables = dict[str, pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Tables, each in one shard, with a query and the run-config keys of every run.
+
+    Attributes:
+        name: on the command line; ``title`` is for people.
+        metric: the test metric that is compared.
+    """
+
+    name: str
+    title: str
+    metric: str
+    sql: str
+    settings: Mapping[str, str | float]
+    tables: Tables
+
+    def join_only(self) -> dict[str, Tables]:
+        """Return one site per table."""
+        return {name: {name: frame} for name, frame in self.tables.items()}
+
+    def two_shards(self) -> dict[str, Tables]:
+        """Return two sites per table, with half of its rows each (the papers' UCQ).
+
+        The halves are in order, so that a run holds out the same rows as without.
+        """
+        sites: dict[str, Tables] = {}
+        for name, frame in self.tables.items():
+            middle = len(frame) // 2
+            for number, rows in enumerate((slice(middle), slice(middle, None))):
+                shard = frame.iloc[rows].reset_index(drop=True)
+                sites[f"{name}-{number}"] = {name: shard}
+        return sites
+
+    def joined(self, settings: Settings) -> JoinedTable:
+        """Return the joined and encoded rows, split as a run splits them."""
+        token = register_frames(self.tables, site="all")
+        try:
+            sources = load_tables(MEMORY_PREFIX + token)
+            return join_tables(Query.from_sql(self.sql), settings, sources)
+        finally:
+            release(token)
+
+
+def flights_frames() -> dict[str, Tables]:
     """Return the built-in flights as data frames, by organisation and table."""
-    sites: dict[str, dict[str, pd.DataFrame]] = {}
+    sites: dict[str, Tables] = {}
     with duckdb.connect() as connection:
         for table, files in flights_tables().items():
             for site, path in files.items():
@@ -37,7 +91,7 @@ def flights_frames() -> dict[str, dict[str, pd.DataFrame]]:
     return sites
 
 
-def by_table(sites: Frames) -> dict[str, pd.DataFrame]:
+def by_table(sites: Frames) -> Tables:
     """Return the tables unsharded, their shards in a run's order: by site."""
     shards: dict[str, list[pd.DataFrame]] = {}
     for _, tables in sorted(sites.items()):

@@ -7,9 +7,8 @@ from contextlib import closing
 from typing import Any
 
 from client_apps.app import app
-from scripts.bench.datasets import flights, flights_frames, movielens, store
+from scripts.bench.datasets import Dataset, flights, flights_frames, movielens, store
 from scripts.bench.harness import Options, Outcome, SkippedSuite, problem_of, train
-from scripts.data.dataset import Dataset
 from strategies import Explain, RelationalStrategy
 from strategies.run.grid import InProcessGrid
 from tp_flower.methods import METHODS, PERSONAL

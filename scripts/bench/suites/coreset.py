@@ -28,9 +28,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from scripts.bench.datasets import DATASETS
+from scripts.bench.datasets import DATASETS, Dataset
 from scripts.bench.harness import Options, Outcome, Results, train
-from scripts.data.dataset import Dataset
 from scripts.data.run_files import let_rows_leave, write_tables
 from scripts.joined.centralized import JoinedTable
 from scripts.joined.models import fit_ridge

@@ -23,12 +23,11 @@ from typing import Any
 import duckdb
 import numpy as np
 
-from scripts.bench.datasets import by_table, flights_frames
+from scripts.bench.datasets import Dataset, by_table, flights_frames
 from scripts.bench.harness import Options, Outcome, train
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.server_epoch import measure_server
 from scripts.bench.suites.methods import is_within
-from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.joined.centralized import (
     Frames,

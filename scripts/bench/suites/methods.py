@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from scripts.bench.datasets import DATASETS
+from scripts.bench.datasets import DATASETS, Dataset
 from scripts.bench.harness import Options, Outcome, Results, SkippedSuite, train
-from scripts.data.dataset import Dataset
 from scripts.joined.models import LinearFit, Problem, train_sgd
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings

@@ -14,8 +14,8 @@ import pytest
 import scipy.sparse as sp
 
 from client_apps.app import app
+from scripts.bench.datasets import Dataset
 from scripts.compare_centralized import judge, main
-from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from scipy.spatial.distance import cdist
 
-from scripts.bench.datasets import by_table
+from scripts.bench.datasets import Dataset, by_table
 from scripts.bench.harness import Outcome, new_results, put_outcome
 from scripts.bench.render import coreset_tables
 from scripts.bench.suites import coreset, methods
@@ -34,7 +34,6 @@ from scripts.bench.suites.methods import (
     measure_dataset,
     summary,
 )
-from scripts.data.dataset import Dataset
 from scripts.data.make_store import STORE_SQL, make_store
 from tests.support.examples.coresets import regression_scores as row_scores
 from tp_flower.coresets.importance import augmented
