@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, gram
-from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.plan import PartPlan, Schedule, plan_part, plan_statistics
+from tp_flower.privacy.plan import PartPlan, Schedule, plan_statistics
 from tp_flower.privacy.statistics_update import (
     GRAM_SHARE,
     Rows,
@@ -73,24 +71,15 @@ class TestWithoutNoise:
         moments = moment(rows.features, weighted, intercept=intercept)
         expected = solver.solve(moments, KAPPA, L2)
 
-        matrix = usable_gram(noisy_gram(CLEAR, rows, noise()), 0.0)
-        np.testing.assert_array_equal(matrix, clear)
         residual = KAPPA * (target - dense(rows) @ theta)
-        sums = noisy_moments(CLEAR, rows, residual, noise())
+        # bounds that no row reaches change nothing
+        for plan in (StatisticsPlan(1e6, 1e6, 0.0, 0.0), CLEAR):
+            matrix = usable_gram(noisy_gram(plan, rows, noise()), 0.0)
+            np.testing.assert_array_equal(matrix, clear)
+            sums = noisy_moments(plan, rows, residual, noise())
         private = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
         updated = private_update(private, theta, sums, KAPPA, L2)
         np.testing.assert_allclose(updated, expected, rtol=1e-8, atol=1e-10)
-
-    @pytest.mark.parametrize("plan", [CLEAR, StatisticsPlan(1e6, 1e6, 0.0, 0.0)])
-    def test_bounds_that_no_row_reaches_change_nothing(self, plan):
-        rows = rows_of(6)
-        residual = np.random.default_rng(6).normal(size=(40, 1))
-        clear = gram(rows.features, rows.multiplicity, intercept=True)
-        np.testing.assert_array_equal(noisy_gram(plan, rows, noise()), clear)
-        weighted = rows.multiplicity[:, None] * residual
-        moments = moment(rows.features, weighted, intercept=True)
-        sums = noisy_moments(plan, rows, residual, noise())
-        np.testing.assert_array_equal(sums, moments)
 
     @few
     @given(seed=st.integers(0, 999), intercept=st.booleans())
@@ -167,21 +156,15 @@ class TestNoise:
         """The noise of the source, whose law is tested there; anew at every use."""
         plan = StatisticsPlan(1.5, 0.4, 3.0, 2.0)
         clear = StatisticsPlan(1.5, 0.4, 0.0, 0.0)
-        rows, residual = rows_of(0), np.ones((40, 200))
-        exact = noisy_moments(clear, rows, residual, noise())
+        no_rows = Rows(np.zeros((0, 4), np.float32), np.zeros(0, np.int64), True)
         source, again = noise(), noise()
-        for _ in range(2):
+        for rows in (rows_of(0), rows_of(0), no_rows):
+            residual = np.ones((len(rows.features), 200))
+            exact = noisy_moments(clear, rows, residual, noise())
             expected = again.with_gaussian(exact, 2.0 * 1.5 * 0.4)
             sums = noisy_moments(plan, rows, residual, source)
             np.testing.assert_array_equal(sums, expected)
-
-    def test_without_rows_noise_alone_leaves(self):
-        rows = Rows(np.zeros((0, 3), np.float32), np.zeros(0, np.int64), True)
-        plan = StatisticsPlan(1.0, 1.0, 1.0, 1.0)
-        assert np.abs(noisy_gram(plan, rows, noise())).min() > 0
-        sums = noisy_moments(plan, rows, np.zeros((0, 2)), noise())
-        assert sums.shape == (4, 2)
-        assert np.abs(sums).min() > 0
+        assert np.abs(noisy_gram(plan, no_rows, noise())).min() > 0
 
 
 class TestUsableGram:
@@ -223,39 +206,25 @@ class TestUsableGram:
 
 class TestPlan:
     schedule = Schedule(epochs=12, mean_multiplicity=9.0, columns=4, label_scale=30.0)
-    settings = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
 
     def test_bounds_have_natural_units(self):
-        plan = plan_statistics(self.settings, self.schedule)
+        settings = PrivacySettings(features="statistics", clip=2.0, target_clip=0.5)
+        plan = plan_statistics(settings, self.schedule)
         assert plan.radius == pytest.approx(2.0 * math.sqrt(9.0 * 4))
         assert plan.target_bound == pytest.approx(15.0)
-
-    @pytest.mark.parametrize("wanted", [0.5, 1.0, 4.0])
-    @pytest.mark.parametrize("epochs", [1, 12])
-    def test_all_releases_of_a_run_cost_the_epsilon(self, wanted, epochs):
-        settings = PrivacySettings(features="statistics", epsilon=wanted, delta=1e-6)
-        plan = plan_part(settings, Schedule(epochs), sends=(), is_linear=True)
-        used = [
-            Gaussian(use.mechanism.noise_multiplier, use.limit)
-            for use in plan.uses
-            if use.mechanism
-        ]
-        assert [use.count for use in used] == [1, epochs]
-        assert epsilon(used, 1e-6) == pytest.approx(wanted, rel=1e-3)
-        assert epsilon(used, 1e-6) <= wanted
-        inverse = [use.count / use.noise_multiplier**2 for use in used]
-        assert inverse[0] / sum(inverse) == pytest.approx(GRAM_SHARE)
-
-    def test_a_given_multiplier_is_that_of_the_moments(self):
-        settings = PrivacySettings(features="statistics", noise_multiplier=7.0)
-        plan = plan_statistics(settings, self.schedule)
-        assert plan.moments_multiplier == 7.0
-        total = 1 / plan.gram_multiplier**2 + 12 / 7.0**2
-        assert 1 / plan.gram_multiplier**2 / total == pytest.approx(GRAM_SHARE)
-
-    def test_a_table_without_rows_to_train_on_has_a_plan(self):
+        # a table without rows to train on has a plan
         no_rows = Schedule(3, mean_multiplicity=0.0, columns=0)
-        assert plan_statistics(self.settings, no_rows).radius == 2.0
+        assert plan_statistics(settings, no_rows).radius == 2.0
+
+    @pytest.mark.parametrize("changes", [{"epsilon": 0.5}, {"noise_multiplier": 7.0}])
+    def test_the_gram_matrix_has_its_share_of_the_budget(self, changes):
+        settings = PrivacySettings(features="statistics", **changes)
+        plan = plan_statistics(settings, self.schedule)
+        of_gram = 1 / plan.gram_multiplier**2
+        total = of_gram + 12 / plan.moments_multiplier**2
+        assert of_gram / total == pytest.approx(GRAM_SHARE)
+        multiplier = changes.get("noise_multiplier", plan.moments_multiplier)
+        assert plan.moments_multiplier == multiplier
 
 
 class TestRefusals:

@@ -17,10 +17,17 @@ from tp_flower.protocol.training_messages import AdmmRequest
 
 PART = Part(0, "orders", "us", 3, 0)
 GOOD = np.array([[1.0], [2.0]], np.float32)
-BAD_VALUES = [np.nan, np.inf, -np.inf, 2e30, -2e30]
 FIT = {"kappa": 1.0, "rho-in": {}, "epoch": 1, "seed": 0}
 FIT |= {"local-epochs": 0, "learning-rate": 0.0}
-OTHERS = [
+
+
+def with_value(value):
+    return np.array([[1.0], [value]], np.float32)
+
+
+RANGE = r"has numbers that are not finite or out of range; .* from -1e\+30 to 1e\+30"
+BAD = [
+    *((with_value(value), RANGE) for value in (np.nan, np.inf, -np.inf, 2e30, -2e30)),
     (GOOD[:1], "of shape"),
     (GOOD.T, "of shape"),
     (GOOD[:, 0], r"float32 of shape \(2,\); allowed: float32 of shape \w+ x outputs"),
@@ -29,25 +36,16 @@ OTHERS = [
 ]
 
 
-def with_value(value):
-    array = GOOD.copy()
-    array[1, 0] = value
-    return array
-
-
 def replied(action=Action.ADMM, facts=None, **arrays):
     """The replies of a round in which one site has sent arrays."""
-    header = {} if facts is None else {"parts": [{"id": 0, **facts}]}
+    header = {"round": 1, "seconds": 0.0}
+    header |= {} if facts is None else {"parts": [{"id": 0, **facts}]}
     named = {(0, name.replace("_", "-")): array for name, array in arrays.items()}
-    return opened(action, Packet(header, named))
-
-
-def opened(action, packet):
     kind = EXCHANGES[action].request
     request = Requests(action, {PART.node: Packet()}, kind, {PART.number: PART})
-    packet.header.update(round=1, seconds=0.0)
     # one of Flower's own needs a running app
-    message = SimpleNamespace(content=pack(packet), has_error=lambda: False)
+    content = pack(Packet(header, named))
+    message = SimpleNamespace(content=content, has_error=lambda: False)
     return collect_replies(
         request, [(PART.node, message)], {PART.node: "us"}
     ).complete()
@@ -66,29 +64,26 @@ def target_of(array):
     return request.parts[0].target
 
 
-RECEIVED = {
-    scores_of: (ReplyError, r"site 'us' \(table 'orders'\) .*array 'scores'", ": trai"),
-    target_of: (MessageError, "array 'target'", "$"),
-}
-each_reader = pytest.mark.parametrize("read", RECEIVED)
-
-
-@each_reader
-@pytest.mark.parametrize("value", BAD_VALUES)
-def test_moderate_numbers_alone_are_taken(read, value):
+@pytest.mark.parametrize(("array", "match"), BAD)
+@pytest.mark.parametrize(
+    ("read", "error", "place"),
+    [
+        (scores_of, ReplyError, r"site 'us' \(table 'orders'\) .*'scores' .*"),
+        (target_of, MessageError, "'target' .*"),
+    ],
+)
+def test_moderate_numbers_of_the_right_shape_and_type_are_taken(
+    read, error, place, array, match
+):
     np.testing.assert_array_equal(read(GOOD), GOOD)
-    error, place, end = RECEIVED[read]
-    match = rf"{place} has numbers that are not finite or out of range; allowed: from "
-    with pytest.raises(error, match=rf"{match}-1e\+30 to 1e\+30{end}"):
-        read(with_value(value))
-
-
-@each_reader
-@pytest.mark.parametrize(("array", "match"), OTHERS)
-def test_the_shape_and_type_that_are_needed_are_taken(read, array, match):
-    error, place, _ = RECEIVED[read]
-    with pytest.raises(error, match=f"{place.replace('array ', '')} .*{match}"):
+    with pytest.raises(error, match=place + match):
         read(array)
+
+
+def test_a_refusal_names_the_sizes_that_are_known():
+    match = r"float32 of shape 2 \(trained\) x 1 \(outputs\)"
+    with pytest.raises(MessageError, match=match):
+        target_of(GOOD.T)
 
 
 def test_the_server_does_without_no_array_that_it_asked_for():
@@ -117,13 +112,6 @@ def test_the_server_takes_codes_that_have_a_hash(code, match):
     assert key_of(-1, 0).codes.tolist() == [-1, 0]
     with pytest.raises(ReplyError, match=f"site 'us' .*{match}"):
         key_of(code, 0)
-
-
-@pytest.mark.parametrize("array", [GOOD[:1], GOOD.T])
-def test_a_refusal_names_the_sizes_that_are_known(array):
-    match = r"float32 of shape 2 \(trained\) x 1 \(outputs\)"
-    with pytest.raises(MessageError, match=match):
-        target_of(array)
 
 
 def batches_of(*rows):

@@ -219,8 +219,7 @@ def admm(target=TARGET, fit=None, **facts):
 
 
 def draw(**facts):
-    part = {"count": 1, "scale": 1.0, **facts}
-    return DrawRequest({4: DrawPart(**part)})
+    return DrawRequest({4: DrawPart(**{"count": 1, "scale": 1.0, **facts})})
 
 
 def check(rows, weights):
@@ -241,54 +240,26 @@ def unchecked(monkeypatch):
 
 
 MASKS = np.zeros(3, np.uint32)
-WRONG = {
-    "a number": (
-        admm(more_rounds=-1),
-        "'more-rounds' is -1; allowed: `int` >= 0",
-    ),
-    "a type": (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
-    "a number within": (
-        admm(fit={"kappa": 0.0}),
-        "'fit' is {.*'kappa': 0.0.*}; allowed: .*> 0.0 - at `\\$.fit.kappa`",
-    ),
-    "a part's number": (
-        draw(scale=1.5),
-        "'scale' is 1.5; allowed: `float` <= 1.0",
-    ),
-    "a part's type": (
-        draw(count=1.0),
-        "'count' is 1.0; allowed: `int`",
-    ),
-    "a dtype": (
-        admm(TARGET.astype(np.float64)),
-        r"'target' is float64 of shape \(3, 2\); allowed: float32 of shape trained x ",
-    ),
-    "dimensions": (
-        admm(TARGET[0]),
-        r"'target' is float32 of shape \(2,\); allowed: float32 of shape trained x ",
-    ),
-    "a range": (
-        admm(TARGET + np.float32(1e31)),
-        r"'target' has numbers .* allowed: from -1e\+30 to 1e\+30",
-    ),
-    "NaN": (
-        admm(TARGET * np.float32(np.nan)),
-        "'target' has numbers that are not finite .* allowed: from",
-    ),
-    "sizes": (
+WRONG = [
+    (admm(more_rounds=-1), "'more-rounds' is -1; allowed: `int` >= 0"),
+    (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
+    (admm(fit={"kappa": 0.0}), "'fit' is {.*; allowed: .*> 0.0 - at `\\$.fit.kappa`"),
+    (draw(scale=1.5), "'scale' is 1.5; allowed: `float` <= 1.0"),
+    (draw(count=1.0), "'count' is 1.0; allowed: `int`"),
+    (admm(TARGET.astype(float)), r"'target' is float64 of shape \(3, 2\); allowed"),
+    (admm(TARGET[0]), r"'target' .* \(2,\); allowed: float32 of shape trained x "),
+    (admm(TARGET + np.float32(1e31)), r"'target' has numbers .* -1e\+30 to 1e\+30"),
+    (admm(TARGET * np.float32(np.nan)), "'target' has numbers that are not finite"),
+    (
         check({"0": np.zeros(2, np.int32)}, {"0": MASKS}),
         r"'weights/0' is uint32 of shape \(3,\); allowed: uint32 of shape 2 ",
     ),
-    "a fixed size": (
-        draw(gram=np.zeros((2, 3))),
-        r"'gram' is float64 of shape \(2, 3\); allowed: .* of shape 2 \(columns\) x 2",
-    ),
-}
+    (draw(gram=np.zeros((2, 3))), r"'gram' .* \(2, 3\); allowed: .* 2 \(columns\) x 2"),
+]
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_both_sides_refuse_alike_and_say_what_is_allowed(what, unchecked):
-    message, words = WRONG[what]
+@pytest.mark.parametrize(("message", "words"), WRONG)
+def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, unchecked):
     packet = unchecked(message)
     with pytest.raises(MessageError, match=words) as sending:
         encode(message)
@@ -298,7 +269,7 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(what, unchecked):
     is_range = "has numbers" in words
     assert isinstance(sending.value, RangeError) == is_range
     assert isinstance(reading.value, RangeError) == is_range
-    is_of_part = what not in {"a number", "a type", "a number within"}
+    is_of_part = not any(name in words for name in ("more-rounds", "evaluate", "fit"))
     assert sending.value.part == reading.value.part == (4 if is_of_part else None)
 
 
@@ -321,9 +292,7 @@ def test_sizes_that_the_reader_knows_are_compared():
     check_sizes(body, trained=3, outputs=2, scored=9)
     with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
         check_sizes(body, trained=4)
-
-
-def test_a_mask_has_a_bit_for_every_row():
+    # a mask has a bit for every row
     part = ScorePart(model_part=0, digest="0" * 64, rows=np.zeros(2, np.uint8))
     for rows in (9, 16):
         check_sizes(part, rows=rows)
@@ -355,22 +324,10 @@ started = time.process_time()
 import tp_flower.protocol.messages
 print(time.process_time() - started)
 """
-MOST_SECONDS = 0.1
-"""Of which about a third is needed: the bound is for slow machines."""
 
 
 def test_the_declarations_take_no_time_to_import():
-    seconds = [
-        float(
-            subprocess.run(
-                [sys.executable, "-c", IMPORTS],
-                cwd=ROOT,
-                env={"PYTHONPATH": str(ROOT)},
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout
-        )
-        for _ in range(5)
-    ]
-    assert min(seconds) < MOST_SECONDS
+    command, path = [sys.executable, "-c", IMPORTS], {"PYTHONPATH": str(ROOT)}
+    times = [subprocess.check_output(command, cwd=ROOT, env=path) for _ in range(5)]
+    # a third of this is needed: the bound is for slow machines
+    assert min(map(float, times)) < 0.1
