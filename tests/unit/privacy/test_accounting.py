@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import warnings
+from functools import partial
 
 import dp_accounting
 import numpy as np
@@ -32,15 +33,11 @@ DELTA = 1e-5
 # noise multiplier, sample rate, steps: epsilon from 0.2 to 20
 GRID = [
     (0.6, 0.001, 1000),
-    (0.6, 0.01, 100),
     (0.8, 0.05, 200),
     (1.0, 0.001, 10_000),
-    (1.0, 0.01, 1000),
     (1.0, 0.1, 10),
-    (2.0, 0.01, 100),
     (2.0, 0.1, 1000),
     (5.0, 0.01, 10_000),
-    (5.0, 0.1, 100),
     (5.0, 0.5, 20),
     (20.0, 0.3, 500),
 ]
@@ -51,12 +48,12 @@ def by_divergences(gaussians, delta=DELTA):
     orders = [1 + x / 10 for x in range(1, 100)] + list(range(11, 64))
     total = sum(
         compute_rdp(
-            q=each.sample_rate,
-            noise_multiplier=each.noise_multiplier,
-            steps=each.count,
+            q=one.sample_rate,
+            noise_multiplier=one.noise_multiplier,
+            steps=one.count,
             orders=orders,
         )
-        for each in gaussians
+        for one in gaussians
     )
     return get_privacy_spent(orders=orders, rdp=total, delta=delta)[0]
 
@@ -122,19 +119,15 @@ def test_epsilon_of_gaussians_solves_the_closed_form(mu, delta):
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_gaussians_of_different_noise_compose(accountant):
-    mechanisms = [Gaussian(8.0, 10), Gaussian(20.0, 100), Gaussian(3.0)]
-    expected = composed(pld.PLDAccountant(), mechanisms)
-    assert epsilon(mechanisms, DELTA, accountant) == pytest.approx(expected, rel=0.001)
-
-
-@pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_sampled_and_plain_gaussians_compose(accountant):
-    mechanisms = [Gaussian(2.0, 1000, 0.01), Gaussian(5.0, 2), Gaussian(1.5, 50, 0.02)]
+def test_gaussians_of_different_noise_compose_sampled_or_not(accountant):
+    plain = [Gaussian(8.0, 10), Gaussian(20.0, 100), Gaussian(3.0)]
+    expected = composed(pld.PLDAccountant(), plain)
+    assert epsilon(plain, DELTA, accountant) == pytest.approx(expected, rel=0.001)
+    mixed = [Gaussian(2.0, 1000, 0.01), Gaussian(5.0, 2), Gaussian(1.5, 50, 0.02)]
     other = by_divergences if accountant == RDP else by_loss_variables
-    total = epsilon(mechanisms, DELTA, accountant)
-    assert total == pytest.approx(other(mechanisms), rel=0.01)
-    assert total > epsilon(mechanisms[1:], DELTA, accountant)
+    total = epsilon(mixed, DELTA, accountant)
+    assert total == pytest.approx(other(mixed), rel=0.01)
+    assert total > epsilon(mixed[1:], DELTA, accountant)
 
 
 def test_pure_mechanisms_add_up_or_compose_whichever_is_less():
@@ -156,20 +149,16 @@ def test_a_pure_divergence_is_that_of_randomised_response():
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
-@pytest.mark.parametrize("rate", [1.0, 0.1])
-def test_no_noise_has_no_epsilon_unless_it_is_never_used(accountant, rate):
-    assert epsilon([Gaussian(0.0, 1, rate)], DELTA, accountant) == math.inf
-    assert epsilon([Gaussian(0.0, 0, rate)], DELTA, accountant) == 0.0
+def test_epsilon_at_the_ends_of_noise_and_sampling(accountant):
+    for rate in (1.0, 0.1):
+        assert epsilon([Gaussian(0.0, 1, rate)], DELTA, accountant) == math.inf
+        assert epsilon([Gaussian(0.0, 0, rate)], DELTA, accountant) == 0.0
     assert epsilon([], DELTA, accountant) == 0.0
-
-
-@pytest.mark.parametrize("accountant", [RDP, PRV])
-def test_sampling_never_costs_more_than_its_absence(accountant):
-    plain = epsilon([Gaussian(2.0, 100)], DELTA)
+    # sampling never costs more than its absence
     rates = [0.3, 0.9, 0.99, 0.9999, 1.0]
     sampled = [epsilon([Gaussian(2.0, 100, q)], DELTA, accountant) for q in rates]
     assert sampled == sorted(sampled)
-    assert sampled[-1] == plain
+    assert sampled[-1] == epsilon([Gaussian(2.0, 100)], DELTA)
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
@@ -218,32 +207,32 @@ def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
 
 
 @pytest.mark.parametrize(
-    ("call", "match"),
+    ("function", "arguments", "match"),
     [
-        (lambda: epsilon([], 1.0), r"delta is 1.0; it must be in \[0, 1\)"),
-        (lambda: epsilon([], math.nan), "delta is nan"),
-        (lambda: epsilon([], DELTA, "gdp"), "accountant is 'gdp'; one of"),
-        (lambda: noise_multiplier(0.0, DELTA), "epsilon is 0.0; it must be above 0"),
-        (lambda: noise_multiplier(math.nan, DELTA), "epsilon is nan"),
-        (lambda: noise_multiplier(1.0, 0.0), "delta is 0.0"),
-        (lambda: noise_multiplier(1.0, DELTA, count=-1), "count is out of range"),
+        (epsilon, ([], 1.0), r"delta is 1.0; it must be in \[0, 1\)"),
+        (epsilon, ([], math.nan), "delta is nan"),
+        (epsilon, ([], DELTA, "gdp"), "accountant is 'gdp'; one of"),
+        (noise_multiplier, (0.0, DELTA), "epsilon is 0.0; it must be above 0"),
+        (noise_multiplier, (math.nan, DELTA), "epsilon is nan"),
+        (noise_multiplier, (1.0, 0.0), "delta is 0.0"),
+        (partial(noise_multiplier, count=-1), (1.0, DELTA), "count is out of range"),
     ],
 )
-def test_arguments_out_of_range_are_refused(call, match):
+def test_arguments_out_of_range_are_refused(function, arguments, match):
     with pytest.raises(ValueError, match=match):
-        call()
+        function(*arguments)
+
+
+CODE = """
+import sys
+from tp_flower.privacy.accounting import epsilon, noise_multiplier
+from tp_flower.privacy.mechanisms import Gaussian, PureDp
+epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')
+noise_multiplier(1.0, 1e-5, count=12)
+print({'torch', 'opacus'} & set(sys.modules))
+"""
 
 
 def test_plain_and_pure_mechanisms_are_accounted_without_torch():
-    code = (
-        "import sys\n"
-        "from tp_flower.privacy.accounting import epsilon, noise_multiplier\n"
-        "from tp_flower.privacy.mechanisms import Gaussian, PureDp\n"
-        "epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')\n"
-        "noise_multiplier(1.0, 1e-5, count=12)\n"
-        "print({'torch', 'opacus'} & set(sys.modules))\n"
-    )
-    process = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
-    assert process.stdout == "set()\n"
+    output = subprocess.check_output([sys.executable, "-c", CODE], text=True)
+    assert output == "set()\n"

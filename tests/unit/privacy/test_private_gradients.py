@@ -77,16 +77,12 @@ class Centred(nn.Module):
         return rows - rows.mean(dim=0)
 
 
-class Idle(nn.Module):
+class Idle(nn.Linear):
     """Has a parameter that no score depends on."""
 
     def __init__(self, features, outputs, intercept):
-        super().__init__()
-        self.used = nn.Linear(features, outputs, intercept)
-        self.unused = nn.Linear(features, outputs)
-
-    def forward(self, rows):
-        return self.used(rows)
+        super().__init__(features, outputs, intercept)
+        self.unused = nn.Parameter(torch.ones(1))
 
 
 def gated(features, outputs, intercept):
@@ -223,12 +219,10 @@ def test_a_hooked_model_is_as_it_was():
     scores, gradient = model.scores(features), model.pullback(features, messages)
     clipped_sum(model, features, messages, 0.5)
     assert not model.module.training
-    for parameter in model.module.parameters():
-        assert parameter.grad is None
-        assert not vars(parameter)
+    assert not any(map(vars, model.module.parameters()))
+    assert all(parameter.grad is None for parameter in model.module.parameters())
     for layer in model.module.modules():
-        assert not layer._forward_hooks
-        assert not layer._backward_hooks
+        assert not {**layer._forward_hooks, **layer._backward_hooks}
         assert not hasattr(layer, "activations")
     np.testing.assert_array_equal(model.scores(features), scores)
     np.testing.assert_array_equal(model.pullback(features, messages), gradient)
@@ -238,7 +232,7 @@ def test_a_hooked_model_is_as_it_was():
     ("factory", "message"),
     [
         ("centred", "scores of a row depend on the rows beside it"),
-        ("Idle", "parameter 'unused.weight' takes no part in the scores"),
+        ("Idle", "parameter 'unused' takes no part in the scores"),
         ("frozen", r"layer '0' \(Linear\) .* parameters that are not trained"),
     ],
 )
@@ -325,10 +319,15 @@ def test_without_noise_it_is_the_loop_without_privacy():
     )
 
 
-@pytest.mark.parametrize("make", [linear, torch_model])
+fitted = pytest.mark.parametrize(
+    "make", [lambda: linear(3, 1), lambda: torch_model(columns=3, outputs=1)]
+)
+
+
+@fitted
 def test_one_step_is_the_equation_of_the_docstring(make):
     """Poisson batch, clip, noise, division by q n, penalty: then Adam's first step."""
-    model = linear(3, 1) if make is linear else torch_model(columns=3, outputs=1)
+    model = make()
     problem = problem_of(model)
     plan = PrivateFit(0.3, 0.8, sample_rate=0.4, steps=1, row_norm=1.5)
     again, theta = NoiseSource(KEY), model.parameters
@@ -342,7 +341,7 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     ridge /= problem.kappa * problem.multiplicity.sum()
     gradient = (total + noise) / (0.4 * 60)
     gradient += problem.kappa / 1.5 * ridge * problem.penalised * theta
-    rate = (0.01 if make is linear else 0.03) / (
+    rate = (0.01 if isinstance(model, LinearModel) else 0.03) / (
         1 + 20 * 0.8 * np.sqrt(len(theta)) / (0.4 * 60)
     )
     fit_privately(model, problem, plan, NoiseSource(KEY))
@@ -353,9 +352,9 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     np.testing.assert_allclose(moved[clear], rate * np.sign(gradient[clear]), rtol=1e-3)
 
 
-@pytest.mark.parametrize("make", [linear, torch_model])
+@fitted
 def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
-    model = linear(3, 1) if make is linear else torch_model(columns=3, outputs=1)
+    model = make()
     theta, full = model.parameters, problem_of(model)
     names = ("features", "multiplicity", "target")
     problem = replace(full, **{name: getattr(full, name)[:0] for name in names})

@@ -10,15 +10,11 @@ from strategies.run.exchange import Part, Requests
 from strategies.run.replies import array_of, collect_replies, read_key
 from tests.support.examples.requests import body
 from tp_flower.errors import MessageError, RangeError, ReplyError
-from tp_flower.protocol.codec import check_sizes, decode
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action, Packet, pack
-from tp_flower.protocol.training_messages import AdmmRequest
 
 PART = Part(0, "orders", "us", 3, 0)
 GOOD = np.array([[1.0], [2.0]], np.float32)
-FIT = {"kappa": 1.0, "rho-in": {}, "epoch": 1, "seed": 0}
-FIT |= {"local-epochs": 0, "learning-rate": 0.0}
 
 
 def with_value(value):
@@ -56,34 +52,12 @@ def scores_of(array):
     return array_of(replied(scores=array), PART, "scores", (2, 1))
 
 
-def target_of(array):
-    """The target in a request, as a site with two rows and one output takes it."""
-    header = {"fit": FIT, "more-rounds": 0, "evaluate": False}
-    request = decode(AdmmRequest, Packet(header, {(0, "target"): array}))
-    check_sizes(request.parts[0], trained=2, outputs=1)
-    return request.parts[0].target
-
-
 @pytest.mark.parametrize(("array", "match"), BAD)
-@pytest.mark.parametrize(
-    ("read", "error", "place"),
-    [
-        (scores_of, ReplyError, r"site 'us' \(table 'orders'\) .*'scores' .*"),
-        (target_of, MessageError, "'target' .*"),
-    ],
-)
-def test_moderate_numbers_of_the_right_shape_and_type_are_taken(
-    read, error, place, array, match
-):
-    np.testing.assert_array_equal(read(GOOD), GOOD)
-    with pytest.raises(error, match=place + match):
-        read(array)
-
-
-def test_a_refusal_names_the_sizes_that_are_known():
-    match = r"float32 of shape 2 \(trained\) x 1 \(outputs\)"
-    with pytest.raises(MessageError, match=match):
-        target_of(GOOD.T)
+def test_the_server_takes_moderate_numbers_of_the_right_shape_and_type(array, match):
+    np.testing.assert_array_equal(scores_of(GOOD), GOOD)
+    match = rf"site 'us' \(table 'orders'\) .*'scores' .*{match}"
+    with pytest.raises(ReplyError, match=match):
+        scores_of(array)
 
 
 def test_the_server_does_without_no_array_that_it_asked_for():

@@ -28,18 +28,10 @@ dtypes = st.sampled_from(sorted(WIRE_DTYPES)).map(np.dtype)
 shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5)
 arrays = st.tuples(dtypes, shapes).flatmap(lambda pair: hnp.arrays(*pair))
 keys = st.tuples(st.integers(0, 9), st.text(max_size=8))
-headers = st.dictionaries(
-    st.text(max_size=5),
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5),
-        lambda inner: (
-            st.lists(inner, max_size=3)
-            | st.dictionaries(st.text(max_size=3), inner, max_size=3)
-        ),
-        max_leaves=6,
-    ),
-    max_size=4,
-)
+values = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=5)
+names = st.text(max_size=5)
+nested = st.lists(values, max_size=3) | st.dictionaries(names, values, max_size=3)
+headers = st.dictionaries(names, values | nested, max_size=4)
 
 
 def over_the_wire(content: RecordDict) -> RecordDict:
@@ -98,12 +90,9 @@ def test_overhead_does_not_grow_with_the_arrays():
 @pytest.mark.parametrize("rows", [1000, SMALL_BYTES])
 def test_unpacked_arrays_are_read_only_views_of_one_buffer(rows):
     packet = Packet({}, {(0, "x"): np.zeros(rows), (1, "y"): np.ones(rows)})
-    received = unpack(pack(packet))
-    one, other = received.arrays[0, "x"], received.arrays[1, "y"]
+    one, other = unpack(pack(packet)).arrays.values()
     assert not one.flags.writeable
     assert not one.flags.owndata
-    with pytest.raises(ValueError, match="read-only"):
-        one[0] = 1.0
     # the second array starts where the first ends: nobody copied it
     start = one.__array_interface__["data"][0]
     assert other.__array_interface__["data"][0] == start + one.nbytes

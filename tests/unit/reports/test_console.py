@@ -33,13 +33,8 @@ def lines_of(**changes: object) -> list[str]:
     [
         (format_bytes, 0, "0 B"),
         (format_bytes, 999, "999 B"),
-        (format_bytes, 1000, "1.00 kB"),
-        (format_bytes, 9994, "9.99 kB"),
         (format_bytes, 9996, "10.0 kB"),
-        (format_bytes, 123_456, "123 kB"),
-        (format_bytes, 999_499, "999 kB"),
         (format_bytes, 999_500, "1.00 MB"),
-        (format_bytes, 5e12, "5.00 TB"),
         (format_seconds, 0, "0.00 ms"),
         (format_seconds, 0.9994, "999 ms"),
         (format_seconds, 0.9996, "1.00 s"),

@@ -20,8 +20,6 @@ from tp_flower.reports.records import report_dict, report_line, write_report
 
 def test_a_report_says_what_its_records_say() -> None:
     content: dict[str, Any] = report_dict(small_report())
-    counts = [content[key] for key in ("epochs", "rounds", "bytes_up", "bytes_down")]
-    assert counts == [2, 4, 121, 42]
     assert content["totals"] == {
         "bytes-up": {"f": 120, "p": 1},
         "bytes-down": {"f": 40, "p": 2},
@@ -32,25 +30,15 @@ def test_a_report_says_what_its_records_say() -> None:
     }
     train, test = {"loss": 0.25, "auc": 0.75}, {"loss": 0.375, "auc": 0.625}
     assert content["final"] == {"train": train, "test": test}
-    assert content["joined-rows"] == {"train": 20, "test": 7}
     first, second = content["join-steps"]
     assert (first["table"], first["rows"]) == ("f", 30)
     assert [*second.values()] == ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2]
-    assert content["tables"][1] == {
-        "table": "p",
-        "name": "planes",
-        "rows": 5,
-        "features": 3,
-        "shards": 1,
-        "sites": ["registry"],
-        "dropped": ["engine"],
-        "multiplicity": {"min": 0, "mean": 5.4, "max": 9},
-    }
-    second = content["history"][1]
-    assert second.items() >= {"round": 2, "epoch": 1, "phase": "admm"}.items()
-    assert (second["train"], second["test"]) == ({"loss": 0.5}, {})
-    assert second["site-seconds"] == {"EWR": 0.5, "registry": 0.25}
-    assert (second["primal-residual"], second["dual-residual"]) == (0.1, 0.2)
+    table = content["tables"][1]
+    assert (table["sites"], table["dropped"]) == (["registry"], ["engine"])
+    assert table["multiplicity"] == {"min": 0, "mean": 5.4, "max": 9}
+    of_round = content["history"][1]
+    assert of_round["site-seconds"] == {"EWR": 0.5, "registry": 0.25}
+    assert (of_round["primal-residual"], of_round["dual-residual"]) == (0.1, 0.2)
     failed = replace(small_report(), history=(), final_train={}, status="no such table")
     content = report_dict(failed)
     assert (content["epochs"], content["rounds"], content["bytes_up"]) == (0, 0, 0)

@@ -2,28 +2,16 @@
 
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
 
-import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from client_apps.app import app
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
-from strategies import STRATEGIES, Explain
-from strategies.explain.explanation import expected_batch_rows
+from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
-from strategies.training.traffic import (
-    ShardSize,
-    TableSize,
-    Traffic,
-    admm_epoch,
-    prepare_round,
-    sgd_epoch,
-)
-from tp_flower.protocol.training_messages import Update
+from strategies.training.traffic import Traffic
+from tests.support.examples.explained import explain
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
@@ -75,7 +63,6 @@ WAYS = {
     "admm": ("whole", STORE_SQL, {}),
     "admm-gram": ("sharded", STORE_SQL, {}),
     "admm-consensus": ("sharded", STORE_SQL, CONSENSUS),
-    "admm-inner-rounds": ("sharded", STORE_SQL, CONSENSUS | {"inner_rounds": 2}),
     "admm-softmax": ("sharded", SOFTMAX, {}),
     "admm-mlp": ("whole", STORE_SQL, MLP | {"local_epochs": 1}),
     "admm-mixed": ("sharded", STORE_SQL, MIXED | {"local_epochs": 1}),
@@ -86,7 +73,6 @@ WAYS = {
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
     "sgd-stale": ("sharded", STORE_CLASSIFICATION_SQL, SGD | LARGE | {"staleness": 1}),
     "sgd-left": ("sharded", LEFT, SGD | LARGE),
-    "sgd-mlp": ("whole", STORE_CLASSIFICATION_SQL, SGD | MLP | LARGE),
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
     "sgd-private": ("sharded", STORE_SQL, GRADIENTS),
     "sgd-softmax": ("sharded", SOFTMAX, SGD | LARGE),
@@ -97,27 +83,20 @@ WAYS = {
     "vfl-sgd": ("whole", STORE_SQL, VFL_SGD | MLP | {"batch_size": 30}),
     "vfl-sgd-left": ("sharded", LEFT, VFL_SGD | {"batch_size": 30}),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
-    "gd-left": ("sharded", LEFT, {"strategy": "gd"}),
     "coreset": ("sharded", STORE_SQL, CORESET),
-    "coreset-tolerance": ("whole", STORE_SQL, CORESET | TOLERANCE),
     "coreset-sgd": ("sharded", STORE_SQL, SGD | CORESET),
 }
 
 
-def started(strategy, layout):
+def trained(layout, sql, **how):
+    strategy = STRATEGIES[how.get("strategy", "admm")](Query.from_sql(sql), **how)
     with closing(InProcessGrid(app, sites(layout))) as grid:
         strategy.start(grid)
-    return strategy
-
-
-def trained(layout, sql, **how):
-    method = STRATEGIES[how.get("strategy", "admm")]
-    return started(method(Query.from_sql(sql), **how), layout).report
+    return strategy.report
 
 
 def explained(layout, sql, **how):
-    strategy = Explain(Query.from_sql(sql), mode="explain", **how)
-    return started(strategy, layout).explanation.cost
+    return explain(sql, sites(layout), **how).cost
 
 
 def sent(rounds) -> Traffic:
@@ -132,9 +111,8 @@ def sent(rounds) -> Traffic:
 def check(predicted: Traffic, actual: Traffic, within: float = WITHIN) -> None:
     assert predicted.rounds == actual.rounds
     for mine, theirs in ((predicted.up, actual.up), (predicted.down, actual.down)):
-        assert {name: mine.get(name, 0) for name in theirs} == pytest.approx(
-            dict(theirs), rel=within
-        )
+        expected = pytest.approx(dict(theirs), rel=within)
+        assert {name: mine.get(name, 0) for name in theirs} == expected
         assert sum(mine.values()) == pytest.approx(sum(theirs.values()), rel=within)
 
 
@@ -179,56 +157,3 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     other = explained(layout, STORE_SQL, **plain)
     assert cost.set_up.rounds == other.set_up.rounds + 3
     assert cost.epoch.bytes_up < other.epoch.bytes_up
-
-
-def test_table_6_by_hand():
-    """Ten rows of a table behind 40 joined ones; batches of 8 see 7 of them each."""
-    sizes = {"outputs": 3, "features": 3, "parameters": 4}
-    linear = {"has_intercept": True, "is_linear": True}
-    shards = (ShardSize(16, 10, 0, 10, 35.0),)
-    once = TableSize("t", shards, Update.LOCAL, **sizes, **linear)
-    joined = replace(once, shards=(ShardSize(16, 40, 0, 40, 40.0),), is_repeated=True)
-    steps = replace(once, shards=(ShardSize(16, 10, 0, 10, 10.0),))
-
-    def both(traffic):
-        return traffic.bytes_up + traffic.bytes_down
-
-    assert both(admm_epoch([once])) == 8 * 10 * 3
-    assert both(admm_epoch([joined])) == 8 * 40 * 3
-    assert both(sgd_epoch([once], 5)) == 8 * 35 * 3
-    assert both(sgd_epoch([joined], 5)) == 8 * 40 * 3
-    assert both(sgd_epoch([steps], 1)) == 8 * 10 * 3
-    tables = ((once, 0), (joined, 0), (once, 5), (joined, 5), (steps, 1))
-    sent_down = [prepare_round([t], batches).bytes_down for t, batches in tables]
-    assert sent_down == [
-        16 / 4 + 4 * 10,
-        4 * 40,
-        16 / 4 + 4 * 10 + 4 * (5 + 1 + 35),
-        4 * 40 + 4 * (5 + 1 + 40),
-        16 / 4 + 4 * 10 + 4 * (2 + 10),
-    ]
-    assert prepare_round([replace(joined, is_weighted=True)]).bytes_down == 2 * 4 * 40
-
-
-@settings(deadline=None, max_examples=30)
-@given(
-    st.lists(st.integers(0, 5), min_size=1, max_size=4),
-    st.integers(1, 12),
-    st.integers(0, 99),
-)
-def test_expected_batch_rows_is_the_mean_over_many_plans(counts, size_, seed):
-    counts = np.array([*counts, 3])
-    row_of = np.repeat(np.arange(len(counts)), counts)
-    total = len(row_of)
-    batch = min(size_, total)
-    rng = np.random.default_rng(seed)
-    draws = 400
-    drawn = []
-    for _ in range(draws):
-        order = row_of[rng.permutation(total)]
-        starts = range(0, total, batch)
-        drawn.append(sum(len(set(order[s : s + batch].tolist())) for s in starts))
-    expected = expected_batch_rows(counts, total, batch)
-    # five standard errors of the mean
-    slack = 5 * np.std(drawn) / np.sqrt(draws) + 1e-6
-    assert expected == pytest.approx(np.mean(drawn), abs=slack)

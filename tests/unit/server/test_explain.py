@@ -2,6 +2,8 @@
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,7 @@ from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.explain.explanation import explanation_dict
-from tests.support.database_tables import fill
+from strategies.report_page import PAGE_FILE
 from tests.support.examples.explained import (
     ORDERS,
     SMALL,
@@ -19,7 +21,7 @@ from tests.support.examples.explained import (
     printed,
     run_app,
 )
-from tests.support.servers import uri
+from tests.support.page_reading import Page
 from tp_flower.errors import MappingError
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.packet import Action
@@ -239,8 +241,13 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     privacy["privacy.label-range"] = "0, 10"
     content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     text = capsys.readouterr().out
+    page = Page((tmp_path / PAGE_FILE).read_text()).text
     for words in ("Every message, and who learns what", "What a row has spent against"):
         assert words in text
+        assert words in page
+    assert "to be learned from 3 tables" in page
+    assert "Training by admm, gram, epochs: 12" in page
+    assert "the whole run 29" in page
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
     totals = {
@@ -254,9 +261,6 @@ def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys)
     with pytest.raises(MappingError, match=words):
         run_app(tmp_path, mode="explain", **{"max-joined-rows": 4})
     assert f"FAILED: {words}" in capsys.readouterr().out
-
-
-def test_there_is_no_explanation_before_the_rounds():
     with pytest.raises(RuntimeError, match="no explanation before"):
         _ = Explain(Query.from_sql(SMALL_SQL)).explanation
 
@@ -270,13 +274,16 @@ def test_a_query_over_one_table_reads_well_too():
     assert explanation.cost.strategy == "admm"
 
 
-def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):
-    columns = {"cust": "BIGINT", "amount": "DOUBLE PRECISION"}
-    rows = [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)]
-    name = fill(postgresql, "payments", columns, rows)
+def test_explain_names_the_database_and_its_filters(tmp_path):
+    database = tmp_path / "payments.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("CREATE TABLE payments (cust INTEGER, amount REAL)")
+        rows = [(1, 2.0), (1, 4.0), (2, 8.0), (3, None)]
+        connection.executemany("INSERT INTO payments VALUES (?, ?)", rows)
+        connection.commit()
     tables = tmp_path / "tables.toml"
-    address = uri(postgresql).replace("\\", "\\\\")
-    tables.write_text(f'[tables.payments]\nuri = "{address}"\ntable = "{name}"\n')
+    text = f"[tables.payments]\nuri = 'sqlite:///{database}'\ntable = 'payments'\n"
+    tables.write_text(text)
     sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""
@@ -284,7 +291,6 @@ def test_explain_names_the_database_and_its_filters(tmp_path, postgresql):
     orders, payments = explanation.tables
     assert orders.work[-1] == "shop: all in DuckDB at the site"
     assert payments.work[-1] == (
-        'payments-0: in postgresql: filter: "amount" > 1. '
-        "All else in DuckDB at the site"
+        'payments-0: in sqlite: filter: "amount" > 1. All else in DuckDB at the site'
     )
-    assert "in postgresql" in printed(explanation)
+    assert "in sqlite" in printed(explanation)

@@ -134,16 +134,3 @@ def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
     assert "part 0: table flights as f" in text
     assert row_of(text, "features") == ["hour", "=", '"hour"']
     assert row_of(text, "filters") == ['"hour"', ">", "3"]
-
-
-SITE, SERVER = client_apps.cli.main, strategies.cli.main
-
-
-@pytest.mark.parametrize(
-    ("main", "arguments"), [(SERVER, []), (SITE, []), (SITE, ["models"])]
-)
-def test_a_command_is_needed(main, arguments, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert "the following arguments are required" in capsys.readouterr().err

@@ -1,7 +1,5 @@
 """The server's log of a run, and what it does not quote."""
 
-import numpy as np
-import pandas as pd
 import pytest
 from flwr.app import Message
 
@@ -9,30 +7,21 @@ from client_apps.app import app
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.log_lines import events, logged_run
+from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
 from tp_flower.protocol.packet import Action, Packet, pack
 from tp_flower.query import Query
 
-SQL = "SELECT o.qty AS label, o.price, c.age FROM o JOIN c ON o.cust = c.id"
 FORGED = 'north"\nERROR: event=finish'
-
-
-def sites() -> dict[str, dict[str, pd.DataFrame]]:
-    rng = np.random.default_rng(3)
-    orders = {"cust": np.arange(12) % 4, "price": rng.normal(size=12)}
-    people = pd.DataFrame({"id": range(4), "age": [20.0, 31.0, 45.0, 70.0]})
-    return {
-        "shop": {"o": pd.DataFrame({**orders, "qty": rng.normal(size=12)})},
-        FORGED: {"c": people},
-    }
+SITES = {"shop": {"a": A}, FORGED: {"b": B}}
 
 
 class Failing(InProcessGrid):
     """Answer a site's first message of a type with an error instead."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(app, sites())
+        super().__init__(app, SITES)
         self.kind, self.has_failed = kind, False
 
     def _deliver(self, message):
@@ -49,7 +38,7 @@ def train(grid, caplog):
 
 
 def test_a_run_is_told_from_start_to_end(caplog):
-    strategy, lines = train(InProcessGrid(app, sites()), caplog)
+    strategy, lines = train(InProcessGrid(app, SITES), caplog)
     lines = [line for line in lines if line["run"] == strategy.run[:SHOWN_DIGITS]]
     start, finish = (line for line in lines if line["level"] != "DEBUG")
     assert (start["event"], finish["event"]) == ("start", "finish")

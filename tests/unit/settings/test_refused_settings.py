@@ -1,18 +1,15 @@
 """Refusals of settings: a bad value each, and settings that contradict each other."""
 
 import re
-import tomllib
-from pathlib import Path
 
 import pytest
 
+from tests.support.case_tables import case_table
 from tp_flower.errors import SettingsError
 from tp_flower.settings import KEYS, Settings
 
-REFUSED = tomllib.loads(Path(__file__).with_name("refused.toml").read_text("utf-8"))
 
-
-@pytest.mark.parametrize(("config", "message"), REFUSED["refused"])
+@pytest.mark.parametrize(("config", "message"), case_table(__file__)["refused"])
 def test_what_cannot_be_used_is_refused(config: dict, message: str) -> None:
     with pytest.raises(
         SettingsError, match=re.escape(message).replace(r"\.\.\.", ".*")

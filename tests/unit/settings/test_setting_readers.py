@@ -4,8 +4,6 @@ import dataclasses
 import sys
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 import tp_flower.settings
@@ -22,7 +20,6 @@ PACKAGE = str(Path(tp_flower.settings.__file__).parent)
 DERIVED = {"epochs": ("num_epochs",), "model_of": ("model", "models")}
 SENT_ALONG = {"coreset-ridge": {"clusters"}}
 """By strategy, what its requests hold and nothing uses."""
-LABEL = "o.qty AS label, "
 
 
 @pytest.fixture
@@ -42,20 +39,16 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     return fields
 
 
-def sites_of_one_table() -> list[dict[str, list[pd.DataFrame]]]:
-    rng = np.random.default_rng(0)
-    frame = store()["orders"].assign(noise=rng.normal(size=60))
-    return [{"orders": [frame[:25]]}, {"orders": [frame[25:].reset_index(drop=True)]}]
-
-
 def run_of(strategy: str) -> None:
     sql, sites = store_sql("squared"), [whole(store())]
     fields: dict[str, object] = {"num_epochs": 1, "device": "cpu"}
     if strategy == "coreset-kmeans":
-        sql = sql.replace(LABEL, "")
+        sql = sql.replace("o.qty AS label, ", "")
         fields |= {"coreset_size": 30, "clusters": 3}
     if strategy == "personalised":
-        sql, sites = "SELECT qty AS label, day FROM orders", sites_of_one_table()
+        orders = store()["orders"]
+        sql = "SELECT qty AS label, day FROM orders"
+        sites = [{"orders": [part]} for part in (orders[:25], orders[25:])]
     query = Query.from_sql(sql, needs_label=strategy != "coreset-kmeans")
     STRATEGIES[strategy](query, **fields).start(InProcessGrid(app, sites))
 
