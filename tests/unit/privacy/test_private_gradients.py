@@ -77,12 +77,16 @@ class Centred(nn.Module):
         return rows - rows.mean(dim=0)
 
 
-class Idle(nn.Linear):
+class Idle(nn.Module):
     """Has a parameter that no score depends on."""
 
     def __init__(self, features, outputs, intercept):
-        super().__init__(features, outputs, intercept)
-        self.unused = nn.Parameter(torch.ones(1))
+        super().__init__()
+        self.used = nn.Linear(features, outputs, intercept)
+        self.unused = nn.Linear(features, outputs)
+
+    def forward(self, rows):
+        return self.used(rows)
 
 
 def gated(features, outputs, intercept):
@@ -232,7 +236,7 @@ def test_a_hooked_model_is_as_it_was():
     ("factory", "message"),
     [
         ("centred", "scores of a row depend on the rows beside it"),
-        ("Idle", "parameter 'unused' takes no part in the scores"),
+        ("Idle", "parameter 'unused.weight' takes no part in the scores"),
         ("frozen", r"layer '0' \(Linear\) .* parameters that are not trained"),
     ],
 )

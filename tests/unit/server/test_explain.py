@@ -246,8 +246,8 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
         assert words in text
         assert words in page
     assert "to be learned from 3 tables" in page
-    assert "Training by admm, gram, epochs: 12" in page
-    assert "the whole run 29" in page
+    assert "Training by admm, epochs: 12" in page
+    assert "the whole run 29 " in page
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
     totals = {
