@@ -48,10 +48,11 @@ class SqlTable(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-def read_tables() -> dict[str, SqlTable]:
+def read_tables(script: str) -> dict[str, SqlTable]:
+    """Return the tables that a script makes in DuckDB."""
     tables = {}
     with duckdb.connect() as connection:
-        connection.execute(SCRIPT)
+        connection.execute(script)
         names = "SELECT table_name FROM duckdb_tables() ORDER BY table_oid"
         for (name,) in connection.execute(names).fetchall():
             columns = connection.execute(f"DESCRIBE {name}").fetchall()
@@ -62,7 +63,7 @@ def read_tables() -> dict[str, SqlTable]:
     return tables
 
 
-TABLES = read_tables()
+TABLES = read_tables(SCRIPT)
 SCHEMAS = {name: table.schema for name, table in TABLES.items()}
 
 

@@ -3,9 +3,7 @@
 import re
 from contextlib import suppress
 from dataclasses import replace
-from datetime import date, datetime
-from decimal import Decimal
-from typing import Any
+from datetime import date
 
 import duckdb
 import pytest
@@ -15,7 +13,7 @@ from hypothesis import strategies as st
 from tests.support.case_tables import case_table
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.joined import engine_rows, joined_rows, result_names
-from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name
+from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name, read_tables
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment, Query, SubQuery
@@ -69,44 +67,9 @@ def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     assert actual == expected
 
 
-COLUMNS = {
-    "id": "INTEGER",
-    "i": "INTEGER",
-    "j": "BIGINT",
-    "s": "SMALLINT",
-    "n": "DECIMAL(10,2)",
-    "m": "DECIMAL(20,6)",
-    "d": "DOUBLE PRECISION",
-    "e": "DOUBLE PRECISION",
-    "t": "VARCHAR(40)",
-    "u": "CHAR(8)",
-    "a": "DATE",
-    "b": "TIMESTAMP",
-    "f": "BOOLEAN",
-}
-HUGE = 2**53 + 1  # the first whole number that a double does not hold
-# the values of a column, row by row
-VALUES: dict[str, list[Any]] = {
-    "id": [1, 2, 3, 4, 5, 6, 7, 8],
-    "i": [1, -7, 0, 2**31 - 1, None, 3, 100, 1],
-    "j": [1, HUGE, -(2**62), 2**62, None, 0, 100, 3],
-    "s": [1, -3, 0, 32767, None, 2, 100, 1],
-    "n": ["1.00", "-0.01", "99999999.99", "0.00", None, "2.50", "100.00", "1.10"],
-    "m": ["0.000001", "12345678901234.567890", "-0.5", "7", None, "2.5", "100", "1.1"],
-    "d": [1.0, float(HUGE - 1), -0.0, 1e15, None, 2.5, 100.0, 1.1],
-    "e": [0.1, -2.5, 1e-9, 3.0, None, 2.5, 99.99999999999999, 1.1],
-    "t": ["ab", "AB", "ab ", "", None, "Zoe\u0308", "Zo\u00eb", '\U0001f600\t"`'],
-    "u": ["ab", "AB", "x", "", None, "it's", "%_", "a"],
-}
-DATES = "2024-02-29 1969-12-31 2000-12-31 1900-03-01 . 2013-01-06 2023-06-30 2024-12-30"
-MOMENTS = """
-2024-02-29T00:00 1969-12-31T23:59:59.999999 2000-01-01T12:30:00.5 1582-10-15T06:07:08
-. 2013-01-06T23:59:59 2023-06-30T01:02:03.000004 2024-12-30T18:00
-"""
-TRUTHS = [True, False, None, True, None, False, True, False]
-
-
 CASES = case_table(__file__)
+NASTY = read_tables(CASES["nasty"])["nasty"]
+COLUMNS = {**NASTY.columns, "u": "CHAR(8)"}
 NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
 NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
 CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
@@ -114,32 +77,20 @@ CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 @pytest.fixture(scope="module")
 def nasty(url):
-    columns = VALUES | {
-        "n": [None if value is None else Decimal(value) for value in VALUES["n"]],
-        "m": [None if value is None else Decimal(value) for value in VALUES["m"]],
-        "a": [None if v == "." else date.fromisoformat(v) for v in DATES.split()],
-        "b": [None if v == "." else datetime.fromisoformat(v) for v in MOMENTS.split()],
-        "f": TRUTHS,
-    }
-    rows = list(zip(*columns.values(), strict=True))
-    return rows, source_of(url, fill(url, "nasty", COLUMNS, rows), order_by=("id",))
+    return source_of(url, fill(url, "nasty", COLUMNS, NASTY.rows), order_by=("id",))
 
 
 @pytest.fixture(scope="module")
 def nasty_duck(nasty):
     """The same rows in DuckDB, of the types that the database gives them."""
-    rows, source = nasty
-    types = describe(source).columns
+    types = describe(nasty).columns
     with duckdb.connect() as connection:
-        listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
-        connection.execute(f"CREATE TABLE nasty ({listed})")
-        places = ", ".join("?" * len(types))
-        connection.executemany(f"INSERT INTO nasty VALUES ({places})", rows)
+        connection.execute(CASES["nasty"])
         if "DOUBLE" in types["n"]:
             # what a driver rounds before it is stored
-            connection.execute(
-                "UPDATE nasty SET m = CAST(CAST(m AS VARCHAR) AS DOUBLE)"
-            )
+            connection.execute("ALTER TABLE nasty ALTER m TYPE VARCHAR")
+        for name, kind in types.items():
+            connection.execute(f"ALTER TABLE nasty ALTER {name} TYPE {kind}")
         yield connection
 
 
@@ -184,7 +135,7 @@ def scanned(source, fragment):
 
 def test_values_arrive_unchanged(nasty, nasty_duck):
     expected = nasty_duck.execute("SELECT id, * FROM nasty ORDER BY id").fetchall()
-    rows, pushed, _ = scanned(nasty[1], fragment_of(COLUMNS))
+    rows, pushed, _ = scanned(nasty, fragment_of(COLUMNS))
     assert exactly(rows) == exactly(expected)
     assert pushed == ()
 
@@ -205,22 +156,21 @@ AT_SITE = {
 @pytest.mark.parametrize("sql", CONDITIONS)
 def test_filter(sql, kind, nasty, nasty_duck):
     fragment = fragment_of([], (sql,))
-    with scan(nasty[1], fragment) as opened:
+    with scan(nasty, fragment) as opened:
         assert bool(opened.pushed) == (sql not in {*STAY, "-3 < i", *AT_SITE[kind]})
     try:
         rows = nasty_duck.execute(f"SELECT id FROM nasty WHERE {sql} ORDER BY id")
     except duckdb.Error:
         # a number that DuckDB cannot hold: databases may, and answer rightly, or refuse
         with suppress(SourceError):
-            scanned(nasty[1], fragment)
+            scanned(nasty, fragment)
     else:
-        assert scanned(nasty[1], fragment)[0] == rows.fetchall()
+        assert scanned(nasty, fragment)[0] == rows.fetchall()
 
 
 def test_only_needed_columns_and_rows_are_read(nasty):
-    source = nasty[1]
     fragment = fragment_of(["lower(t)", "t = 'ab'"], ["i > 0"])
-    assert scanned(source, fragment)[1:] == (('filter: "i" > 0',), ["id", "t"])
+    assert scanned(nasty, fragment)[1:] == (('filter: "i" > 0',), ["id", "t"])
     subquery = SubQuery(
         (Feature("x", "MEDIAN(i)"),),
         filters=("i > 0", "lower(t) = 'ab'"),
@@ -228,16 +178,16 @@ def test_only_needed_columns_and_rows_are_read(nasty):
     )
     groups = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
     expected = [(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"]
-    assert scanned(source, groups) == expected
-    with scan(source, groups) as opened:
+    assert scanned(nasty, groups) == expected
+    with scan(nasty, groups) as opened:
         assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
     # it can be switched off
-    database = replace(source.database, is_pushed_down=False)
-    site = replace(source, database=database)
+    database = replace(nasty.database, is_pushed_down=False)
+    site = replace(nasty, database=database)
     with scan(site, fragment) as opened:
         assert opened.pushed == ()
         assert opened.fragment.filters == ('"i" > 0',)
-    assert scanned(site, fragment)[0] == scanned(source, fragment)[0]
+    assert scanned(site, fragment)[0] == scanned(nasty, fragment)[0]
 
 
 CONSTANT = st.one_of(
@@ -273,7 +223,7 @@ def test_any_filter(nasty, nasty_duck, filters):
     expected = nasty_duck.execute(
         f"SELECT id FROM nasty WHERE {where} ORDER BY id"
     ).fetchall()
-    assert scanned(nasty[1], fragment_of([], filters))[0] == expected
+    assert scanned(nasty, fragment_of([], filters))[0] == expected
 
 
 @pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL", ""])
