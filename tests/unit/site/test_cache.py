@@ -107,8 +107,7 @@ def test_least_recently_used_goes_first(tmp_path):
     for name, seconds in (("a", 2_000), ("b", 1_001), ("c", 1_002)):
         os.utime(first.obtain(name, make()) / ENTRY_FILE, (seconds, seconds))
     first.release()
-    second = at(tmp_path, "2-1", 4_000)
-    second.obtain("d", make())
+    at(tmp_path, "2-1", 4_000).obtain("d", make())
     assert entries(tmp_path / "cache") == {"a", "c", "d"}
 
 
@@ -163,10 +162,6 @@ def test_processes_share_a_cache(tmp_path):
     assert len(entries(tmp_path / "cache")) <= 1
 
 
-def no_room(_):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 def test_a_full_disk_takes_what_no_run_uses(tmp_path):
     unused = at(tmp_path, "1-1").obtain("unused", make())
     at(tmp_path, "1-1").release()
@@ -174,12 +169,14 @@ def test_a_full_disk_takes_what_no_run_uses(tmp_path):
     used = cache.obtain("used", make())
 
     def fill(folder):
-        if unused.exists():
-            no_room(folder)
+        if unused.exists() or is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
         make()(folder)
 
+    is_full = False
     wanted = cache.obtain("wanted", fill)
     assert entries(tmp_path / "cache") == {used.name, wanted.name}
+    is_full = True
     with pytest.raises(OSError, match="No space left"):
-        cache.obtain("another", no_room)
+        cache.obtain("another", fill)
     assert entries(tmp_path / "cache") == {used.name, wanted.name}

@@ -13,7 +13,7 @@ from client_apps.handlers.training_rows import (
     expanded,
     once_each,
 )
-from strategies import TablePuppetADMM, TablePuppetSGD, VflADMM, VflSGD
+from strategies import TablePuppetSGD, VflADMM, VflSGD
 from tests.support.examples.requests import body
 from tests.support.peers.hostile import (
     FOREIGN,
@@ -31,7 +31,6 @@ from tests.support.peers.hostile import (
     wrong_headers,
 )
 from tests.support.peers.hostile_runs import answers_to, refused, spread
-from tp_flower.errors import SettingsError
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -150,32 +149,20 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
     assert not both.error
 
 
-@pytest.mark.parametrize(
-    ("node", "key", "value"),
-    [(SHOP, "features", "statistics"), (US, "predictions", 1.0)],
-)
-def test_a_run_on_lists_has_no_accounts(tmp_path, node, key, value):
+def test_a_run_on_lists_has_no_accounts(tmp_path):
     """The accounts are not of sums over joined rows, which a row may change often."""
     change = header("outline", "strategy", value="vfl-admm")
-    privacy = PrivacySettings(**{key: value})
-    method = TablePuppetADMM
-    error = refused(tmp_path, "train.prepare", node, change, method, privacy=privacy)
-    assert f"privacy.{key} is of methods that send a row of a table once" in error
-
-
-@pytest.mark.parametrize("strategy", ["vfl-admm", "vfl-sgd"])
-@pytest.mark.parametrize(
-    "private",
-    [{"features": "dp-sgd"}, {"features": "statistics"}, {"predictions": 1.0}],
-)
-def test_settings_refuse_mechanisms_that_do_not_count(strategy, private):
-    (key,) = private
-    family = strategy.removeprefix("vfl-")
-    match = rf"privacy.{key}: strategy '{strategy}' is for comparisons.* Use {family}"
-    with pytest.raises(SettingsError, match=match):
-        Settings(strategy=strategy, privacy=PrivacySettings(**private))
-    labels = {"labels": "laplace", "label_noise": 1.0, "label_range": (0.0, 1.0)}
-    Settings(strategy=strategy, privacy=PrivacySettings(**labels))
+    for node, key, value in (
+        (SHOP, "features", "statistics"),
+        (US, "predictions", 1.0),
+    ):
+        (folder := tmp_path / key).mkdir()
+        privacy = PrivacySettings(**{key: value})
+        error = refused(folder, "train.prepare", node, change, privacy=privacy)
+        assert f"privacy.{key} is of methods that send a row of a table once" in error
+    # noise on labels counts the rows of the label's own table
+    labels = PrivacySettings(labels="laplace", label_noise=1.0, label_range=(0.0, 1.0))
+    Settings(strategy="vfl-admm", privacy=labels)
 
 
 def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path):

@@ -434,7 +434,6 @@ def test_a_rolled_back_line_is_not_missed(root):
     ledger, changes = example(root), Changes(open_database(root), is_durable=True)
     spent = ledger.spent("F")
     of_round = RoundLedger(ledger, changes)
-
     refused = pytest.raises(BudgetError)
     with refused, changes.together(lambda _: False):
         of_round.note(NEXT, [release("keys", None)])

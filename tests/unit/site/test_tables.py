@@ -118,7 +118,6 @@ def test_later_run_reads_no_source(tmp_path, source, monkeypatch):
     site.features.release()
     lose_state(site.store)
     restart()
-
     # neither is the source read
     monkeypatch.setattr("client_apps.data.tables.extract", None)
     monkeypatch.setattr("client_apps.data.tables.describe", None)

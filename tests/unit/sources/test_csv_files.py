@@ -45,20 +45,12 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
     assert actual == typed.fetchall()
 
 
-@pytest.mark.parametrize(
-    ("late", "expected"),
-    [
-        ('2,"x,y"', (2, "x,y")),
-        ('2,"x\ny"', (2, "x\ny")),
-        ('2,"x""y"', (2, 'x"y')),
-        ("2,'y'", (2, "y")),
-    ],
-)
+@pytest.mark.parametrize(("late", "expected"), CASES["late-lines"])
 def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
     path = write(tmp_path, "1,x", late)
     relation = csv_call(path, NULLS, types(path))
     actual = duckdb.execute(f"SELECT * FROM {relation} LIMIT 1 OFFSET {ROWS}")
-    assert actual.fetchall() == [expected]
+    assert actual.fetchall() == [tuple(expected)]
 
 
 @pytest.mark.parametrize("late", ["2", "2,y,z", "2,y\r", "# c"])

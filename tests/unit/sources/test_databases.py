@@ -326,15 +326,7 @@ def test_fingerprint(url):
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"password": "wr0ng"}, "user or password are wrong"),
-        ({"username": "nobody-here"}, "user or password are wrong"),
-        ({"database": "none"}, "the database does not exist"),
-        ({"port": 1}, "it cannot be reached: check host and port"),
-    ],
-)
+@pytest.mark.parametrize(("change", "match"), CASES["unreachable"])
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
     with pytest.raises(SourceError, match=match) as caught:

@@ -299,10 +299,8 @@ def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
 
 
 def test_the_guard_knows_an_empty_list_from_none(tmp_path):
-    for rule, piece in (
-        *(("columns", "feature"), ("labels", "label")),
-        *(("filters", "filter"), ("keys", "key")),
-    ):
+    for rule in ("columns", "labels", "filters", "keys"):
+        piece = "feature" if rule == "columns" else rule.removesuffix("s")
         site, (source,) = site_of(tmp_path, f"{rule} = []")
         with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
             check_fragment(site, source, fragment_of(f'{piece}: "day"'))
@@ -311,14 +309,12 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
-    plans = {
-        sizes: Batches(np.cumsum([0, *sizes]), np.arange(4))
-        for sizes in [(2, 2), (3, 1)]
-    }
-    check_training_rows(source, "t", rows, plans[2, 2], sends_sums=True)
-    check_training_rows(source, "t", rows, plans[3, 1], sends_sums=False)
+    starts = np.array([[0, 2, 4], [0, 3, 4]])
+    even, odd = (Batches(start, np.arange(4)) for start in starts)
+    check_training_rows(source, "t", rows, even, sends_sums=True)
+    check_training_rows(source, "t", rows, odd, sends_sums=False)
     with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
-        check_training_rows(source, "t", rows, plans[3, 1], sends_sums=True)
+        check_training_rows(source, "t", rows, odd, sends_sums=True)
 
 
 @pytest.mark.parametrize(
@@ -348,19 +344,13 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
         path = "../{tmp_path.name}/t.csv"
         types = {{ amount = "VARCHAR" }}
         policy = {{ epsilon = 0.5, delta = 1e-4 }}
-        [tables.free]
-        path = "u.csv"
-        [tables.moved]
-        path = "v.csv"
-        policy = {{ epsilon = 3, budget-name = "payments" }}
-        [tables.copied]
-        path = "w.csv"
-        policy = {{ epsilon = 4, budget-name = "payments" }}
+        [tables]
+        free = {{ path = "u.csv" }}
+        moved = {{ path = "v.csv", policy = {{ epsilon = 3, budget-name = "both" }} }}
+        copied = {{ path = "w.csv", policy = {{ epsilon = 4, budget-name = "both" }} }}
     """
-    site, (first, other, free, moved, copied) = site_of(
-        tmp_path, "epsilon = 2\ndelta = 1e-6", again
-    )
-    ids = [source_id(s) for s in (first, other, free, moved, copied)]
+    site, sources = site_of(tmp_path, "epsilon = 2\ndelta = 1e-6", again)
+    ids = list(map(source_id, sources))
     assert ids[0] == ids[1]
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3

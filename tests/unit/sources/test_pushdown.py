@@ -97,10 +97,7 @@ def nasty_duck(nasty):
 def exactly(rows):
     """Values as they are, but for NULL and NaN, -0.0 and 0.0 being the same."""
     return [
-        tuple(
-            v + 0.0 if isinstance(v, float) else v
-            for v in (None if v != v else v for v in row)
-        )
+        tuple(None if v != v else v + 0 if isinstance(v, float) else v for v in row)
         for row in rows
     ]
 

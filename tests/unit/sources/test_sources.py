@@ -53,25 +53,20 @@ def duckdb_file(path: Path, *statements: str) -> None:
 
 def test_tables_file_in_both_forms(tmp_path):
     text = """
-        [tables.orders]
-        path = "orders.csv"
-        site = "store"
+        tables.orders = { path = "orders.csv", site = "store" }
         [tables.customers]
         types = { zip = "VARCHAR", age = "DOUBLE" }
-        [[tables.customers.shards]]
-        path = "us.parquet"
-        site = "us"
-        [[tables.customers.shards]]
-        path = "/abs/uk.csv.gz"
-        types = { age = "DECIMAL(10, 2)" }
-        nulls = ["?"]
+        shards = [
+            { path = "us.parquet", site = "us" },
+            { path = "/abs/uk.csv.gz", types = { age = "DECIMAL(9)" }, nulls = ["?"] },
+        ]
     """
     orders, us, uk = load_tables(tables_file(tmp_path, text))
     assert orders == ShardSource("orders", "store", 0, str(tmp_path / "orders.csv"))
     assert us.path == str(tmp_path / "us.parquet")
     assert us.types == {"zip": "VARCHAR", "age": "DOUBLE"}
     assert (uk.site, uk.index, uk.path) == ("customers-1", 1, "/abs/uk.csv.gz")
-    assert uk.types == {"zip": "VARCHAR", "age": "DECIMAL(10, 2)"}
+    assert uk.types == {"zip": "VARCHAR", "age": "DECIMAL(9)"}
     assert uk.nulls == ("?",)
 
 
@@ -99,9 +94,8 @@ def test_databases_in_a_tables_file(tmp_path, monkeypatch):
         chunk-rows = 10
         push-down = false
         types = { a = "DOUBLE" }
-        [tables.visits]
-        uri-file = "secret-uri"
-        table = "visits"
+        [tables]
+        visits = { uri-file = "secret-uri", table = "visits" }
     """
     whole, query, visits = load_tables(tables_file(tmp_path, text))
     assert whole.database.url.url.password == "p@ss"
@@ -111,10 +105,8 @@ def test_databases_in_a_tables_file(tmp_path, monkeypatch):
     assert (query.database.order_by, query.database.chunk_rows) == (("a", "b"), 10)
     assert not query.database.is_pushed_down
     assert query.types == {"a": "DOUBLE"}
-    assert str(whole) == (
-        "table 'payments' at site 'bank' "
-        "(table public.odd.name of postgresql://***@h/d)"
-    )
+    place = "(table public.odd.name of postgresql://***@h/d)"
+    assert str(whole) == f"table 'payments' at site 'bank' {place}"
     assert visits.database.url.dialect == "mysql"
     printed = f"{whole!r} {query!s} {visits!r} {whole.database} {whole.database.url!r}"
     for secret in ("p@ss", "p%40ss", "anna", "joe", "pw"):
@@ -276,13 +268,10 @@ def test_table_of_a_duckdb_file(tmp_path):
         "CREATE TABLE s.t AS SELECT 2 AS a, [0.5, 1] AS v",
     )
     text = """
-        [[tables.t.shards]]
-        path = "crm.duckdb"
-        table = "t"
-        types = { a = "DOUBLE" }
-        [[tables.t.shards]]
-        path = "crm.duckdb"
-        table = "s.t"
+        tables.t.shards = [
+            { path = "crm.duckdb", table = "t", types = { a = "DOUBLE" } },
+            { path = "crm.duckdb", table = "s.t" },
+        ]
     """
     plain, other = load_tables(tables_file(tmp_path, text))
     assert describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
