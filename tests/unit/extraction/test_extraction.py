@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.extraction import run
@@ -96,21 +96,16 @@ WANTED = fragment(
 def test_extraction_by_hand():
     shard = run(FRAME, WANTED)
     assert (shard.table, shard.rows, shard.groups) == ("t", 3, None)
-    assert [info.name for info in shard.features] == ["twice", "flag", "day", "c"]
-    assert [i.kind for i in shard.features] == ["number", "boolean", "time", "text"]
-    numbers = {
-        "twice": [3, np.nan, 6],
-        "flag": [1, 0, 1],
-        "day": [86400, np.nan, -86400],
-    }
-    for name, values in numbers.items():
-        np.testing.assert_array_equal(shard.column(name).values, values)
+    kinds = {"twice": "number", "flag": "boolean", "day": "time", "c": "text"}
+    assert {info.name: info.kind for info in shard.features} == kinds
+    values = [[3, np.nan, 6], [1, 0, 1], [86400, np.nan, -86400]]
+    for name, expected in zip(kinds, values, strict=False):
+        np.testing.assert_array_equal(shard.column(name).values, expected)
         assert shard.column(name).values.dtype == np.float64
     assert shard.column("c").categories == ("A", "B")
     assert shard.column("c").codes.tolist() == [1, -1, 0]
     assert (shard.label.kind, shard.label.categories) == ("text", ("no", "yes"))
     assert shard.label.codes.tolist() == [0, 1, -1]
-    assert shard.label.values.dtype == np.float64
     first, second = shard.keys
     assert (first.kind, second.kind) == ("number", "number+text")
     assert first.codes[0] == first.codes[2] != first.codes[1]
@@ -122,36 +117,33 @@ def test_extraction_by_hand():
     assert (rows.rows, rows.keys, rows.label, rows.features) == (4, (), None, ())
 
 
-@pytest.mark.parametrize(
-    ("label", "kind", "values"),
-    [
+def test_label_kinds():
+    for sql, kind, values in (
         ('"x"', "number", [1.5, np.nan, 3, 4]),
         ('"x" > 2', "boolean", [0, np.nan, 1, 1]),
         ('"day"', "time", [86400, np.nan, -86400, 0]),
         ('"y"', "text", [0, 1, np.nan, 0]),
-    ],
-)
-def test_label_kinds(label, kind, values):
-    actual = run(FRAME, fragment(label=label)).label
-    assert actual.kind == kind
-    np.testing.assert_array_equal(actual.values, values)
+    ):
+        label = run(FRAME, fragment(label=sql)).label
+        assert (label.kind, label.values.dtype) == (kind, np.float64)
+        np.testing.assert_array_equal(label.values, values)
 
 
-def test_rows_keep_the_order_of_the_shard():
+def test_many_rows_and_texts_keep_the_order_of_the_shard(tmp_path, monkeypatch):
+    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
     # more rows than DuckDB hands to one thread at a time
     number = np.random.default_rng(0).permutation(300_000)
-    frame = pd.DataFrame({"k": number // 2, "x": number, "c": (number % 7).astype(str)})
-    shard = run(
-        frame, fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"x" > 9'])
-    )
-    expected = number[number > 9]
-    np.testing.assert_array_equal(shard.column("x").values, expected)
-    names = np.array(shard.column("c").categories)[shard.column("c").codes]
-    np.testing.assert_array_equal(names.astype(int), expected % 7)
-    _, together = np.unique(shard.keys[0].codes, return_inverse=True)
-    smallest = np.full(together.max() + 1, number.size)
-    np.minimum.at(smallest, together, expected // 2)
-    np.testing.assert_array_equal(smallest[together], expected // 2)
+    texts = np.char.add((number % 5_000).astype(str), "é")
+    frame = pd.DataFrame({"k": number // 2, "x": number, "c": texts})
+    wanted = fragment({"x": '"x"', "c": '"c"'}, [('"k"',)], filters=['"x" > 9'])
+    shard = run(frame, wanted, tmp_path)
+    x, column, (key,) = shard.column("x").values, shard.column("c"), shard.keys
+    np.testing.assert_array_equal(x, number[number > 9])
+    categories = np.array(column.texts.to_pylist())
+    assert (categories == np.unique(texts)).all()
+    assert (categories[column.codes] == texts[number > 9]).all()
+    keys = [f"number{len(k)}:{k}" for k in map(str, (x // 2).astype(int))]
+    assert key.texts.take(key.codes).to_pylist() == keys
 
 
 SINGLE = (
@@ -187,16 +179,6 @@ def test_equal_values_agree_and_others_do_not(tmp_path):
     assert len({group[0] for group in hashes}) == len(EQUAL)
 
 
-def test_composite_keys_do_not_run_together(tmp_path):
-    values = "('a', 'bc'), ('ab', 'c'), ('', 'abc'), ('a', NULL)"
-    rows = f"SELECT * FROM (VALUES {values}) v(p, q)"
-    shard = of_sql(tmp_path, rows, fragment(keys=[('"p"', '"q"'), ('"q"', '"p"')]))
-    *hashes, last = hash_of_rows(shard.keys[0])
-    assert len(set(hashes)) == 3
-    assert last is None
-    assert not set(hashes) & set(hash_of_rows(shard.keys[1]))
-
-
 def assert_equal_where(values, hashes):
     """Hashes are equal exactly where the values are."""
     pairs = list(zip(values, hashes, strict=True))
@@ -230,6 +212,7 @@ texts = st.text(max_size=3).filter(lambda t: "\x00" not in t and t.isprintable()
 
 @few
 @given(st.lists(st.tuples(texts, texts), max_size=6))
+@example([("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", "")])
 def test_text_pairs_agree_exactly_when_they_are_equal(pairs):
     frame = pd.DataFrame(pairs, columns=["p", "q"], dtype="str")
     hashes = hash_of_rows(run(frame, fragment(keys=[('"p"', '"q"')])).keys[0])
@@ -238,10 +221,12 @@ def test_text_pairs_agree_exactly_when_they_are_equal(pairs):
 
 
 rows = st.lists(
-    st.tuples(
-        st.none() | st.integers(0, 3),
-        st.none() | st.sampled_from(["", "a", "\u00e9"]),
-        st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    st.fixed_dictionaries(
+        {
+            "k": st.none() | st.integers(0, 3),
+            "c": st.none() | st.sampled_from(["", "a", "\u00e9"]),
+            "x": st.none() | st.floats(allow_nan=False, allow_infinity=False),
+        }
     ),
     max_size=6,
 )
@@ -250,13 +235,8 @@ rows = st.lists(
 @few
 @given(rows, st.sampled_from([None, '"c"', '"x"']))
 def test_columns_in_files_are_those_in_memory(tmp_path_factory, members, label):
-    frame = pd.DataFrame(
-        {
-            "k": pd.array([row[0] for row in members], "Int64"),
-            "c": pd.Series([row[1] for row in members], dtype="str"),
-            "x": pd.Series([row[2] for row in members], dtype=float),
-        }
-    )
+    frame = pd.DataFrame(members, columns=["k", "c", "x"])
+    frame = frame.astype({"k": "Int64", "c": "str", "x": float})
     features = {"c": '"c"', "x/../1": '"x"', "k": '"k"'}
     wanted = fragment(features, [('"k"',), ('"c"', '"k"')], label)
     folder = tmp_path_factory.mktemp("kept")
@@ -302,22 +282,6 @@ def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
     sql = f"SELECT i FROM range({rows + 1}) t(i)"
     shard = of_sql(tmp_path, sql, fragment(columns))
     assert shard.contents.starts == [0, rows, rows + 1]
-
-
-def test_texts_of_many_batches(tmp_path, monkeypatch):
-    monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 1000)
-    numbers = np.random.default_rng(1).integers(0, 5_000, 60_000)
-    frame = pd.DataFrame({"k": numbers, "c": [f"{n}é" for n in numbers]})
-    shard = run(frame, fragment({"c": '"c"'}, [('"k"',)]), tmp_path)
-    column = shard.column("c")
-    texts = np.array(column.texts.to_pylist())
-    assert (texts == np.unique([f"{n}é" for n in numbers])).all()
-    assert (texts[column.codes] == frame["c"].to_numpy()).all()
-    (key,) = shard.keys
-    first = str(numbers[0])
-    assert key.texts[key.codes[0]].as_py() == f"number{len(first)}:{first}"
-    _, codes = np.unique(numbers, return_inverse=True)
-    assert len(np.unique(np.column_stack([codes, key.codes]), axis=0)) == len(key.texts)
 
 
 def test_file_that_is_cut_short(tmp_path):

@@ -12,9 +12,7 @@ from torch import nn
 
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
-from tp_flower.learning import admm
-from tp_flower.learning.admm import AdmmState, admm_step, residuals
-from tp_flower.learning.losses import KMeansLoss, SoftmaxLoss
+from tp_flower.learning.losses import KMeansLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import (
@@ -75,13 +73,18 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
     model.parameters = theta.ravel()
     features = features_of(rows, columns, seed)
     dense = with_ones(features, intercept)
-    np.testing.assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
     messages = rng.normal(size=(rows, outputs))
     pulled = dense.T @ messages
-    actual = moment(features, messages, intercept=intercept)
-    np.testing.assert_allclose(actual, pulled, atol=1e-10)
-    actual = model.pullback(features, messages)
-    np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
+    for threads, least in (("1", local_model.LEAST_VALUES), ("3", 1)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", threads)
+            patch.setattr(local_model, "LEAST_VALUES", least)
+            actual = moment(features, messages, intercept=intercept)
+            np.testing.assert_allclose(actual, pulled, atol=1e-10)
+            actual = model.pullback(features, messages)
+            np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
+            scores = model.scores(features)
+            np.testing.assert_allclose(scores, dense @ theta, atol=1e-12)
 
 
 def test_linear_model_starts_at_zero_and_spares_the_intercept():
@@ -303,35 +306,3 @@ def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, text):
     assert machine >= 1
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert thread_count() == machine
-
-
-@pytest.mark.parametrize("rows", [0, 1, 5, 400])
-def test_products_in_threads_are_the_products(rows, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.setattr(local_model, "LEAST_VALUES", 1)
-    monkeypatch.setattr(local_model, "CACHED_VALUES", 50)
-    rng = np.random.default_rng(3)
-    features = rng.normal(size=(rows, 7)).astype(np.float32)
-    messages = rng.normal(size=(rows, 2))
-    model = LinearModel(7, 2, intercept=True)
-    model.parameters = rng.normal(size=16)
-    wide = np.hstack([features.astype(np.float64), np.ones((rows, 1))])
-    near = {"rtol": 1e-12, "atol": 1e-11}
-    scores, moments = model.scores(features), moment(features, messages, intercept=True)
-    np.testing.assert_allclose(scores, wide @ model.weights, **near)
-    np.testing.assert_allclose(moments, wide.T @ messages, **near)
-
-
-def test_a_step_and_its_residuals_in_threads_are_those_of_one(monkeypatch):
-    monkeypatch.setattr(admm, "LEAST_VALUES", 1)
-    rng = np.random.default_rng(5)
-    scores, before, z, duals = rng.normal(size=(4, 500, 3))
-    labels = rng.integers(0, 3, 500).astype(float)
-    state, actual = AdmmState(z, duals, 0.2), []
-    for threads in ("1", "3"):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        stepped, message = admm_step(state, scores, labels, SoftmaxLoss(3), 1.4)
-        gap = residuals(stepped, scores, before, np.zeros(3))
-        actual.append((stepped.z, stepped.duals, message, gap.primal, gap.dual))
-    for one, three in zip(*actual, strict=True):
-        np.testing.assert_allclose(three, one, rtol=1e-12)

@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.case_tables import case_table
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError
 from tp_flower.query import Feature, Fragment, SubQuery
 
+CASES = case_table(__file__)
 COLUMNS = ("Id", "kind", "amount", "paid")
 PLAIN = Fragment(
     table="p",
@@ -83,27 +85,6 @@ def test_sql_of_a_sub_query():
     assert replace(SUBQUERY, columns=columns).check(COLUMNS, "t").columns == columns
 
 
-def test_filters_keep_their_meaning_between_ands():
-    filters = Fragment("t", "t", filters=("a OR b", "c")).check(["a", "b", "c"]).filters
-    row = duckdb.sql(
-        f"SELECT {' AND '.join(filters)} FROM (SELECT true AS a, true b, false c)"
-    )
-    assert row.fetchall() == [(False,)]
-
-
-# refused wherever a piece may stand; more of them in test_expressions
-HOSTILE = [
-    ("amount) FROM read_csv('/etc/passwd'); ATTACH 'x' AS y; --", "does not parse"),
-    ("other.amount", "only columns of the table itself, without prefix: other.amount"),
-    ("p.amount", "only columns of the table itself, without prefix: p.amount"),
-    ("salary", "no column 'salary'; columns: Id, kind, amount, paid"),
-    ("amuont", r"no column 'amuont' \(did you mean 'amount'\?\)"),
-    ("rowid", "no column 'rowid'"),
-    ("shard", "no column 'shard'"),
-    ("read_text('/etc/passwd')", "function 'read_text' is not among"),
-    ("any_value(amount)", "aggregate functions are not|depends on the order"),
-    ("lag(amount) OVER ()", "window functions are not supported"),
-]
 PLACES = {
     "feature 'f'": lambda sql: {"features": (Feature("f", sql),)},
     "join key 0": lambda sql: {"keys": (('"Id"', sql),)},
@@ -123,7 +104,7 @@ def check_changed(change, *, inside):
     return replace(PLAIN, **change).check(COLUMNS)
 
 
-@pytest.mark.parametrize(("sql", "reason"), HOSTILE)
+@pytest.mark.parametrize(("sql", "reason"), CASES["hostile"])
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
     message = f"table 'p': {place} is refused: .*({reason})"
@@ -137,8 +118,6 @@ NO_AGGREGATE = "aggregate functions are not supported"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"features": (Feature("a", "1"), Feature("A", "2"))}, "feature names must di"),
-        ({"features": (Feature("", "1"),)}, "feature names must differ and not be em"),
         ({"keys": ((),)}, "a join key has no expression"),
         ({"filters": ("max(amount) > 1",)}, NO_AGGREGATE),
         ({"label": "count(*)"}, NO_AGGREGATE),
@@ -157,34 +136,23 @@ def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
         replace(GROUPED, filters=('SUM("n") > 1',)).check(COLUMNS)
 
 
-NAMES_DIFFER = "sub-query column names must differ and not be empty"
-NOT_GROUPED = "is neither in GROUP BY nor in an aggregate"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"columns": ()}, "sub-query needs a column and an expression to group by"),
-        ({"groups": ()}, "sub-query needs a column and an expression to group by"),
-        ({"groups": ("1",)}, "group 1 names no column"),
-        ({"groups": ("'x'",)}, "group 'x' names no column"),
-        ({"groups": ("rollup(kind)",)}, "group 0 of the sub-query is refused"),
-        ({"groups": ("ALL",)}, "group 0 of the sub-query is refused"),
-        ({"groups": ("()",)}, "group 0 of the sub-query is refused"),
-        ({"groups": ("kind, amount",)}, "group 0 of the sub-query is refused: not one"),
-        ({"groups": ("sum(amount)",)}, NO_AGGREGATE),
-        ({"filters": ("sum(amount) > 1",)}, NO_AGGREGATE),
-        ({"columns": (Feature("n", "1"), Feature("N", '"Id"'))}, NAMES_DIFFER),
-        ({"columns": (Feature("", '"Id"'),)}, NAMES_DIFFER),
-        ({"columns": (Feature("k", '"kind"'),)}, f"column 'kind' {NOT_GROUPED}"),
-        ({"columns": (Feature("k", "SUM(amount) + amount"),)}, f"nt' {NOT_GROUPED}"),
-        ({"columns": (Feature("k", 'MONTH("paid")'),)}, f"column 'paid' {NOT_GROUPED}"),
-        ({"having": ('"amount" > 1',)}, f"column 'amount' {NOT_GROUPED}"),
-    ],
-)
-def test_refused_sub_queries(change, message):
+@pytest.mark.parametrize(("field", "pieces", "message"), CASES["sub_query"])
+def test_refused_sub_queries(field, pieces, message):
+    is_column = field == "columns"
+    values = [Feature("k", sql) for sql in pieces] if is_column else pieces
     with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
-        check_changed(change, inside=True)
+        check_changed({field: tuple(values)}, inside=True)
+
+
+@pytest.mark.parametrize("names", [("n", "N"), ("",)])
+def test_refused_names(names):
+    """Of features, and of the columns of a sub-query."""
+    same = tuple(Feature(name, '"Id"') for name in names)
+    with pytest.raises(QueryError, match="feature names must differ and not be empty"):
+        check_changed({"features": same}, inside=False)
+    message = "sub-query column names must differ and not be empty"
+    with pytest.raises(QueryError, match=message):
+        check_changed({"columns": same}, inside=True)
 
 
 @pytest.mark.parametrize("data", [None, "x", {}, GROUPED.to_json() | {"subquery": {}}])
