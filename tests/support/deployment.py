@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.servers import free_port
 
 SCRIPTS = ROOT / "scripts" / "deploy"
 CONNECTION = "demo"
@@ -42,7 +42,7 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: dict[str, int] = {}
         folder.mkdir(mode=0o700)
@@ -88,7 +88,7 @@ class Deployment:
         self.script("make_node_key.sh", key)
         self.script("register.sh", CONNECTION, f"{key}.pub", site)
         (self.folder / site / "tables.toml").write_text(tables)
-        self._ports[site] = _free_port()
+        self._ports[site] = free_port()
         self.start_site(site)
 
     def start_site(self, site: str) -> None:
@@ -194,11 +194,10 @@ class Deployment:
             self._fail("the SuperLink ended")
         context = ssl.create_default_context(cafile=self.folder / "ca" / "ca.crt")
         address = f"https://127.0.0.1:{self.port}/health"
-        try:
+        with contextlib.suppress(OSError):
             urllib.request.urlopen(address, timeout=2, context=context).close()
-        except OSError:
-            return False
-        return True
+            return True
+        return False
 
     def _call(self, *command: object) -> str:
         done = subprocess.run(
@@ -232,12 +231,6 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         yield deployment
     finally:
         deployment.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _kill(processes: set[int]) -> None:

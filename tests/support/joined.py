@@ -94,14 +94,13 @@ def table_values(shards: Sequence[ExtractedShard]) -> dict[str, list[Value]]:
         for feature in shard.features:
             values = column_values(shard.column(feature.name))
             found.setdefault(feature.name, []).extend(values)
-        if shard.label is not None:
-            texts = [*shard.label.categories, None]
-            own = (
-                [texts[code] for code in shard.label.codes]
-                if shard.label.kind == "text"
-                else [plain(value) for value in shard.label.values]
+        if (label := shard.label) is not None:
+            column = (
+                CategoricalColumn(label.codes, label.categories)
+                if label.kind == "text"
+                else NumericColumn(label.values)
             )
-            found.setdefault(LABEL, []).extend(own)
+            found.setdefault(LABEL, []).extend(column_values(column))
     return found
 
 

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -45,7 +45,7 @@ def postgresql() -> Iterator[sa.URL]:
             f"-A scram-sha-256 --pwfile={folder}/password",
             account,
         )
-        port = _free_port()
+        port = free_port()
         # no checkpoint, no fsync, no socket file: the data is thrown away
         settings = {
             "listen_addresses": "127.0.0.1",
@@ -87,7 +87,7 @@ def mariadb() -> Iterator[sa.URL]:
             f"GRANT ALL ON *.* TO '{USER}'@'127.0.0.1' WITH GRANT OPTION;\n",
             account,
         )
-        port = _free_port()
+        port = free_port()
         options = [
             f"--socket={folder}/socket",
             f"--port={port}",
@@ -115,11 +115,9 @@ def _account(name: str) -> dict[str, str | int]:
     if os.geteuid() != 0:
         return {}
     for candidate in (name, "nobody"):
-        try:
+        with suppress(KeyError):
             entry = pwd.getpwnam(candidate)
-        except KeyError:
-            continue
-        return {"user": entry.pw_uid, "group": entry.pw_gid}
+            return {"user": entry.pw_uid, "group": entry.pw_gid}
     pytest.skip(f"there is no account to run a server under: neither {name} nor nobody")
 
 
@@ -142,19 +140,14 @@ def _write(file: Path, text: str, account: dict[str, int]) -> None:
 
 
 def _run(command: str, account: dict[str, int]) -> None:
-    done = subprocess.run(
-        command.split(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-        **account,
-    )
+    how = {"capture_output": True, "text": True, "cwd": "/", **account}
+    done = subprocess.run(command.split(), check=False, **how)
     if done.returncode:
         pytest.fail(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -176,11 +169,10 @@ def _server(
     finally:
         process.send_signal(signal.SIGINT)  # PostgreSQL: do not wait for clients
         process.terminate()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
 
 
 def _wait(process: subprocess.Popen[bytes], url: sa.URL, log: Path) -> None:

@@ -15,25 +15,14 @@ from tests.support.federated import Sites, one_per_site, pieces
 from tests.support.paths import ROOT
 from tp_flower.sources.flights import FLIGHTS_SQL
 
-FOLDER = Path(
-    os.environ.get(
-        "TP_FLOWER_MOVIELENS",
-        ROOT.parent / "shared" / "data" / "ml-100k",
-    )
-)
+DEFAULT = ROOT.parent / "shared" / "data" / "ml-100k"
+FOLDER = Path(os.environ.get("TP_FLOWER_MOVIELENS", DEFAULT))
 SQL = {"flights": FLIGHTS_SQL, "store": STORE_SQL, "movielens": MOVIELENS_SQL}
+is_absent = pytest.mark.skipif(
+    not has_movielens(FOLDER), reason="no folder with MovieLens-100K"
+)
 each_data_set = pytest.mark.parametrize(
-    "name",
-    [
-        "flights",
-        "store",
-        pytest.param(
-            "movielens",
-            marks=pytest.mark.skipif(
-                not has_movielens(FOLDER), reason="no folder with MovieLens-100K"
-            ),
-        ),
-    ],
+    "name", ["flights", "store", pytest.param("movielens", marks=is_absent)]
 )
 
 
@@ -59,9 +48,8 @@ def few_rows(name: str, rows: int) -> dict[str, pd.DataFrame]:
 
 def sites_of(tables: dict[str, pd.DataFrame], *, is_sharded: bool) -> Sites:
     """Deal the tables to sites; sharded, each is cut in two at a third."""
-    cuts = {
-        name: [len(frame) // 3] if is_sharded else [] for name, frame in tables.items()
+    cut = {
+        name: pieces(frame, *[len(frame) // 3] * is_sharded)
+        for name, frame in tables.items()
     }
-    return one_per_site(
-        {name: pieces(own, *cuts[name]) for name, own in tables.items()}
-    )
+    return one_per_site(cut)

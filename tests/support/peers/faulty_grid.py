@@ -11,10 +11,9 @@ import shutil
 import sqlite3
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -90,6 +89,10 @@ CODES = {
     for fault in Fault
     if fault.name.startswith("FLOWER")
 }
+UNSENT = (
+    *(Fault.UNKNOWN_NODE, Fault.DROP_REQUEST, Fault.LATE_REQUEST),
+    Fault.SERVER_KILLED_SENDING,
+)
 CRASHED = 8
 OF_SERVER = (3, 5)
 """Errors that do not say which node they are about."""
@@ -110,14 +113,9 @@ class SiteKilledError(BaseException):
 class World:
     """What goes on when the server is killed: the schedule, and what is on its way.
 
-    Attributes:
-        schedule: of the faults.
-        tamper: called with a message and its reply, to return what arrives.
-        tries: how many there were.
-        happened: the faults that did, with the action and the node.
-        asked: every try: its action and node.
-        strays: by node, copies of requests that arrive later.
-        states: by node, all that it kept of runs before the last request.
+    ``tamper`` is called with a message and its reply, to return what arrives.
+    ``happened`` are the faults that did, ``asked`` all tries; by node, ``strays`` are
+    requests that arrive later, ``states`` what it kept before the last request.
     """
 
     schedule: Schedule = lambda *_: None
@@ -130,13 +128,7 @@ class World:
 
 
 class FaultyGrid(InProcessGrid):
-    """Deliver messages as a schedule says.
-
-    Args:
-        world: outlives the server.
-        sites: as ``InProcessGrid`` takes them.
-        state: folder of what the sites keep.
-    """
+    """Deliver messages as the schedule of a world says, which outlives the server."""
 
     def __init__(self, world: World, sites: Mapping[str, Path], state: Path) -> None:
         super().__init__(app, sites, state=state)
@@ -145,21 +137,6 @@ class FaultyGrid(InProcessGrid):
         self._late = defaultdict(list)
         self._requests: dict[str, Message] = {}
         self._unknown: set[str] = set()
-        self._unsent = {
-            Fault.UNKNOWN_NODE: self._not_known,
-            Fault.DROP_REQUEST: lambda _: None,
-            Fault.LATE_REQUEST: self._held,
-            Fault.SERVER_KILLED_SENDING: kill_server,
-            **{fault: partial(flower_error, code) for fault, code in CODES.items()},
-        }
-        self._sent = {
-            Fault.DROP_REPLY: lambda *_: None,
-            Fault.LATE_REPLY: self._hold,
-            Fault.STRAY: self._copied,
-            Fault.TWICE: self._again,
-            Fault.KILLED_REPLYING: lambda message, _: flower_error(CRASHED, message),
-            Fault.SERVER_KILLED_WAITING: kill_server,
-        }
 
     def push_messages(self, messages):
         """Send messages; one to a node that is not known has no id."""
@@ -197,36 +174,41 @@ class FaultyGrid(InProcessGrid):
         node = message.metadata.dst_node_id
         self._lose(fault, node)
         self._remember(node)
-        if fault in HOOKS:
-            with HOOKS[fault]():
-                return self._call(message)
-        if fault in self._unsent:
-            return self._unsent[fault](message)
-        reply = self._call(message)
-        return self._sent[fault](message, reply) if fault in self._sent else reply
+        if fault in CODES:
+            return flower_error(CODES[fault], message)
+        if fault in UNSENT:
+            self._keep_back(fault, message)
+            return None
+        with HOOKS.get(fault, nullcontext)():
+            return self._after(fault, message, self._call(message))
 
-    # instead of the request's arrival
+    def _keep_back(self, fault: Fault, message: Message) -> None:
+        """Do what happens in place of a request's arrival."""
+        identifier = message.metadata.message_id
+        if fault is Fault.SERVER_KILLED_SENDING:
+            raise ServerKilledError
+        if fault is Fault.UNKNOWN_NODE:
+            self._unknown.add(identifier)
+        if fault is Fault.LATE_REQUEST:
+            self._requests[identifier] = message
+            self._late[message.metadata.dst_node_id].append((identifier, None))
 
-    def _not_known(self, message: Message) -> None:
-        self._unknown.add(message.metadata.message_id)
-
-    def _held(self, message: Message) -> None:
-        self._requests[message.metadata.message_id] = message
-        self._hold(message, None)
-
-    # after it
-
-    def _copied(self, message: Message, reply: Message) -> Message:
-        self.world.strays.setdefault(message.metadata.dst_node_id, []).append(message)
-        return reply
-
-    def _again(self, message: Message, reply: Message) -> Message:
-        check_same(reply, second := self._call(message))
-        return second
-
-    def _hold(self, message: Message, reply: Message | None) -> None:
-        held = message.metadata.message_id, reply
-        self._late[message.metadata.dst_node_id].append(held)
+    def _after(
+        self, fault: Fault | None, message: Message, reply: Message
+    ) -> Message | None:
+        """Do what happens when a site has replied; return what arrives of it."""
+        node = message.metadata.dst_node_id
+        if fault is Fault.SERVER_KILLED_WAITING:
+            raise ServerKilledError
+        if fault is Fault.KILLED_REPLYING:
+            return flower_error(CRASHED, message)
+        if fault is Fault.STRAY:
+            self.world.strays.setdefault(node, []).append(message)
+        if fault is Fault.TWICE:
+            check_same(reply, reply := self._call(message))
+        if fault is Fault.LATE_REPLY:
+            self._late[node].append((message.metadata.message_id, reply))
+        return None if fault in (Fault.DROP_REPLY, Fault.LATE_REPLY) else reply
 
     def _call(self, message: Message) -> Message:
         """Return what the site's app answers; Flower's error if it was killed."""
@@ -299,9 +281,8 @@ def change_row(path: Path, row: tuple, data: bytes | None) -> None:
 
 def flipped(data: bytes) -> bytes:
     """Return data with a byte in the middle that is another one."""
-    changed = bytearray(data)
-    changed[len(data) // 2] ^= 0x55
-    return bytes(changed)
+    place = len(data) // 2
+    return data[:place] + bytes([data[place] ^ 0x55]) + data[place + 1 :]
 
 
 def check_same(first: Message, second: Message) -> None:
@@ -331,11 +312,6 @@ def lose_state(store: run_store.SiteStore) -> None:
     store._write("DELETE FROM entries WHERE run = ?", store.run)
     if store._folder is not None:
         shutil.rmtree(store._folder, ignore_errors=True)
-
-
-def kill_server(*_: Message) -> None:
-    """Let nothing more happen at the server."""
-    raise ServerKilledError
 
 
 def flower_error(code: int, message: Message) -> Message:

@@ -46,15 +46,7 @@ MOST_LIVES = 100
 
 @dataclass(frozen=True)
 class Method:
-    """A way of training.
-
-    Attributes:
-        strategy: its name.
-        sites: that there are; without "uk" all customers are at one.
-        own: its settings.
-        label: of the query.
-        sql: that the label is put into.
-    """
+    """A way of training; without the site "uk" all customers are at one."""
 
     strategy: str
     sites: tuple[str, ...] = ("shop", "us", "uk")
@@ -100,15 +92,9 @@ METHODS = {
 
 @dataclass
 class Ended:
-    """What a run has left.
+    """What a run has left: parameters by site and part, lines of ledgers by site.
 
-    Attributes:
-        parameters: by site and part.
-        ledgers: by site, the lines of the run.
-        error: that it stopped with; None if it came to its end.
-        happened: the faults.
-        asked: every try of a message: its action and node.
-        losses: of the epochs.
+    ``asked`` is the action and the node of every try of a message.
     """
 
     parameters: dict[str, np.ndarray]
@@ -130,12 +116,7 @@ class Ended:
 
 
 class Federation:
-    """Sites with files of their own, on which one run after the other trains.
-
-    Args:
-        folder: of all that there is.
-        method: of the runs.
-    """
+    """Sites with files of their own, on which one run after the other trains."""
 
     def __init__(self, folder: Path, method: Method) -> None:
         self._folder, self._method = folder, method
@@ -162,18 +143,8 @@ class Federation:
         forget_processes()
 
     def train(self, schedule: Schedule | None = None, **world: Any) -> Ended:
-        """Train to the end or to an error; resume whenever the server was killed.
-
-        Args:
-            schedule: of the faults; none if not given.
-            world: what else it is told.
-        """
-        return self.train_in(
-            World(**{"schedule": schedule} if schedule else {}, **world)
-        )
-
-    def train_in(self, world: World) -> Ended:
-        """Do so in a world that is given."""
+        """Train to the end or to an error; resume whenever the server was killed."""
+        world = World(**{"schedule": schedule} if schedule else {}, **world)
         for _ in range(MOST_LIVES):
             try:
                 return self._live(world)

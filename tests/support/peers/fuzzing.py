@@ -205,28 +205,27 @@ class Fuzzer:
     def _records(self, content):
         """Other records of Flower's than the one that is read."""
         record = content.config_records[MESSAGE]
-        data = np.arange(6.0)
+        data = Array(np.arange(6.0))
         pickled = Array("object", (1,), "numpy.ndarray", _pickled())
-        other = Array("float32", (MOST,), "torch.tensor", b"\x80\x04.")
+        arrays = (
+            *(pickled, data, _huge(), Array("float64", (MOST,), "numpy.ndarray", b"")),
+            Array("float32", (MOST,), "torch.tensor", b"\x80\x04."),
+        )
+        payloads = [ArrayRecord({PAYLOAD: array}) for array in arrays]
+        payloads += [ArrayRecord({"a": data, "b": data})]
+        payloads += [MetricRecord({PAYLOAD: 1}), ConfigRecord({PAYLOAD: b"1"})]
+        layout = '[[0,"target","uint8",[8]]]'
+        in_record = ConfigRecord({HEADER: record[HEADER], LAYOUT: layout})
         forms = (
             {},
             {MESSAGE: ConfigRecord()},
             {MESSAGE: MetricRecord({HEADER: 1, LAYOUT: 2.0})},
             {MESSAGE: MetricRecord({HEADER: [1], LAYOUT: [2.0]})},
-            {MESSAGE: ArrayRecord({HEADER: Array(data), LAYOUT: Array(data)})},
+            {MESSAGE: ArrayRecord({HEADER: data, LAYOUT: data})},
             {MESSAGE: ArrayRecord({HEADER: pickled, LAYOUT: pickled})},
             {f"{MESSAGE}s": record},
             {self._one(self._paths).replace("\ud800", ""): record},
-            *(
-                {MESSAGE: _layouts(record), ARRAYS: ArrayRecord({PAYLOAD: array})}
-                for array in (pickled, other, Array(data), _huge(), _lying())
-            ),
-            {
-                MESSAGE: _layouts(record),
-                ARRAYS: ArrayRecord({"a": Array(data), "b": Array(data)}),
-            },
-            {MESSAGE: _layouts(record), ARRAYS: MetricRecord({PAYLOAD: 1})},
-            {MESSAGE: _layouts(record), ARRAYS: ConfigRecord({PAYLOAD: b"1"})},
+            *({MESSAGE: in_record, ARRAYS: payload} for payload in payloads),
         )
         return RecordDict(self._one(forms))
 
@@ -283,25 +282,17 @@ def _span(layout: list, number: int) -> tuple[int, int]:
     return start, math.prod(shape) * np.dtype(dtype).itemsize
 
 
-def _layouts(record: ConfigRecord) -> ConfigRecord:
-    """A record whose payload is to be in an array of Flower's."""
-    layout = '[[0,"target","uint8",[8]]]'
-    return ConfigRecord({HEADER: record[HEADER], LAYOUT: layout})
-
-
 def _pickled() -> bytes:
     """What NumPy would unpickle, if it were let: a call of ``os.mkdir``."""
-    call = b"cos\nmkdir\n(V" + MARK.encode() + b"\ntR."
-    text = "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }"
-    return b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117).encode() + b"\n" + call
+    return _npy("|O", 1, b"cos\nmkdir\n(V" + MARK.encode() + b"\ntR.")
 
 
 def _huge() -> Array:
     """Eight bytes that say of themselves that they are 2**60."""
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({1 << 60},), }}"
-    data = b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117).encode() + b"\n" + bytes(8)
-    return Array("uint8", (MOST,), "numpy.ndarray", data)
+    return Array("uint8", (MOST,), "numpy.ndarray", _npy("|u1", 1 << 60, bytes(8)))
 
 
-def _lying() -> Array:
-    return Array("float64", (MOST,), "numpy.ndarray", b"")
+def _npy(dtype: str, size: int, data: bytes) -> bytes:
+    """The text of NumPy's format that says what the data is, and the data."""
+    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({size},), }}"
+    return b"\x93NUMPY\x01\x00\x76\x00" + text.ljust(117).encode() + b"\n" + data

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from operator import methodcaller
+from operator import getitem, methodcaller
 from pathlib import Path
 
 import numpy as np
@@ -76,13 +76,7 @@ def tables() -> dict[str, dict[str, pd.DataFrame]]:
 
 @dataclass
 class Answer:
-    """What a site said to a hostile request.
-
-    Attributes:
-        action: that it asked for.
-        node: that was asked.
-        what: was hostile about it.
-    """
+    """The answer of a site to a request, and ``what`` was hostile about it."""
 
     action: str
     node: int
@@ -108,17 +102,11 @@ class StoppedError(Exception):
 class HostileGrid(InProcessGrid):
     """Send changed copies of requests before the requests themselves.
 
-    Args:
-        folder: for the sites' files.
-        changes: called with action, node and request, to yield what is sent before
-            it: its name, and the request, or the action and the request.
-        policies: by table.
-        instead: called likewise, to return what is sent in a request's place.
-        stops: whether to raise ``StoppedError`` when there are answers.
-
-    Attributes:
-        answers: to the changed requests, in order.
-        left: (action, part, name) of every array that left a site, in order.
+    ``changes`` is called with action, node and request, to yield what is sent before
+    it: its name, and the request, or the action and the request. ``instead`` is called
+    in the same way, to return what is sent in a request's place. With ``stops`` the run
+    ends when there are ``answers`` to the changed requests. Arrays that left a site are
+    in ``left``: action, part and name.
     """
 
     def __init__(
@@ -217,9 +205,7 @@ def header(*path, value=GONE) -> Change:
 
     def change(packet):
         changed = copy.deepcopy(packet.header)
-        place = changed
-        for step in path[:-1]:
-            place = place[step]
+        place = functools.reduce(getitem, path[:-1], changed)
         if value is GONE:
             del place[path[-1]]
         else:

@@ -20,16 +20,10 @@ SECRET_TEXT = bytes(range(7, 60)).hex()
 
 
 class KeyedGrid(InProcessGrid):
-    """Real sites, whose messages are kept and may be changed on their way.
+    """Real sites of one table each, named like it.
 
-    Args:
-        folder: for the sites' files.
-        tables: the only table of each site, by name.
-        change: called with what is about to arrive, which it may change.
-
-    Attributes:
-        seen: all messages, after they were changed.
-        secrets: by node, the key of the hashes that the site derived.
+    ``change`` is called with what is about to arrive, which it may change; ``seen`` are
+    all messages as they arrived, and ``secrets`` the sites' keys of the hashes by node.
     """
 
     def __init__(self, folder, tables, change=None):

@@ -9,21 +9,14 @@ Shards = Mapping[str, Sequence[pd.DataFrame]]
 
 
 def joined_positions(
-    shards: Shards, aliases: Mapping[str, str], source: str, order: Sequence[str] = ()
+    shards: Shards, aliases: Mapping[str, str], source: str
 ) -> list[tuple[int, ...]]:
     """Return, per joined row, the position of its row in every table of the query.
 
-    It is -1 where a LEFT JOIN found no row.
-
-    Args:
-        shards: per table name its shards; the table is their union, in this order.
-        aliases: table name by alias, in the order of the positions.
-        source: the query from FROM on.
-        order: aliases by whose positions the rows are sorted; all of them if empty.
+    It is -1 where a LEFT JOIN found no row. A table is the union of its shards, in
+    their order; positions are in the order of the aliases, and sort the joined rows.
     """
-    sorting = ", ".join(f"{alias}.position_" for alias in order or aliases)
-    columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
-    return _query(shards, f"SELECT {columns} {source} ORDER BY {sorting}")
+    return weighted_positions(shards, aliases, source, "1")[0]
 
 
 def weighted_positions(
@@ -32,16 +25,12 @@ def weighted_positions(
     """Return the positions of every joined row, and what ``weight`` makes of it."""
     sorting = ", ".join(f"{alias}.position_" for alias in aliases)
     columns = ", ".join(f"coalesce({alias}.position_, -1)" for alias in aliases)
-    rows = _query(shards, f"SELECT {columns}, {weight} {source} ORDER BY {sorting}")
-    return [row[:-1] for row in rows], [float(row[-1]) for row in rows]
-
-
-def _query(shards: Shards, sql: str) -> list:
     with duckdb.connect() as connection:
         for name, frames in shards.items():
-            connection.register(f"{name}_frame", union(frames))
-            connection.execute(f"CREATE TABLE {name} AS SELECT * FROM {name}_frame")
-        return connection.execute(sql).fetchall()
+            connection.register(name, union(frames))
+        sql = f"SELECT {columns}, {weight} {source} ORDER BY {sorting}"
+        rows = connection.execute(sql).fetchall()
+    return [row[:-1] for row in rows], [float(row[-1]) for row in rows]
 
 
 def union(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:

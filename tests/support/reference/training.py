@@ -211,42 +211,27 @@ class SgdSettings:
 
 
 def sgd(
-    problem: Centralised, epochs: Sequence[Sequence[Sequence[int]]], how: SgdSettings
-) -> np.ndarray:
-    """Linear models by mini-batch SGD on joined rows; epochs hold batches of rows."""
-    size = sum(rows.shape[1] for rows in problem.inputs.values()) * problem.outputs
-    theta, velocity = np.zeros(size), np.zeros(size)
-    for epoch, batches in enumerate(epochs):
-        for batch in batches:
-            velocity = how.momentum * velocity + problem.gradient(theta, batch)
-            theta = theta - how.rate / (1 + how.decay * epoch) * velocity
-    return theta
-
-
-def stale_sgd(
     problem: Centralised,
     epochs: Sequence[Sequence[Sequence[int]]],
     how: SgdSettings,
-    late: Collection[str],
+    late: Collection[str] = (),
 ) -> list[np.ndarray]:
-    """Linear models by SGD that scores the tables in ``late`` one step late.
+    """Linear models by mini-batch SGD on joined rows; epochs hold batches of rows.
 
-    They are scored where their step would end with a gradient of 0; no step is late
-    from one epoch to the next.
+    The tables in ``late`` are scored one step late: where their step would end with a
+    gradient of 0. No step is late from one epoch to the next.
 
     Returns:
         All parameters after every step.
     """
     data = replace(problem, l2=0.0)
-    size = sum(rows.shape[1] for rows in problem.inputs.values()) * problem.outputs
-    zeros = np.zeros(size)
+    theta = np.zeros(sum(m.shape[1] for m in problem.inputs.values()) * problem.outputs)
+    matrices = problem.split(theta).items()
+    is_late = np.concatenate([np.full(m.size, table in late) for table, m in matrices])
     penalty = np.concatenate(
-        [np.repeat(problem.penalised[t], problem.outputs) for t in problem.inputs]
+        [np.repeat(problem.penalised[table], problem.outputs) for table, _ in matrices]
     )
-    is_late = np.concatenate(
-        [np.full(m.size, table in late) for table, m in problem.split(zeros).items()]
-    )
-    theta, velocity, scored, steps = zeros, zeros, zeros, []
+    velocity, scored, steps = theta, theta, []
     for epoch, batches in enumerate(epochs):
         rate = how.rate / (1 + how.decay * epoch)
         for number, batch in enumerate(batches):
@@ -277,33 +262,24 @@ def mlp_sgd(
     how: SgdSettings,
 ) -> dict[str, np.ndarray]:
     """One additive MLP on the joined rows, in float64, by torch's own autograd."""
-    modules, vectors = {}, {}
+    modules = nn.ModuleDict()
     for table, inputs in problem.inputs.items():
         has_bias = table == network.label_table
         # the column of ones is the bias's
-        width = inputs.shape[1] - has_bias
-        module = nn.Sequential(
-            nn.Linear(width, network.hidden),
+        modules[table] = nn.Sequential(
+            nn.Linear(inputs.shape[1] - has_bias, network.hidden),
             nn.ReLU(),
             nn.Linear(network.hidden, problem.outputs, bias=has_bias),
         ).double()
-        modules[table] = module
-        nn.utils.vector_to_parameters(
-            torch.tensor(start[table], dtype=torch.float64), module.parameters()
-        )
-        vectors[table] = [torch.zeros_like(p) for p in module.parameters()]
+        vector = torch.tensor(start[table], dtype=torch.float64)
+        nn.utils.vector_to_parameters(vector, modules[table].parameters())
+    optimizer = torch.optim.SGD(modules.parameters(), how.rate, how.momentum)
     for epoch, batches in enumerate(epochs):
-        rate = how.rate / (1 + how.decay * epoch)
+        optimizer.param_groups[0]["lr"] = how.rate / (1 + how.decay * epoch)
         for batch in batches:
-            for module in modules.values():
-                module.zero_grad()
+            optimizer.zero_grad()
             _mlp_objective(problem, modules, network, batch).backward()
-            with torch.no_grad():
-                for table, module in modules.items():
-                    parameters = list(module.parameters())
-                    for velocity, theta in zip(vectors[table], parameters, strict=True):
-                        velocity.mul_(how.momentum).add_(theta.grad)
-                        theta.sub_(rate * velocity)
+            optimizer.step()
     return {
         table: nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
         for table, module in modules.items()
