@@ -11,31 +11,26 @@ from tests.support.servers import mariadb, postgresql
 
 __all__ = ["mariadb", "postgresql"]
 
+SHARED = (
+    *("test_private_runs", "test_hostile_server", "test_sites", "test_pushdown"),
+    *("test_vfl", "test_training", "test_left_join", "test_empty_shards"),
+    *("test_label_runs", "test_cost", "test_coreset_runs", "test_personalised"),
+    *("test_sgd", "test_resume", "test_fuzz", "test_attacks", "test_faults"),
+    *("test_key_attacks", "test_flights", "test_row_weights", "test_sql_pairs"),
+    *("test_exactly_once", "test_coreset_solved", "test_accounting"),
+    *("test_key_sources", "test_gd", "test_privacy_plan", "test_databases"),
+    *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
+    *("test_fuzz_replies", "test_private_statistics_runs"),
+)
+"""Files of which a run takes a share: of every test with several parameters one in
+``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
-    *("test_deployment", "test_private_runs", "test_hostile_server", "test_tables"),
-    *("test_sites", "test_pushdown", "test_end_to_end", "test_kills"),
-    *("test_flights_databases", "test_vfl", "test_training", "test_left_join"),
-    *("test_empty_shards", "test_label_runs", "test_cost", "test_coreset_runs"),
-    *("test_personalised", "test_sgd", "test_resume", "test_fuzz", "test_attacks"),
-    *("test_faults", "test_key_attacks", "test_mapping", "test_scale"),
-    *("test_query_execution", "test_prepare_mimic", "test_flights"),
+    *("test_deployment", "test_tables", "test_end_to_end", "test_kills"),
+    *("test_flights_databases", "test_mapping", "test_scale", "test_query_execution"),
+    *("test_prepare_mimic", *SHARED),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
-
-SHARED = {
-    *("test_private_runs", "test_hostile_server", "test_pushdown", "test_left_join"),
-    *("test_empty_shards", "test_cost", "test_label_runs", "test_training", "test_vfl"),
-    *("test_coreset_runs", "test_personalised", "test_sgd", "test_row_weights"),
-    *("test_resume", "test_key_attacks", "test_fuzz"),
-    *("test_attacks", "test_sql_pairs", "test_faults", "test_exactly_once"),
-    *("test_coreset_solved", "test_accounting", "test_key_sources", "test_gd"),
-    *("test_privacy_plan", "test_sites", "test_databases", "test_device_features"),
-    *("test_extraction", "test_expanded_rows", "test_predict", "test_fuzz_replies"),
-    *("test_private_statistics_runs", "test_key_sources", "test_flights"),
-}
-"""Files of which a run takes a share: of every test with several parameters one in
-``SHARE``, drawn by the commit. ``--whole`` takes all."""
 SHARE = 4
 
 

@@ -1,7 +1,7 @@
 """Tables in real databases, for tests: created, filled, and named as sources."""
 
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -52,15 +52,14 @@ def fill(url: sa.URL, table: str, columns: Mapping[str, str], rows: Rows) -> str
     name = f"{table}_{uuid4().hex[:8]}"
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     quote = engine.dialect.identifier_preparer.quote
-    listed = ", ".join(
-        f"{quote(column)} {_type(kind, engine.dialect.name)}"
-        for column, kind in columns.items()
-    )
-    mark = "?" if engine.dialect.name == "sqlite" else "%s"
-    places = ", ".join([mark] * len(columns))
+    dialect = engine.dialect.name
+    listed = ", ".join(f"{quote(column)} {kind}" for column, kind in columns.items())
+    if dialect == "mysql":
+        listed = listed.replace("TIMESTAMP", "DATETIME(6)")
+    places = ", ".join(["?" if dialect == "sqlite" else "%s"] * len(columns))
     with engine.begin() as connection:
         connection.exec_driver_sql(f"CREATE TABLE {quote(name)} ({listed})")
-        values = [tuple(_value(v, engine.dialect.name) for v in row) for row in rows]
+        values = [tuple(_value(v, dialect) for v in row) for row in rows]
         if values:
             connection.exec_driver_sql(
                 f"INSERT INTO {quote(name)} VALUES ({places})", values
@@ -68,17 +67,8 @@ def fill(url: sa.URL, table: str, columns: Mapping[str, str], rows: Rows) -> str
     return name
 
 
-def _type(kind: str, dialect: str) -> str:
-    if dialect == "mysql":
-        return kind.replace("TIMESTAMP", "DATETIME(6)")
-    return kind
-
-
 def _value(value: Any, dialect: str) -> Any:
-    if dialect != "sqlite":
-        return value
-    if isinstance(value, datetime):
-        return value.isoformat(" ")
-    if isinstance(value, date):
-        return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
+    if dialect == "sqlite" and isinstance(value, date):
+        return str(value)
+    is_decimal = dialect == "sqlite" and isinstance(value, Decimal)
+    return float(value) if is_decimal else value

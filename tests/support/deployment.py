@@ -115,12 +115,6 @@ class Deployment:
         answer = self.flwr("run", ROOT, CONNECTION, "--format", "json", "-c", file)
         return str(json.loads(answer)["run-id"])
 
-    def status(self, run: str) -> tuple[str, str]:
-        """Return a run's status and its details."""
-        answer = self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
-        (found,) = json.loads(answer)["runs"]
-        return found["status"], found["status-details"]
-
     def finish(self, run: str, seconds: float) -> tuple[str, str]:
         """Wait until a run's ServerApp has ended; return the status and the details.
 
@@ -132,7 +126,9 @@ class Deployment:
             f"the end of {run}",
             seconds,
         )
-        return self.status(run)
+        answer = self.flwr("ls", CONNECTION, "--run-id", run, "--format", "json")
+        (found,) = json.loads(answer)["runs"]
+        return found["status"], found["status-details"]
 
     def wait(
         self, is_so: Callable[[], bool], what: str, seconds: float = 400.0

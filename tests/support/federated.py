@@ -1,6 +1,7 @@
 """Run a strategy on a small federation in this process, and keep all that it shows."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -210,15 +211,12 @@ def run_query(
     **settings: object,
 ) -> Run:
     """Train on any query."""
-    is_labelled = STRATEGIES[strategy].has_label
-    query = Query.from_sql(sql, needs_label=is_labelled)
+    query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].has_label)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
     grid = grid_class(app, sites, observe=lambda m: finished.seen.append(read(m)))
-    try:
+    with closing(grid):
         finished.result = finished.strategy.start(grid)
-    finally:
-        grid.close()
     _masks(finished)
     return finished
 

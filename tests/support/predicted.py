@@ -5,6 +5,7 @@ part: nothing of the mapping or of the messages is in it.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,17 +75,13 @@ class Model:
         seen = []
 
         def watch(message):
-            action, of = (
-                message.metadata.message_type,
-                message.metadata.reply_to_message_id,
-            )
-            seen.append((action, bool(of), unpack(message.content)))
+            is_reply = bool(message.metadata.reply_to_message_id)
+            packet = unpack(message.content)
+            seen.append((message.metadata.message_type, is_reply, packet))
 
         grid = InProcessGrid(app, sites, state=self.state, observe=watch)
-        try:
+        with closing(grid):
             strategy.start(grid)
-        finally:
-            grid.close()
         return seen
 
     def saved(self, alias: str) -> SavedModel:
@@ -143,14 +140,10 @@ def train(
 ) -> Model:
     """Train, and let the sites keep their parts."""
     chosen = {"num_epochs": 2, "device": "cpu", **settings}
-    is_labelled = STRATEGIES[strategy].has_label
-    query = Query.from_sql(sql, needs_label=is_labelled)
+    query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].has_label)
     method = STRATEGIES[strategy](query, **chosen)
-    grid = InProcessGrid(app, sites, state=state)
-    try:
+    with closing(InProcessGrid(app, sites, state=state)) as grid:
         method.start(grid)
-    finally:
-        grid.close()
     return Model(sql, state, make_manifest(method))
 
 

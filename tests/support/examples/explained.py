@@ -55,17 +55,11 @@ ORDERS = pd.DataFrame(
 ITEMS = pd.DataFrame({"item": ["a", "a", "b", "c"], "price": [1.0, 2.0, 3.0, 4.0]})
 
 
-CUSTOMERS = [
-    pd.DataFrame({"id": [1.0, np.nan], "kind": ["x", "y"]}),
-    pd.DataFrame({"id": [2.0, 4.0], "kind": ["x", "x"]}),
-]
-
-
 SMALL = {
     "shop": {"orders": ORDERS},
     "maker": {"items": ITEMS},
-    "us": {"customers": CUSTOMERS[0]},
-    "uk": {"customers": CUSTOMERS[1]},
+    "us": {"customers": pd.DataFrame({"id": [1.0, np.nan], "kind": ["x", "y"]})},
+    "uk": {"customers": pd.DataFrame({"id": [2.0, 4.0], "kind": ["x", "x"]})},
 }
 
 

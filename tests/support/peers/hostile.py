@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from operator import getitem, methodcaller
 from pathlib import Path
@@ -190,10 +191,8 @@ class _Kept:
 def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
     """Run to the end; return the strategy."""
     strategy = method(Query.from_sql(sql), **{"num_epochs": 2, **settings})
-    try:
+    with closing(grid):
         strategy.start(grid)
-    finally:
-        grid.close()
     return strategy
 
 

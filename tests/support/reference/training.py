@@ -222,7 +222,7 @@ def sgd(
     gradient of 0. No step is late from one epoch to the next.
 
     Returns:
-        All parameters after every step.
+        All parameters at the start and after every step.
     """
     data = replace(problem, l2=0.0)
     theta = np.zeros(sum(m.shape[1] for m in problem.inputs.values()) * problem.outputs)
@@ -231,7 +231,7 @@ def sgd(
     penalty = np.concatenate(
         [np.repeat(problem.penalised[table], problem.outputs) for table, _ in matrices]
     )
-    velocity, scored, steps = theta, theta, []
+    velocity, scored, steps = theta, theta, [theta]
     for epoch, batches in enumerate(epochs):
         rate = how.rate / (1 + how.decay * epoch)
         for number, batch in enumerate(batches):
