@@ -22,7 +22,7 @@ Diagnoses are those of the whole admission, which a hospital codes at its end.
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -32,7 +32,6 @@ import pyarrow as pa
 from scripts.data.run_files import (
     DataError,
     check_columns,
-    columns_of,
     find_file,
     script,
     write_batches,
@@ -79,7 +78,7 @@ def prepare(options: argparse.Namespace) -> None:
         connection.execute("CREATE SCHEMA official")
         for name, definition in FILES.items():
             path = find_file(options.folder, f"{name}.csv", f"{name}.csv.gz")
-            _open(connection, path, name, columns_of(definition))
+            _open(connection, path, name, definition)
         connection.read_csv(str(HERE / "mimic_items.csv")).create("items")
         connection.execute((HERE / "mimic.sql").read_text(encoding="utf-8"))
         for table in TABLES[1:]:
@@ -95,12 +94,10 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _open(
-    connection: duckdb.DuckDBPyConnection,
-    path: Path,
-    name: str,
-    columns: Mapping[str, str],
+    connection: duckdb.DuckDBPyConnection, path: Path, name: str, definition: str
 ) -> None:
     """Make a view of an official file, with its types; its header is checked."""
+    columns = dict(column.split() for column in definition.split(","))
     # blank values are missing ones, quoted or not
     read = (
         f"read_csv({quote_text(str(path))}, header = true, all_varchar = true, "

@@ -11,7 +11,7 @@ the same width take their place. Memory does not grow with the reviews.
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from sklearn.feature_extraction.text import HashingVectorizer
 from scripts.data.run_files import (
     DataError,
     check_columns,
-    columns_of,
     find_file,
     script,
     write_batches,
@@ -77,7 +76,7 @@ def prepare(options: argparse.Namespace) -> None:
         connection.execute(f"SET temp_directory = {spill}")
         for name, definition in FILES.items():
             path = find_file(options.folder, f"yelp_academic_dataset_{name}.json")
-            _open(connection, path, name, columns_of(definition))
+            _open(connection, path, name, definition)
         connection.execute((HERE / "yelp.sql").read_text(encoding="utf-8"))
         for table in TABLES[1:]:
             connection.table(table).write_parquet(str(output / f"{table}.parquet"))
@@ -92,12 +91,10 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _open(
-    connection: duckdb.DuckDBPyConnection,
-    path: Path,
-    name: str,
-    columns: Mapping[str, str],
+    connection: duckdb.DuckDBPyConnection, path: Path, name: str, definition: str
 ) -> None:
     """Make view ``raw_<name>`` of an official file, whose keys are checked."""
+    columns = dict(column.split() for column in definition.split(","))
     read = f"read_json({quote_text(str(path))}, format = 'newline_delimited'"
     try:
         keys = connection.sql(f"FROM {read}, sample_size = 1000)").columns

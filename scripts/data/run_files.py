@@ -10,7 +10,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -103,13 +102,13 @@ def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
 
 def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -> None:
     """Write a Parquet file as a stream; ``nothing`` says why there may be no batch."""
-    stream = iter(batches)
-    first = next(stream, None)
-    if first is None:
+    writer = None
+    for batch in batches:
+        writer = writer or pq.ParquetWriter(path, batch.schema)
+        writer.write_batch(batch)
+    if writer is None:
         raise DataError(nothing)
-    with pq.ParquetWriter(path, first.schema) as writer:
-        for batch in chain([first], stream):
-            writer.write_batch(batch)
+    writer.close()
 
 
 def find_file(folder: Path, *names: str) -> Path:
@@ -126,15 +125,6 @@ def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> 
         raise DataError(
             f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
         )
-
-
-def columns_of(definition: str) -> dict[str, str]:
-    """Return the types of columns by name.
-
-    >>> columns_of("a INTEGER, b VARCHAR")
-    {'a': 'INTEGER', 'b': 'VARCHAR'}
-    """
-    return dict(column.split() for column in definition.split(","))
 
 
 def script(

@@ -62,9 +62,7 @@ def test_names_are_unique() -> None:
         (replace(FAULT, new="b + a"), MISSED),
         (replace(FAULT, new="add(a, b) if __import__('time').sleep(300) else 0"), LATE),
         (replace(FAULT, old="a * b"), STALE),
-        (replace(FAULT, old="a"), STALE),
         (replace(FAULT, tests=("test_gone.py",)), STALE),
-        (replace(FAULT, tests=("runs/test_adding.py",)), STALE),
         (replace(FAULT, new="a +"), STALE),
     ],
 )
