@@ -29,7 +29,6 @@ from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Rese
 
 RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5
-MEMORY = ":memory:"
 STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
 
@@ -49,7 +48,7 @@ def _fresh_databases(monkeypatch):
 
 @pytest.fixture(params=["file", "process"])
 def ledger(request, tmp_path):
-    return Ledger(str(tmp_path) if request.param == "file" else MEMORY)
+    return Ledger(str(tmp_path) if request.param == "file" else ":memory:")
 
 
 @pytest.fixture
