@@ -11,6 +11,7 @@ from client_apps.app import app
 from strategies.app import act, page_line
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
+from tests.support.page_reading import Page
 from tests.support.predicted import on
 from tp_flower.errors import ModelError, QueryError
 from tp_flower.settings import Settings
@@ -115,18 +116,25 @@ def test_evaluate_reports_metrics(run):
     assert "log loss" in shown
     carried = [own["carries"] for own in report["privacy"]["messages"]]
     assert "the label of every row of o" in carried
-    assert (folder / "report.html").exists()
+    page = Page((folder / "report.html").read_text()).text
+    assert " on all rows" in page
+    assert f"AUC {report['metrics']['auc']:.4f}" in page
+    assert f"late@{report['model']['version']}" in page
 
 
 def test_sites_that_are_gone_are_told(run):
     sites = on(sharded, store())
     del sites["items"]
-    report, shown, _ = run(
+    report, shown, folder = run(
         "gone", sites, mode="predict", model_name="late", on_missing="mean"
     )
     assert report["missing"] == [{"table": "i", "sites": ["items"]}]
     assert report["rows"]["partial"] == report["rows"]["joined"]
     assert "Sites of the model that were not there" in shown
+    page = Page((folder / "report.html").read_text()).text
+    partial = f"{report['rows']['partial']:,}"
+    assert f"joined rows in which a mean stands for a table's score {partial}" in page
+    assert "were not there table sites i items" in page
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def labels(*shards, task="auto"):
         ([("number", [3, 1]), ("number", [2.5])], "auto", [3.0, 1.0, 2.5], ""),
         ([("boolean", [0, 1, 1])], "auto", [0.0, 1.0, 1.0], "0 1"),
         ([("boolean", [0, 1])], "regression", [0.0, 1.0], ""),
-        ([("number", [7, -2, 0.5])], "classification", [2.0, 0.0, 1.0], "-2 0.5 7"),
+        ([("number", [7, -2]), ("number", [7])], "classification", [1, 0, 1], "-2 7"),
         # texts of all shards are numbered in common
         ([("text", [0, 1], "bd"), ("text", [1], "ab")], "auto", [1, 2, 1], "a b d"),
     ],

@@ -85,17 +85,6 @@ EXAMPLES = {
     "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
-    "evaluated": made_report(
-        epochs=0,
-        mode="evaluate",
-        final={},
-        metrics={"auc": 0.75},
-        rows={"joined": 27, "label-table": 20, "partial": 3},
-        missing=[{"table": "p", "sites": ["registry"]}],
-        model={"name": "late", "version": "20261121-093000-1a2b"},
-        chosen={},
-        predictions={"at": "label-site", "files": [{"site": "EWR", "rows": 27}]},
-    ),
     "coreset": made_report(
         chosen={
             "coreset": {
@@ -248,12 +237,6 @@ def test_status_of_a_failed_run_is_at_the_top() -> None:
 SENTENCES = {
     "as usual": ["flights at EWR 1.2500 1e-05 scores"],
     "not measured": ["as the rows stay at the sites not measured"],
-    "evaluated": [
-        "tp_flower · late@20261121-093000-1a2b · 20 November",
-        "AUC 0.7500 on all rows",
-        "joined rows in which a mean stands for a table's score 3",
-        "were not there table sites p registry",
-    ],
     "coreset": [
         "joined rows to draw from 240,000 drawn by importance 12,000 distinct 9,000",
         "as sure as so many of equal weight 5,000 largest weight over the mean 6.5000",

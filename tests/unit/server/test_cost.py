@@ -28,8 +28,6 @@ LEFT = STORE_SQL.replace(
 
 def sites(layout):
     """Whole: customers of one shard too. Sharded: customers in two, orders in three."""
-    if layout == "flights":
-        return 5
     frames = make_store(orders=900, items=40, customers=120, seed=3)
     (orders,), (items,), customers = map(frames.get, ("orders", "items", "customers"))
     if layout == "whole":
