@@ -43,10 +43,13 @@ def grid_of(tables: dict[str, pd.DataFrame], **kwargs: object) -> InProcessGrid:
 
 
 def train(
-    tables: dict[str, pd.DataFrame], sql: str = SQL, **settings: object
+    tables: dict[str, pd.DataFrame] | None = None,
+    sql: str = SQL,
+    grid: InProcessGrid | None = None,
+    **settings: object,
 ) -> Personalised:
     strategy = Personalised(Query.from_sql(sql), **{"graph": CHAIN, **settings})
-    strategy.start(grid_of(tables))
+    strategy.start(grid or grid_of(frames() if tables is None else tables))
     return strategy
 
 
@@ -107,17 +110,8 @@ def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate(norm):
 
 
 def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
-    strategy = train(frames(), personal="", graph_penalty=0.3, **WHOLE)
-    np.testing.assert_allclose(
-        strategy.parameters["personal"], strategy.parameters["global"], atol=1e-6
-    )
-
-
-def test_sites_that_no_edge_connects_share_nothing():
-    strategy = train(frames(4), graph="s0-s1", graph_penalty=100.0, **WHOLE)
-    facts = strategy.report.personal
-    assert facts["graph"]["components"] == 3
-    assert facts["clusters"] == [[0, 1], [2], [3]]
+    models = train(personal="", graph_penalty=0.3, **WHOLE).parameters
+    np.testing.assert_allclose(models["personal"], models["global"], atol=1e-6)
 
 
 # the optimum between them
@@ -189,8 +183,7 @@ def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone()
 
 def test_labels_and_rows_stay():
     tables, sent = frames(), []
-    strategy = Personalised(Query.from_sql(SQL), graph="data", num_epochs=3)
-    strategy.start(grid_of(tables, observe=sent.append))
+    train(grid=grid_of(tables, observe=sent.append), graph="data", num_epochs=3)
     replies = [unpack(own.content) for own in sent if own.metadata.reply_to_message_id]
     extracted = [own for own in replies if "engine" in str(own.header)]
     assert len(extracted) == 3
@@ -205,40 +198,37 @@ def test_labels_and_rows_stay():
     assert [len(own) for own in sums] == [3, 3, 3]
 
 
-def test_noise_on_the_summaries_is_paid_for_and_so_said(tmp_path):
-    strategy = Personalised(
-        Query.from_sql(SQL), graph="data", graph_epsilon=1.0, num_epochs=1
-    )
-    strategy.start(grid_of(frames(), state=tmp_path))
+@pytest.mark.parametrize("graph", ["data", "features"])
+def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
+    grid = grid_of(frames(), state=tmp_path)
+    strategy = train(grid=grid, graph=graph, graph_epsilon=1.0, num_epochs=1)
     for lines in strategy.ledgers.values():
         (own,) = [o for o in lines if o["release"]["what"] == "summaries"]
         assert own["release"]["mechanism"]["kind"] == "gaussian"
         assert own["used"]
         clear = {o["release"]["what"] for o in lines if "mechanism" not in str(o)}
         assert "summaries" not in clear
-    said = [own for own in strategy.report.privacy["messages"] if "epsilon" in str(own)]
-    assert [own["message"] for own in said] == [str(Action.SUMMARISE)]
-
-
-def test_every_message_says_what_it_tells():
-    strategy = train(frames(), graph="features", num_epochs=1)
+    # and every message says what it tells
     messages = strategy.report.privacy["messages"]
+    covered = [own["message"] for own in messages if "epsilon" in str(own)]
+    assert covered == [str(Action.SUMMARISE)]
     sent = {
         *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
         *(Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL, Action.FINISH),
     }
     assert {own["message"] for own in messages} == set(map(str, sent))
-    assert not any("label of every row" in own["carries"] for own in messages)
-    assert any("covariance" in own["carries"] for own in messages)
+    carried = [own["carries"] for own in messages]
+    assert not any("label of every row" in text for text in carried)
+    assert any("covariance" in text for text in carried) == (graph == "features")
 
 
 def test_a_policy_that_keeps_models_refuses(tmp_path):
     frames()["s0"].to_csv(tmp_path / "t.csv", index=False)
     text = "[tables.t]\npath='t.csv'\nsite='s0'\npolicy.releases.models='never'\n"
     (tmp_path / "tables.toml").write_text(text)
-    strategy = Personalised(Query.from_sql(SQL), graph=CHAIN, baselines=False)
+    grid = InProcessGrid(app, [tmp_path / "tables.toml"])
     with pytest.raises(SiteError, match=r"releases\.models = never"):
-        strategy.start(InProcessGrid(app, [tmp_path / "tables.toml"]))
+        train(grid=grid, baselines=False)
 
 
 def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
@@ -264,24 +254,22 @@ def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
 @pytest.mark.parametrize(
     ("label", "loss", "classes"),
     [
-        ("y > 1", "logistic", ("0.0", "1.0")),
+        ("y > 1", "logistic", 2),
         ("CASE WHEN y > 2 THEN 'hi' WHEN y > 0 THEN 'mid' ELSE 'lo' END", "softmax", 3),
     ],
     ids=["logistic", "softmax"],
 )
 def test_classes_of_all_sites_are_put_together(label, loss, classes):
-    sql = f"SELECT {label} AS label, a, b FROM t"
-    strategy = train(frames(), sql, num_epochs=30)
+    strategy = train(sql=f"SELECT {label} AS label, a, b FROM t", num_epochs=30)
     problem = strategy.training_problem
-    assert problem.loss.name == loss
-    assert len(problem.classes) == (2 if loss == "logistic" else classes)
+    assert (problem.loss.name, len(problem.classes)) == (loss, classes)
     assert strategy.report.final_test["accuracy"] > 0.6
     assert np.isfinite(strategy.report.final_test["log_loss"])
 
 
 def test_an_mlps_last_layer_is_each_sites_own():
     settings = {"model": "mlp", "hidden_sizes": (4,), "num_epochs": 15, "device": "cpu"}
-    strategy = train(frames(), personal="last", baselines=False, **settings)
+    strategy = train(personal="last", baselines=False, **settings)
     found = strategy.parameters["personal"]
     assert (found[:, :-5] == found[0, :-5]).all()
     assert not (found[1:, -5:] == found[0, -5:]).any()
@@ -290,10 +278,9 @@ def test_an_mlps_last_layer_is_each_sites_own():
 
 
 def test_local_steps_on_batches_come_near_the_same_place():
-    exact = train(frames(), graph_penalty=0.05, num_epochs=60)
-    rough = train(
-        frames(), graph_penalty=0.05, num_epochs=40, batch_size=8, local_epochs=2
-    )
+    exact = train(graph_penalty=0.05, num_epochs=60)
+    how = {"num_epochs": 40, "batch_size": 8, "local_epochs": 2}
+    rough = train(graph_penalty=0.05, **how)
     found, best = rough.report.personal["objective"], exact.report.personal["objective"]
     assert best <= found + 1e-9
     assert found == pytest.approx(best, rel=0.1)
@@ -301,23 +288,16 @@ def test_local_steps_on_batches_come_near_the_same_place():
 
 def test_every_site_predicts_with_its_own_model(tmp_path):
     tables = frames()
-    strategy = Personalised(
-        Query.from_sql(SQL), graph=CHAIN, graph_penalty=0.01, **WHOLE
-    )
     grid = grid_of(tables, state=tmp_path)
-    strategy.start(grid)
+    strategy = train(grid=grid, graph_penalty=0.01, **WHOLE)
     manifest = make_manifest(strategy)
     query = Query.from_sql("SELECT a, b FROM t", needs_label=False)
     predict = Predict(query, manifest, mode="predict", model_name=str(manifest.model))
     predict.start(grid)
     scores = predict.predictions["score"].to_numpy()
     obvious = Obvious(tables, 0.01)
-    expected = [
-        design @ own + obvious.base
-        for design, own in zip(
-            obvious.designs, strategy.parameters["personal"], strict=True
-        )
-    ]
+    models = zip(obvious.designs, strategy.parameters["personal"], strict=True)
+    expected = [design @ model + obvious.base for design, model in models]
     np.testing.assert_allclose(scores, np.concatenate(expected), atol=1e-5)
 
 
@@ -334,7 +314,7 @@ def test_the_page_has_the_graph_and_every_site():
 
 
 def test_the_console_compares_with_one_model_and_with_each_alone():
-    report = train(frames()).report
+    report = train().report
     with (console := Console(width=100)).capture() as shown:
         console.print(result_view(report_dict(report)))
     means = report.personal["means"].values()
@@ -342,12 +322,9 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
     assert re.search(row, shown.get())
     assert "one model for all" in " ".join(shown.get().split())
-
-
-def test_a_page_of_odd_facts_is_a_page():
+    # a page of odd facts is a page
     facts = {"sites": [{}, {"site": 3}], "graph": {"edges": [[0, 9], "x", [0, 1]]}}
-    page = render({"personal": facts})
-    assert "2 sites, 1 edges" in page
+    assert "2 sites, 1 edges" in render({"personal": facts})
 
 
 # sites that come and go
@@ -391,8 +368,7 @@ class Away(InProcessGrid):
 
     def __init__(self, tables: dict[str, pd.DataFrame], span: range) -> None:
         super().__init__(app, {s: {"t": own} for s, own in tables.items()})
-        self._span = span
-        self.lost = 0
+        self._span, self.lost = span, 0
 
     def push_messages(self, messages):
         for message in messages:
@@ -403,27 +379,19 @@ class Away(InProcessGrid):
                 yield from super().push_messages([message])
 
     def _is_away(self, message) -> bool:
-        packet = unpack(message.content)
+        pace = unpack(message.content).header.get("pace")
         first = message.metadata.dst_node_id == min(self.get_node_ids())
         is_round = message.metadata.message_type == Action.PERSONAL
-        return first and is_round and _epoch(packet) in self._span
-
-
-def _epoch(packet):
-    pace = packet.header.get("pace")
-    return pace and pace["epoch"]
+        return first and is_round and pace and pace["epoch"] in self._span
 
 
 @pytest.mark.parametrize("span", [range(3, 5), range(1, 3)], ids=["leaves", "comes"])
 def test_training_goes_on_without_a_site_and_with_it_again(span):
     settings = {"graph_penalty": 0.05, "num_epochs": 60, "site_timeout": 0.2}
-    away = Personalised(
-        Query.from_sql(SQL), graph=CHAIN, on_missing="stale", **settings
-    )
     grid = Away(frames(), span)
-    away.start(grid)
+    away = train(grid=grid, on_missing="stale", **settings)
     assert grid.lost >= len(span)
-    found, expected = away.report.personal, train(frames(), **settings).report.personal
+    found, expected = away.report.personal, train(**settings).report.personal
     # it is the same optimum in the end
     assert found["objective"] == pytest.approx(expected["objective"], rel=1e-4)
     assert len(found["sites"]) == 3
@@ -442,19 +410,16 @@ def test_training_goes_on_without_a_site_and_with_it_again(span):
 )
 def test_queries_that_are_not_of_one_table_are_refused(sql, message):
     with pytest.raises(QueryError, match=message):
-        train(frames(), sql)
+        train(sql=sql)
 
 
-def test_a_label_that_is_null_is_refused_at_its_site():
+def test_labels_and_features_that_there_are_not_are_refused():
     tables = frames()
     tables["s1"].loc[3, "y"] = np.nan
     with pytest.raises(SiteError, match=r"'s1'.*the label is NULL in 1 rows"):
         train(tables)
-
-
-def test_a_feature_that_there_is_not_cannot_be_personal():
     with pytest.raises(SettingsError, match=r"no feature 'c'; it has a, b, \(inter"):
-        train(frames(), personal="a, c")
+        train(personal="a, c")
 
 
 @pytest.mark.parametrize(
@@ -477,8 +442,5 @@ def test_a_feature_that_there_is_not_cannot_be_personal():
 def test_settings_that_do_not_go_with_it_are_refused(own, message):
     with pytest.raises(SettingsError, match=message):
         Settings(strategy="personalised", **own)
-
-
-def test_its_settings_are_refused_where_nobody_reads_them():
     with pytest.raises(SettingsError, match=r"graph-penalty: is of strategy 'pers"):
         Settings(graph_penalty=0.5)

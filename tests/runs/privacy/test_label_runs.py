@@ -1,6 +1,7 @@
 """Whole runs on noisy labels: what travels, what it gives away, what is learned."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,12 @@ def train_pairs(privacy, strategy="admm", **settings):
     return grid, train(grid, SQL, privacy, strategy, num_epochs=3, **settings)
 
 
+def train_store(loss, privacy, strategy="admm", frames=None, **settings):
+    shards = federated.sharded(federated.store() if frames is None else frames)
+    grid = Watched(federated.one_per_site(shards))
+    return train(grid, federated.store_sql(loss), privacy, strategy, **settings)
+
+
 def response(epsilon, **fields):
     return PrivacySettings(
         labels="randomised-response", label_epsilon=epsilon, **fields
@@ -113,15 +120,13 @@ def test_noise_that_changes_no_class_changes_no_figure(
     loss, mechanism, strategy, course
 ):
     classes = ("a", "b", "c") if loss == "softmax" else ()
-    sites = federated.one_per_site(federated.sharded(federated.store()))
     private = PrivacySettings(
         labels=mechanism, label_epsilon=CERTAIN, label_classes=classes
     )
-    methods = [
-        train(Watched(sites), federated.store_sql(loss), privacy, strategy, **course)
+    clear, noisy = (
+        train_store(loss, privacy, strategy, **course).report
         for privacy in (PrivacySettings(), private)
-    ]
-    clear, noisy = (method.report for method in methods)
+    )
     # but for the rounding of what is left, and where the z-update's iteration stops
     assert noisy.final_train == pytest.approx(clear.final_train, rel=1e-8)
     assert noisy.final_test == pytest.approx(clear.final_test, rel=1e-8)
@@ -131,11 +136,10 @@ def test_listed_classes_are_numbered_as_listed():
     privacy = PrivacySettings(
         labels="laplace", label_epsilon=CERTAIN, label_classes=("c", "a", "b", "never")
     )
-    sites = federated.one_per_site(federated.whole(federated.store()))
-    method = train(Watched(sites), federated.store_sql("softmax"), privacy)
-    assert method.training_problem.classes == ("c", "a", "b", "never")
-    assert method.training_problem.loss.outputs == 4
-    assert set(method.training_problem.train_labels) == {0.0, 1.0, 2.0}
+    problem = train_store("softmax", privacy, num_epochs=1).training_problem
+    assert problem.classes == ("c", "a", "b", "never")
+    assert problem.loss.outputs == 4
+    assert set(problem.train_labels) == {0.0, 1.0, 2.0}
 
 
 # what travels
@@ -151,11 +155,6 @@ def labels_sent(grid):
     arrays = {key: a for seen in replies for key, a in seen.arrays.items()}
     keys = sorted(key for key in arrays if key[1] == "label-values")
     return np.concatenate([arrays[key] for key in keys])
-
-
-def guessed_by_server(grid):
-    """The labels as the server knows them from ``extract``."""
-    return (labels_sent(grid) == true_labels()).mean()
 
 
 def guessed_by_other_site(grid, method, action, array):
@@ -207,7 +206,7 @@ def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(
     plan = label_plan(Settings(privacy=privacy))
     keep = plan.noise.keep if plan else 1.0
     assert keep == pytest.approx(expected, abs=5e-4)
-    assert_as_often(guessed_by_server(grid), ROWS, keep)
+    assert_as_often((labels_sent(grid) == true_labels()).mean(), ROWS, keep)
     found, rows = guessed_by_other_site(grid, method, "train.admm", "target")
     assert rows == ROWS
     assert_as_often(found, rows, keep)
@@ -279,22 +278,12 @@ def test_numbers_with_noise_are_regressed():
     privacy = PrivacySettings(
         labels="laplace", label_epsilon=5.0, label_range=(0.0, 8.0)
     )
-    sites = federated.one_per_site(federated.sharded(federated.store(2000, 300)))
-    settings = {"task": "regression"}
-    sql = federated.store_sql("squared")
-    clear = train(Watched(sites), sql, PrivacySettings(), **settings).report
-    noisy = train(Watched(sites), sql, privacy, **settings).report
-    raw = train(
-        Watched(sites),
-        sql,
-        PrivacySettings(
-            labels="laplace",
-            label_epsilon=5.0,
-            label_range=(0.0, 8.0),
-            label_correction=False,
-        ),
-        **settings,
-    ).report
+    plain = replace(privacy, label_correction=False)
+    how = {"frames": federated.store(2000, 300), "task": "regression"}
+    clear, noisy, raw = (
+        train_store("squared", own, **how).report
+        for own in (PrivacySettings(), privacy, plain)
+    )
     # noise of variance 2 (8/5)^2 = 5.1 on labels whose residuals have about 0.5
     assert raw.final_test["rmse"] > 2.0
     assert noisy.final_test["loss"] == pytest.approx(clear.final_test["loss"], abs=0.9)
@@ -372,11 +361,8 @@ def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match)
     grid.change = change
     with pytest.raises(SiteError, match=match):
         train(grid, SQL, response(1.0))
-    failed = [
-        seen
-        for seen in grid.sent("query.extract", replies=True)
-        if "error" in seen.header
-    ]
+    sent = grid.sent("query.extract", replies=True)
+    failed = [seen for seen in sent if "error" in seen.header]
     assert failed
     assert not any(seen.arrays for seen in failed)
 
@@ -384,49 +370,26 @@ def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match)
 # the server's checks
 
 
+RANGE, CLASSES = {"label_range": (0.0, 1.0)}, {"label_classes": ("0", "1")}
+IS_OF_CLASSES = "'randomised-response' is of classes; a regression takes 'laplace'"
+
+
 @pytest.mark.parametrize(
-    ("settings", "match"),
+    ("task", "labels", "fields", "match"),
     [
-        (
-            {"task": "regression", "labels": "laplace"},
-            "regression need privacy.label-range.*it is not set",
-        ),
-        (
-            {"task": "regression", "labels": "laplace", "label_classes": ("1", "2")},
-            "not privacy.label-classes",
-        ),
-        (
-            {"task": "classification", "labels": "laplace", "label_range": (0.0, 1.0)},
-            "label-range is of a regression: not with task",
-        ),
-        (
-            {
-                "labels": "laplace",
-                "label_range": (0.0, 1.0),
-                "label_classes": ("0", "1"),
-            },
-            "not with privacy.label-classes",
-        ),
-        (
-            {"labels": "randomised-response", "label_range": (0.0, 1.0)},
-            "'randomised-response' is of classes; a regression takes 'laplace'",
-        ),
-        (
-            {"labels": "randomised-response", "task": "regression"},
-            "'randomised-response' is of classes; a regression takes 'laplace'",
-        ),
-        (
-            {"labels": "laplace", "label_classes": ("1",)},
-            "from 2 to 1000 different classes",
-        ),
+        ("regression", "laplace", {}, "regression need privacy.label-range.*not set"),
+        ("regression", "laplace", CLASSES, "not privacy.label-classes"),
+        ("classification", "laplace", RANGE, "is of a regression: not with task"),
+        ("auto", "laplace", RANGE | CLASSES, "not with privacy.label-classes"),
+        ("auto", "laplace", {"label_classes": ("1",)}, "from 2 to 1000 different cl"),
+        ("auto", "randomised-response", RANGE, IS_OF_CLASSES),
+        ("regression", "randomised-response", {}, IS_OF_CLASSES),
     ],
 )
-def test_settings_that_do_not_fit_the_task_are_refused(settings, match):
-    privacy = dict(settings)
-    task = privacy.pop("task", "auto")
-    asked = Settings(task=task, privacy=PrivacySettings(label_epsilon=1.0, **privacy))
+def test_settings_that_do_not_fit_the_task_are_refused(task, labels, fields, match):
+    privacy = PrivacySettings(labels=labels, label_epsilon=1.0, **fields)
     with pytest.raises(SettingsError, match=match):
-        label_plan(asked)
+        label_plan(Settings(task=task, privacy=privacy))
 
 
 def test_the_plan_of_the_settings():
@@ -444,20 +407,14 @@ def test_the_plan_of_the_settings():
 @pytest.mark.parametrize(
     ("plan", "column"),
     [
-        (LabelPlan("laplace", 1.0), LabelColumn("number", np.ones(2))),
-        (LabelPlan("laplace", 1.0), LabelColumn("boolean", np.array([0.0, 0.5]))),
-        (LabelPlan("laplace", 1.0), LabelColumn("boolean", np.array([0.0, np.nan]))),
-        (
-            LabelPlan("laplace", 1.0, ("a", "b")),
-            LabelColumn("text", np.zeros(2), ("b", "a")),
-        ),
-        (
-            LabelPlan("laplace", 1.0, limits=(0.0, 1.0)),
-            LabelColumn("number", np.array([0.0, np.nan])),
-        ),
+        ({}, ("number", np.ones(2))),
+        ({}, ("boolean", np.array([0.0, 0.5]))),
+        ({}, ("boolean", np.array([0.0, np.nan]))),
+        ({"classes": ("a", "b")}, ("text", np.zeros(2), ("b", "a"))),
+        ({"limits": (0.0, 1.0)}, ("number", np.array([0.0, np.nan]))),
     ],
 )
 def test_labels_that_are_not_what_the_plan_makes_are_refused(plan, column):
-    part = Part(0, "a", "shop", 2, 0)
+    pairs = [(Part(0, "a", "shop", 2, 0), LabelColumn(*column))]
     with pytest.raises(ReplyError, match=r"'shop'.*labels without the noise"):
-        read_private_labels([(part, column)], plan)
+        read_private_labels(pairs, LabelPlan("laplace", 1.0, **plan))
