@@ -92,8 +92,7 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
 
 
-def few_rows(packet):
-    return array(ORDERS, TRAINED, lambda rows: rows % 2)(packet)
+few_rows = array(ORDERS, TRAINED, lambda rows: rows % 2)
 
 
 def weigh(packet):

@@ -5,6 +5,7 @@ import os
 from collections import OrderedDict, defaultdict
 from contextlib import suppress
 from dataclasses import replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -136,10 +137,7 @@ def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path):
 @pytest.mark.parametrize("where", ["large", "small"])
 def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
     at(tmp_path).save("part-0", ENTRY)
-
-    def fail(*_, **__):
-        raise OSError(28, "No space left on device")
-
+    fail = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         if where == "large":
             patch.setattr(run_store.np, "save", fail)

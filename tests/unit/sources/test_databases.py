@@ -71,12 +71,6 @@ def values_of(source, column):
     return [value for (value,) in rows_of(source, column)]
 
 
-TYPES_OF_OWNERS = (
-    "CREATE TYPE mood AS ENUM ('sad', 'OK')",
-    "CREATE DOMAIN price AS numeric(6,2) CHECK (value > 0)",
-)
-
-
 @pytest.mark.parametrize(("kind", "cases"), CASES["types"].items())
 def test_types_and_values(kind, cases, request, tmp_path):
     """Every case is a column: a value, then NULL."""
@@ -87,7 +81,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
     name = f"types_{os.urandom(4).hex()}"
     run(
         url,
-        *(TYPES_OF_OWNERS if kind == "postgresql" else ()),
+        *CASES["owners-types"].get(kind, ()),
         f"CREATE TABLE {name} ({listed})",
         f"INSERT INTO {name} VALUES ({values}), ({nulls})",
     )
@@ -112,11 +106,8 @@ def test_refusals_show_no_value(
     kind, columns, values, settings, match, request, tmp_path
 ):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
-    run(
-        url,
-        f"CREATE TABLE {name} ({columns})",
-        f"INSERT INTO {name} VALUES {values}",
-    )
+    insert = f"INSERT INTO {name} VALUES {values}"
+    run(url, f"CREATE TABLE {name} ({columns})", insert)
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
@@ -198,11 +189,8 @@ def test_query_of_the_owner(url):
 def test_table_with_its_schema(postgresql, sqlite):
     run(postgresql, "CREATE SCHEMA sales")
     for url, schema in ((postgresql, "sales"), (sqlite, "main")):
-        run(
-            url,
-            f"CREATE TABLE {schema}.t (a int PRIMARY KEY)",
-            f"INSERT INTO {schema}.t VALUES (4)",
-        )
+        insert = f"INSERT INTO {schema}.t VALUES (4)"
+        run(url, f"CREATE TABLE {schema}.t (a int PRIMARY KEY)", insert)
         source = source_of(url, "t")
         database = replace(source.database, table=(schema, "t"))
         assert rows_of(replace(source, database=database)) == [(4,)]
