@@ -12,9 +12,9 @@ from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import (
     SQL,
     TEST_FRACTION,
-    has_movielens,
     read_movielens,
 )
+from scripts.data.run_files import DataError
 from scripts.joined.centralized import Frames, JoinedTable, join_tables
 from tp_flower.query import Query
 from tp_flower.settings import Settings
@@ -137,13 +137,16 @@ def movielens(folder: Path | None) -> Dataset:
     Raises:
         SkippedSuite: the folder does not have the files.
     """
-    if folder is None or not has_movielens(folder):
-        where = folder or "no folder given with --movielens"
-        raise SkippedSuite(f"no ml-100k ({where})")
+    if folder is None:
+        raise SkippedSuite("no folder given with --movielens")
+    try:
+        tables = read_movielens(folder)
+    except DataError as error:
+        raise SkippedSuite(str(error)) from error
     return Dataset(
         *("movielens", "MovieLens-100K, rating", "rmse", SQL),
         {"task": "regression", "test-fraction": TEST_FRACTION},
-        read_movielens(folder),
+        tables,
     )
 
 

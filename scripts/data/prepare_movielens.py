@@ -68,17 +68,6 @@ def prepare(options: argparse.Namespace) -> None:
     write_dataset(options.output, "MovieLens", question, sql, settings, TABLES)
 
 
-def has_movielens(folder: Path | None) -> bool:
-    """Whether the folder or archive is one of MovieLens."""
-    if folder is None:
-        return False
-    try:
-        with _official_files(folder):
-            return True
-    except DataError:
-        return False
-
-
 def read_movielens(folder: Path) -> dict[str, pd.DataFrame]:
     """Return ratings, movies (a row per genre) and users."""
     with _tables_of(folder) as connection:

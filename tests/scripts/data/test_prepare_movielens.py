@@ -1,16 +1,13 @@
 """MovieLens in its official formats becomes the papers' tables."""
 
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from scripts.data.prepare_movielens import has_movielens, main, read_movielens
+from scripts.data.prepare_movielens import main, read_movielens
+from tests.support.examples.benchmark_data import FOLDER, is_absent
 from tests.support.prepared import run_prepared, table
-
-MOVIELENS = Path(os.environ.get("TP_FLOWER_MOVIELENS", "../shared/data/ml-100k"))
-
 
 GENRES = [
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
@@ -129,13 +126,11 @@ def test_other_archives_are_refused(
     for path, problem in {**problems, tmp_path / "none": neither}.items():
         assert main([str(path), str(tmp_path / "out")]) == 2
         assert problem in capsys.readouterr().err
-        assert not has_movielens(path)
-    assert not has_movielens(None)
 
 
-@pytest.mark.skipif(not has_movielens(MOVIELENS), reason="needs MovieLens-100K")
+@is_absent
 def test_the_official_files_have_the_papers_sizes() -> None:
-    frames = read_movielens(MOVIELENS)
+    frames = read_movielens(FOLDER)
     assert {name: len(frame) for name, frame in frames.items()} == {
         "ratings": 100_000,
         "movies": 2_893,
