@@ -215,13 +215,13 @@ def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
         for run in list_runs(environment):
             _flwr(environment, "stop", run["run-id"])
         raise RunError("interrupted; the run was stopped") from None
-    status, details = _final_status(environment, accepted=process.returncode == 0)
+    status, details = _final_status(environment)
     if status != "finished:completed":
         raise RunError(f"the run ended as {status}: {details}")
     return output_dir
 
 
-def _final_status(environment: Mapping[str, str], *, accepted: bool) -> tuple[str, str]:
+def _final_status(environment: Mapping[str, str]) -> tuple[str, str]:
     """Return the run's status and details once it has finished."""
     deadline = time.monotonic() + STATUS_SECONDS
     while runs := list_runs(environment):
@@ -229,8 +229,7 @@ def _final_status(environment: Mapping[str, str], *, accepted: bool) -> tuple[st
         if status.startswith("finished") or time.monotonic() > deadline:
             return status, details
         time.sleep(0.5)
-    reason = "no such run is known" if accepted else "flwr run refused it, see above"
-    return "not started", reason
+    return "not started", "flwr run refused it, see above"
 
 
 def list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
