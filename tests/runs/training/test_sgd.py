@@ -18,7 +18,7 @@ from tests.support.examples.store_runs import (
     reference_of,
 )
 from tests.support.examples.store_runs import trained as on_store
-from tests.support.federated import ALIASES, Run, run, sharded, store, whole
+from tests.support.federated import ALIASES, Run, run, store, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
@@ -92,12 +92,6 @@ def test_shards_train_as_the_whole(loss, model):
     # scores and Y travel as float32
     assert distance(apart.flat, together.flat) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
-
-
-def test_dealing_of_shards_to_sites_does_not_matter():
-    expected = trained("logistic", "sharded")
-    finished = run("logistic", [sharded(FRAMES)], "sgd", **SETTINGS)
-    np.testing.assert_array_equal(finished.flat, expected.flat)
 
 
 # steps that are one batch late
