@@ -1,15 +1,15 @@
-"""The similarity graph of a personalised training, and its penalty."""
+"""The similarity graph of a personalised training, its penalty, and sites' metrics."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 
-from strategies.personalised.report import Metrics, read_metrics
 from strategies.personalised.setup import NO_GRAPH, PersonalisedProblem
-from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.replies import array_of
+from strategies.run.exchange import Part, Replies, Requests, ask
+from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
@@ -21,9 +21,16 @@ from tp_flower.personalised.graph import (
 )
 from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
-from tp_flower.protocol.personalised_messages import SummariseRequest
+from tp_flower.protocol.personalised_messages import SiteMetrics, SummariseRequest
 from tp_flower.settings import Settings
 from tp_flower.settings.training import BY_ROWS
+
+PENALTY: Final = "penalty"
+_NAMES: Final = frozenset(
+    {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
+)
+Metrics = dict[str, dict[str, float]]
+"""By "train" and "test", values by name."""
 
 
 class EdgePenalty:
@@ -133,3 +140,36 @@ def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"graph: {text!r} cannot be read: {error}") from None
     return parse_edges(text, sites)
+
+
+def read_metrics(
+    replies: Replies, parts: Sequence[Part], field: str
+) -> list[Metrics | None]:
+    """Return every site's metrics from a field; None of a site that is missing."""
+    listed: list[Metrics | None] = []
+    for part in parts:
+        metrics = getattr(replies.parts.get(part.number), field, None)
+        if part.node in replies.stale and part.number not in replies.parts:
+            listed.append(None)
+        elif not isinstance(metrics, SiteMetrics):
+            raise refuse(part, "no metrics")
+        elif not {*metrics.train, *metrics.test} <= _NAMES:
+            raise refuse(part, "metrics of unknown names")
+        else:
+            listed.append({"train": metrics.train, "test": metrics.test})
+    return listed
+
+
+def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]:
+    """Return the mean over the sites of every metric, without the penalty.
+
+    >>> sites = [{"train": {"loss": 1.0}}, None, {"train": {"loss": 2.0}}]
+    >>> mean_metrics(sites, "train")
+    {'loss': 1.5}
+    """
+    values: dict[str, list[float]] = {}
+    for metrics in sites:
+        for name, value in (metrics or {}).get(kind, {}).items():
+            values.setdefault(name, []).append(value)
+    values.pop(PENALTY, None)
+    return {name: float(np.mean(each)) for name, each in values.items()}

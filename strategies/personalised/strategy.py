@@ -29,10 +29,12 @@ from typing import Any, Final
 import numpy as np
 
 from strategies.personalised.descent import Descent, read_updates, update_code
-from strategies.personalised.graph import EdgePenalty, SiteGraph, make_graph
-from strategies.personalised.report import (
+from strategies.personalised.graph import (
     PENALTY,
+    EdgePenalty,
     Metrics,
+    SiteGraph,
+    make_graph,
     mean_metrics,
     read_metrics,
 )

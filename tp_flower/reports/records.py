@@ -24,7 +24,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `tp_flower.learning.metrics`
     coefficients   {table: [{feature, output, value}]}   of linear models, as far as
               the policies of the sites allow
-    personal  of strategy "personalised" alone: see `strategies.personalised.report`
+    personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
     privacy   {adversary, delta, messages, ledger, totals}   see
               `strategies.disclosures`
 
