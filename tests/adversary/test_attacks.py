@@ -28,8 +28,7 @@ from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 
 SHARDS, SHARD_ROWS, EPOCHS, RUNS = 6, 120, 2, 3
-SEED = 20
-BATCH_ROWS = 100
+SEED, BATCH_ROWS = 20, 100
 TABLE = "o"
 STRATEGY = {GRADIENTS: "sgd", GRAM: "admm", MOMENTS: "admm", SCORES: "admm"}
 CLEAR = PrivacySettings()
@@ -56,51 +55,31 @@ class Part:
     """What the server knows of a shard, and is told of its rows."""
 
     number: int
-    records: np.ndarray
-    """Encoded rows, (n, d), trained ones first."""
-    decoys: np.ndarray
-    """For each row another record, (n, d)."""
-    multiplicity: np.ndarray
-    """G of the trained rows."""
+    records: np.ndarray  # encoded rows, (n, d), trained ones first
+    decoys: np.ndarray  # for each row another record, (n, d)
+    multiplicity: np.ndarray  # G of the trained rows
 
 
 @dataclass(frozen=True)
 class Release:
-    """One message of a shard.
+    """One message of a shard, of k rows."""
 
-    Attributes:
-        rows: (k,), the rows that it was made from.
-        left: what is left of it without what all those rows explain, (k, m).
-        records: what each row explains if the record is right, (k, m).
-        decoys: and if the decoy is, (k, m).
-        deviation: of the noise.
-        multiplier: that over the clip.
-    """
-
-    rows: np.ndarray
-    left: np.ndarray
-    records: np.ndarray
-    decoys: np.ndarray
-    deviation: float = 0.0
-    multiplier: float = 0.0
+    rows: np.ndarray  # (k,), those that it was made from
+    left: np.ndarray  # of it without what all those rows explain, (k, m)
+    records: np.ndarray  # what each row explains if the record is right, (k, m)
+    decoys: np.ndarray  # and if the decoy is, (k, m)
+    deviation: float = 0.0  # of the noise
+    multiplier: float = 0.0  # that over the clip
 
 
 @dataclass(frozen=True)
 class Guesses:
-    """How the game went.
-
-    Attributes:
-        right: share of the rows whose record was told from the decoy.
-        expected: what the noise of the plan makes of it.
-        bound: what the plan's multiplier allows at most.
-        error: standard error of ``right``, over shards: each has noise of its own,
-            which all its rows share.
-    """
+    """How the game went: the share of the rows whose record was told from the decoy."""
 
     right: float
-    expected: float
-    bound: float
-    error: float
+    expected: float  # what the noise of the plan makes of it
+    bound: float  # what the plan's multiplier allows at most
+    error: float  # standard error over shards: all rows of one share its noise
 
 
 @cache

@@ -8,14 +8,12 @@ from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
 from tp_flower.protocol.packet import Action, Packet
 
 READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
-DRAWING = {Action.DRAW, Action.WEIGH}
-"""Where rows may still be read."""
+# where rows may still be read
+READING = READ | {Action.DRAW, Action.WEIGH}
+# any of them needs what the others need: they may stand in for each other
 TRAINING = {Action.ADMM, Action.CONSENSUS, Action.SGD, Action.STEP, Action.FINISH}
-"""Actions that may stand in for each other: any of them needs what the others need."""
 
 __all__ = ["same_noise"]
-
-PLACE = ("run", "round", "after")
 
 
 def requests_of(folder, method, settings):
@@ -49,30 +47,26 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
         if node != US or action in at:
             return
         at.append(action)
-        here = {name: packet.header.get(name) for name in PLACE}
-        for other, asked in known.items():
+        here = {name: packet.header.get(name) for name in ("run", "round", "after")}
+        for other, first in known.items():
             if other != action:
-                yield other, (other, Packet({**asked.header, **here}, asked.arrays))
+                request = Packet({**first.header, **here}, first.arrays)
+                yield action, (other, request)
 
     grid = HostileGrid(tmp_path, others)
-    found = train(grid, method, **settings)
-    assert found.report.final_train == expected
+    disturbed = train(grid, method, **settings)
+    assert disturbed.report.final_train == expected
     assert set(at) == set(known)
     for answer in grid.answers:
         assert not FOREIGN.match(answer.error), answer
         if answer.error:
             answer.check_nothing_left()
     assert len(grid.answers) == len(known) * (len(known) - 1)
-    points = [point for point in at for _ in range(len(known) - 1)]
-    accepted = {
-        (point, answer.action)
-        for point, answer in zip(points, grid.answers, strict=True)
-        if not answer.error
-    }
+    accepted = {(a.what, a.action) for a in grid.answers if not a.error}
     # rows are asked for once, nobody trains before that is prepared, or goes back
     assert accepted
     assert all(
-        (point in READ | DRAWING and action in READ)
+        (point in READING and action in READ)
         or {point, action} <= TRAINING
         # another draw of what was measured
         or (point, action) == (Action.WEIGH, Action.DRAW)

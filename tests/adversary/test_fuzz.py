@@ -171,10 +171,8 @@ class FuzzingGrid(HostileGrid):
 @contextmanager
 def bounded(*, is_traced: bool) -> Iterator[None]:
     """Fail where much is allocated meanwhile, touched or not."""
-    if not is_traced:
-        yield
-        return
-    tracemalloc.start()
+    if is_traced:
+        tracemalloc.start()
     try:
         yield
         _, peak = tracemalloc.get_traced_memory()

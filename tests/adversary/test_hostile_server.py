@@ -355,13 +355,8 @@ def as_sgd(packet):
     return Packet({**packet.header, "outline": outline}, packet.arrays)
 
 
-def instead_of(action, change):
-    """Change every request of one kind."""
-
-    def instead(asked, _, packet):
-        return change(packet) if asked == action else packet
-
-    return instead
+OF_ADMM = {"moments", "proposal"}
+NOT_EXACT = "is of linear models that are fitted exactly, not of "
 
 
 @pytest.mark.parametrize(
@@ -378,29 +373,32 @@ def instead_of(action, change):
             TablePuppetADMM,
             replace(PRIVATE, noise_multiplier=1.0),
             as_sgd,
-            {"moments", "proposal", "parameters"},
+            OF_ADMM | {"parameters"},
             "its plan has no noise for",
         ),
         (
             TablePuppetADMM,
             EXACT,
-            header("parts", 0, "update", value="consensus"),
-            {"moments", "proposal"},
-            "is of linear models that are fitted exactly, not of 'linear' by 'cons",
+            change_of('part.update = "consensus"'),
+            OF_ADMM,
+            f"{NOT_EXACT}'linear' by 'cons",
         ),
         (
             TablePuppetADMM,
             EXACT,
-            header("parts", 0, "model", "kind", value="mlp"),
-            {"moments", "proposal"},
-            "is of linear models that are fitted exactly, not of 'mlp' by",
+            change_of('part.model.kind = "mlp"'),
+            OF_ADMM,
+            f"{NOT_EXACT}'mlp' by",
         ),
     ],
 )
 def test_what_the_plan_has_no_noise_for_does_not_leave(
     tmp_path, method, privacy, change, stray, match
 ):
-    grid = HostileGrid(tmp_path, instead=instead_of("train.prepare", change))
+    def instead(action, _, packet):
+        return change(packet) if action == "train.prepare" else packet
+
+    grid = HostileGrid(tmp_path, instead=instead)
     with pytest.raises(SiteError, match=match):
         train(grid, method, privacy=privacy)
     assert not stray & {name for _, _, name in grid.left}
@@ -504,15 +502,14 @@ def test_an_extra_round_is_over_the_plan(tmp_path):
 
 def test_training_is_prepared_once(tmp_path):
     grid = HostileGrid(tmp_path, policies={"customers": BUDGET})
-    first, arrays = [], []
+    prepared = []
 
     def again(action, node, packet):
         if (action, node) == ("train.prepare", US):
-            first.append(packet)
-            arrays.append(packet.arrays)
-        if (action, node) == ("train.admm", US) and len(first) == 1:
-            told = {**first.pop().header, "round": packet.header["round"]}
-            yield "again", ("train.prepare", Packet(told, arrays.pop()))
+            prepared.append(packet)
+        if (action, node) == ("train.admm", US) and prepared:
+            same_round = header("round", value=packet.header["round"])
+            yield "again", ("train.prepare", same_round(prepared.pop()))
 
     grid._changes = again
     train(grid, privacy=EXACT)

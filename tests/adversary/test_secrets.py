@@ -61,12 +61,11 @@ def fill_frame(url, table, frame):
 @pytest.fixture
 def places(postgresql, mariadb, request, tmp_path):
     """Name of each table of the store in its database."""
-    frames = store(orders=40)
     sqlite = url_of("sqlite", request, tmp_path)
+    frames = store(orders=40)
+    urls = {"orders": postgresql, "customers": mariadb, "items": sqlite}
     return {
-        "orders": (postgresql, fill_frame(postgresql, "orders", frames["orders"])),
-        "customers": (mariadb, fill_frame(mariadb, "customers", frames["customers"])),
-        "items": (sqlite, fill_frame(sqlite, "items", frames["items"])),
+        name: (url, fill_frame(url, name, frames[name])) for name, url in urls.items()
     }
 
 

@@ -57,11 +57,11 @@ def train_in_this_process(deployment):
 
 def parameters(deployment, name):
     """The parameters that the sites have saved under a model name, by part."""
-    saved = {}
-    for site in TABLES:
-        for part in deployment.state(site).glob(f"models/{name}/*/part-*"):
-            saved[site, part.name] = SavedModel.load(part).parameters
-    return saved
+    return {
+        (site, part.name): SavedModel.load(part).parameters
+        for site in TABLES
+        for part in deployment.state(site).glob(f"models/{name}/*/part-*")
+    }
 
 
 def trained(deployment, site):
@@ -71,15 +71,6 @@ def trained(deployment, site):
 
 def ledger_lines(deployment, site):
     return list(map(json.loads, Ledger(str(deployment.state(site))).export()))
-
-
-def releases(lines):
-    """How often each release of each run is in a ledger."""
-    return Counter(
-        (line["run"], line["event"], json.dumps(line.get("release"), sort_keys=True))
-        for line in lines
-        if "release" in line
-    )
 
 
 @pytest.mark.slow
@@ -113,7 +104,12 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
         for part, theta in expected.items():
             np.testing.assert_allclose(saved[part], theta, rtol=1e-6)
         for site in TABLES:
-            counts = releases(ledger_lines(deployment, site))
+            # how often each release of each run is in its ledger
+            counts = Counter(
+                (line["run"], line["event"], json.dumps(line["release"]))
+                for line in ledger_lines(deployment, site)
+                if "release" in line
+            )
             assert max(counts.values()) == 1, counts.most_common(1)
         # the noisy labels were drawn, and paid for, before the run that was disturbed
         events = [line["event"] for line in ledger_lines(deployment, "shop")]

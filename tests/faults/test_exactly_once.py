@@ -28,8 +28,6 @@ from strategies.explain.explanation import Explain
 from strategies.run.grid import InProcessGrid
 from tests.support.peers.faulty_grid import (
     COMMITTED,
-    HOOKS,
-    Fault,
     change_row,
     committed_rows,
     flipped,
@@ -481,24 +479,6 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(
 
 
 # what else may go wrong
-
-
-def test_a_full_disk_is_over_some_time(tmp_path, check_as_plain):
-    """The site says so, nothing has happened, and the same message does it all."""
-    seen: list[int] = []
-
-    def fill(grid, message):
-        seen.append(grid.site(US).store.last().number)
-        with HOOKS[Fault.DISK_FULL]():
-            answer = grid.answer(message)
-        assert answer.header["kind"] == "transient"
-        assert "No space left" in answer.header["error"]
-        assert grid.site(US).store.last().number == seen[0]
-
-    before = at_first(Action.CONSENSUS, fill)
-    grid, strategy = run(tmp_path, "covered", before=before, num_epochs=1)
-    assert seen
-    check_as_plain(grid, strategy, "covered", num_epochs=1)
 
 
 def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):

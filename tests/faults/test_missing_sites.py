@@ -12,17 +12,15 @@ from tests.support.peers.faulty_runs import (
     Federation,
     Method,
     place,
-    plain,
     same_noise,
 )
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
 from tp_flower.protocol.packet import Action
 
-__all__ = ["place", "plain", "same_noise"]
+__all__ = ["place", "same_noise"]
 
 SHOP, US = 2, 3
-EPOCHS = 10
-PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": EPOCHS}
+PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": 10}
 
 
 def gone(node: int, first: int, last: int) -> Schedule:
@@ -56,7 +54,7 @@ def test_training_goes_on_with_the_last_scores_of_a_site_that_is_missing(place, 
     assert ended.error is None
     assert any(fault is Fault.DROP_REQUEST for *_, fault in ended.happened)
     # it was asked again when it was back: the model has come to the same place
-    assert len(ended.losses) == EPOCHS
+    assert len(ended.losses) == 10
     assert ended.losses[4] != expected.losses[4]
     assert ended.losses[-1] == pytest.approx(expected.losses[-1], rel=0.02)
     federation.check_nothing_left()

@@ -219,19 +219,20 @@ def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     killed(tmp_path, "admm", False, 3)
+
+    def check_refused(match):
+        with pytest.raises(SettingsError, match=match):
+            resumed(Settings(resume=str(tmp_path)))
+
     change(tmp_path / FOLDER, "PRAGMA user_version = 9")
-    with pytest.raises(SettingsError, match="is of version 9, expected 1"):
-        resumed(Settings(resume=str(tmp_path)))
+    check_refused("is of version 9, expected 1")
     change(tmp_path / FOLDER, "PRAGMA user_version = 1")
     change(tmp_path / FOLDER, "UPDATE head SET facts = '{'")
-    with pytest.raises(SettingsError, match="cannot be read: JSONDecodeError"):
-        resumed(Settings(resume=str(tmp_path)))
+    check_refused("cannot be read: JSONDecodeError")
     (tmp_path / FOLDER / FILE).write_bytes(b"no database" * 1000)
-    with pytest.raises(SettingsError, match="cannot be read: file is not a database"):
-        resumed(Settings(resume=str(tmp_path)))
+    check_refused("cannot be read: file is not a database")
     (tmp_path / FOLDER / FILE).unlink()
     (tmp_path / FOLDER / "head.json").write_text('{"version": 1}')
-    with pytest.raises(SettingsError, match=r"of version 0\.1\.0.*with that version"):
-        resumed(Settings(resume=str(tmp_path)))
+    check_refused(r"of version 0\.1\.0.*with that version")
     with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
         Journal.begin(tmp_path / FOLDER, {})
