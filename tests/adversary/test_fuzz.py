@@ -5,15 +5,14 @@ import os
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
-from client_apps.data.database import FILE as DATABASE
 from client_apps.data.key_files import ROW_ORDER_KEY
 from strategies import (
     CoresetKMeans,
@@ -26,9 +25,8 @@ from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
-from tests.support.peers.faulty_grid import rows_in
 from tests.support.peers.fuzzing import MARK, Fuzzer
-from tests.support.peers.hostile import SHOP, SQL, HostileGrid, train
+from tests.support.peers.hostile import SHOP, SQL, HostileGrid, Kept, train
 from tp_flower.protocol.messages import EXCHANGES, RUN_DIGITS
 from tp_flower.protocol.packet import HEADER, MESSAGE, Action, unpack
 from tp_flower.query import Query
@@ -40,82 +38,34 @@ MOST_BYTES = 1 << 25
 SAID = {"error", "part", "kind", "at", "round"}
 """What a refusal may say."""
 
-ENTRIES = "SELECT id, run, name, touched, meta, layout, checksum, data FROM entries"
-LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
 READ = ("cache", ROW_ORDER_KEY)
 """Where a refused request may leave the rows that it has read."""
-
-
-def files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The files of a site beside its database, but for locks: their size and time."""
-    return {
-        path: (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith((DATABASE, ".lock"))
-    }
-
-
-class Kept:
-    """What a site keeps, to be compared, and put back after a good request."""
-
-    def __init__(self, context: Context) -> None:
-        self.folder = Path(str(context.node_config["state-dir"]))
-        self._contents = {path: path.read_bytes() for path in files(self.folder)}
-        self._files, self._rows = files(self.folder), self._read_rows()
-
-    def _read_rows(self) -> list[list[tuple]]:
-        path = self.folder / DATABASE
-        return [rows_in(path, query) for query in (f"{ENTRIES} ORDER BY id", LEDGER)]
-
-    def check(self, what: object, content: RecordDict) -> None:
-        """Assert that a mutant has changed nothing.
-
-        A round in progress may have begun entries of the run that the mutant names,
-        which nobody sees until it is committed: they are taken away.
-        """
-        assert self._read_rows() == self._rows, what
-        is_new = False
-        for path, _ in files(self.folder).items() ^ self._files.items():
-            place = path.relative_to(self.folder).parts
-            if place[0] in READ:
-                continue
-            run, is_new = place[0][:RUN_DIGITS], True
-            is_begun = run in text_of(content) and len(run) == RUN_DIGITS
-            assert is_begun, (what, path)
-            assert len(place) > 2, (what, path)
-            assert path not in self._contents, (what, path)
-        if is_new:
-            self.restore()
-
-    def restore(self) -> None:
-        """Put it back; the ledger only grows."""
-        for path in files(self.folder):
-            if path not in self._contents:
-                path.unlink()
-                with suppress(OSError):  # there are others in it
-                    path.parent.rmdir()
-        for path, data in self._contents.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if not path.exists() or path.read_bytes() != data:
-                path.write_bytes(data)
-        database = self.folder / DATABASE
-        rows_in(database, "DELETE FROM entries")
-        for row in self._rows[0]:
-            marks = ", ".join("?" * len(row))
-            columns = ENTRIES.removeprefix("SELECT ").removesuffix(" FROM entries")
-            rows_in(database, f"INSERT INTO entries ({columns}) VALUES ({marks})", *row)
-        self._files, self._rows = files(self.folder), self._read_rows()
-
-    def check_content(self) -> None:
-        """Assert that the files are the same, byte for byte."""
-        for path, data in self._contents.items():
-            assert path.read_bytes() == data, path
 
 
 def text_of(content: RecordDict) -> str:
     """The text of a message's header, if it has one."""
     record = content.get(MESSAGE)
     return str(record.get(HEADER)) if isinstance(record, ConfigRecord) else ""
+
+
+def check(kept: Kept, what: object, content: RecordDict) -> None:
+    """Assert that a mutant has changed nothing.
+
+    A round in progress may have begun entries of the run that the mutant names,
+    which nobody sees until it is committed: they are taken away.
+    """
+    is_new = False
+    for path in kept.changed(what):
+        place = path.relative_to(kept.folder).parts
+        if place[0] in READ:
+            continue
+        run, is_new = place[0][:RUN_DIGITS], True
+        is_begun = run in text_of(content) and len(run) == RUN_DIGITS
+        assert is_begun, (what, path)
+        assert len(place) > 2, (what, path)
+        assert path not in kept.contents, (what, path)
+    if is_new:
+        kept.restore()
 
 
 class FuzzingGrid(HostileGrid):
@@ -154,10 +104,11 @@ class FuzzingGrid(HostileGrid):
             if "error" in header:
                 self.refused[action] += 1
                 assert set(header) <= SAID, (action, what, header)
-                kept.check((action, what, header), content)
+                check(kept, (action, what, header), content)
             else:
                 kept.restore()
-        kept.check_content()
+        for path, data in kept.contents.items():
+            assert path.read_bytes() == data, path
 
     def _answer(self, message: Message, content: RecordDict) -> dict:
         """Return the header of what the site's app answers to a mutant."""

@@ -7,16 +7,15 @@ import copy
 import functools
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from operator import getitem, methodcaller
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from flwr.app import ConfigRecord, Message
+from flwr.app import ConfigRecord, Context, Message
 
 from client_apps.app import app
 from client_apps.data.database import FILE
@@ -131,7 +130,7 @@ class HostileGrid(InProcessGrid):
         action, node = message.metadata.message_type, message.metadata.dst_node_id
         changes = list(self._changes(action, node, unpack(message.content)))
         if changes:
-            kept = _Kept(self.contexts[node])
+            kept = Kept(self.contexts[node])
         for what, sent in changes:
             asked, packet = sent if isinstance(sent, tuple) else (action, sent)
             reply = self._send(message, packet, asked)
@@ -161,31 +160,51 @@ class HostileGrid(InProcessGrid):
         return reply
 
 
-OF_RUNS = "FROM entries WHERE run <> 'labels'"
+def files(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The files of a site beside its database, but for locks: their size and time."""
+    return {
+        path: (path.stat().st_size, path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and not path.name.startswith((FILE, ".lock"))
+    }
 
 
-class _Kept:
-    """What a site has of the run, to be put back where a changed request went well."""
+ENTRIES = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
+LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
 
-    def __init__(self, context):
-        self._folder = Path(context.node_config["state-dir"])
-        self._copy = self._folder.with_name("state-kept")
-        shutil.rmtree(self._copy, ignore_errors=True)
-        self._entries = rows_in(self._folder / FILE, f"SELECT {COLUMNS} {OF_RUNS}")
-        if self._folder.exists():
-            # what has left stays in the ledger
-            skip = shutil.ignore_patterns(f"{FILE}*")
-            shutil.copytree(self._folder, self._copy, ignore=skip)
 
-    def restore(self):
-        for path in self._folder.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-        rows_in(self._folder / FILE, f"DELETE {OF_RUNS}")
-        for row in self._entries:
-            change_row(self._folder / FILE, row, row[-1])
-        if self._copy.exists():
-            shutil.copytree(self._copy, self._folder, dirs_exist_ok=True)
+class Kept:
+    """What a site keeps, to be compared, and put back after a good request."""
+
+    def __init__(self, context: Context) -> None:
+        self.folder = Path(str(context.node_config["state-dir"]))
+        self.contents = {path: path.read_bytes() for path in files(self.folder)}
+        self._files, self._rows = files(self.folder), self._read_rows()
+
+    def _read_rows(self) -> list[list[tuple]]:
+        queries = (f"{ENTRIES} ORDER BY id", LEDGER)
+        return [rows_in(self.folder / FILE, query) for query in queries]
+
+    def changed(self, what: object) -> set[Path]:
+        """Return the files that are others now; the database must be the same."""
+        assert self._read_rows() == self._rows, what
+        return {path for path, _ in files(self.folder).items() ^ self._files.items()}
+
+    def restore(self) -> None:
+        """Put it back; the ledger, and labels that are paid for, only grow."""
+        for path in files(self.folder):
+            if path not in self.contents:
+                path.unlink()
+                with suppress(OSError):  # there are others in it
+                    path.parent.rmdir()
+        for path, data in self.contents.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.exists() or path.read_bytes() != data:
+                path.write_bytes(data)
+        rows_in(self.folder / FILE, "DELETE FROM entries WHERE run <> 'labels'")
+        for row in self._rows[0]:
+            change_row(self.folder / FILE, row, row[-1])
+        self._files, self._rows = files(self.folder), self._read_rows()
 
 
 def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
