@@ -29,6 +29,7 @@ over training and held-out rows together. ``unmatched`` rows of a join have a ke
 the other table does not have, or, counted in ``null`` too, no key.
 """
 
+import operator
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -295,11 +296,6 @@ class TableExplanation:
     unused_rows: int
     multiplicity: Mapping[str, float]
 
-    @property
-    def total_rows(self) -> int:
-        """Rows of all shards."""
-        return sum(self.rows)
-
 
 @dataclass(frozen=True)
 class JoinExplanation:
@@ -337,19 +333,17 @@ class Explanation(RunRecord):
     disclosures: Sequence[Disclosure]
 
     @property
-    def joined_rows(self) -> int:
-        """Rows of the joined table."""
-        return self.joined_rows_train + self.joined_rows_test
-
-    @property
-    def joined_values(self) -> int:
-        """Encoded values of the joined table, N * d."""
-        return self.joined_rows * sum(table.features for table in self.tables)
-
-    @property
-    def values_held(self) -> int:
-        """Encoded values of the tables, the sum of n_i * d_i."""
-        return sum(table.total_rows * table.features for table in self.tables)
+    def saving(self) -> dict[str, int]:
+        """Rows and encoded values: of the joined table, and held by the sites."""
+        rows = self.joined_rows_train + self.joined_rows_test
+        held = [sum(table.rows) for table in self.tables]
+        widths = [table.features for table in self.tables]
+        return {
+            "joined-rows": rows,
+            "rows-held": sum(held),
+            "joined-values": rows * sum(widths),
+            "values-held": sum(map(operator.mul, held, widths)),
+        }
 
 
 def explanation_dict(explanation: Explanation) -> dict[str, object]:
@@ -365,12 +359,7 @@ def explanation_dict(explanation: Explanation) -> dict[str, object]:
         },
         "loss": explanation.loss,
         "row-weight": explanation.row_weight,
-        "saving": {
-            "joined-rows": explanation.joined_rows,
-            "rows-held": sum(table.total_rows for table in explanation.tables),
-            "joined-values": explanation.joined_values,
-            "values-held": explanation.values_held,
-        },
+        "saving": explanation.saving,
         "cost": {
             "strategy": cost.strategy,
             "epochs": cost.epochs,
