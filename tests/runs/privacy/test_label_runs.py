@@ -57,7 +57,7 @@ class Watched(InProcessGrid):
     def __init__(self, sites, action="", change=None):
         self.seen = []
         super().__init__(
-            app, sites, observe=lambda m: self.seen.append(federated._seen(m))
+            app, sites, observe=lambda m: self.seen.append(federated.read(m))
         )
         self.action, self.change = action, change
 
@@ -164,26 +164,23 @@ def guessed_by_other_site(grid, method, action, array):
     moves against them.
     """
     a, b = pairs()
-    of_row = dict(zip(a["id"], a["y"], strict=True))
-    truth = np.array([of_row[i] for i in b["id"]])
+    truth = a.set_index("id")["y"][b["id"]].to_numpy()
     (part,) = method.training_problem.tables["b"].parts
     told = next(
         seen.arrays[part.number, array]
         for seen in grid.sent(action, replies=False)
         if (part.number, array) in seen.arrays
     )
-    prepared = grid.sent("train.prepare", replies=False)
-    masks = {key: value for seen in prepared for key, value in seen.arrays.items()}
-    rows = np.flatnonzero(
-        np.unpackbits(masks[part.number, "trained"], count=len(b)).astype(bool)
-    )
+    masks = {}
+    for seen in grid.sent("train.prepare", replies=False):
+        own = ((n, a) for (k, n), a in seen.arrays.items() if k == part.number)
+        masks.update(own)
+    rows = np.flatnonzero(np.unpackbits(masks["trained"], count=len(b)))
     if array == "target":
         return ((told[:, 0] > 0) == truth[rows]).mean(), len(rows)
-    start, of_batch = (
-        masks[part.number, name] for name in ("batch-start", "batch-rows")
-    )
+    start = masks["batch-start"]
     first = next(seen.header["batch"] for seen in grid.sent("train.sgd", replies=False))
-    rows = rows[of_batch[start[first] : start[first + 1]]]
+    rows = rows[masks["batch-rows"][start[first] : start[first + 1]]]
     return ((told[:, 0] < 0) == truth[rows]).mean(), len(rows)
 
 
@@ -231,12 +228,11 @@ def test_no_true_label_is_in_any_message():
     grid, _ = train_pairs(response(np.log(15.0)))
     truth = true_labels()
     shards = (truth, truth[:2500], truth[2500:])
-    for seen in grid.seen:
-        for array in seen.arrays.values():
-            flat = np.asarray(array, np.float64).ravel()
-            for own in shards:
-                if len(flat) == len(own):
-                    assert (flat != own).mean() > 0.03
+    for array in (own for seen in grid.seen for own in seen.arrays.values()):
+        flat = np.asarray(array, np.float64).ravel()
+        for own in shards:
+            if len(flat) == len(own):
+                assert (flat != own).mean() > 0.03
 
 
 # what is learned
