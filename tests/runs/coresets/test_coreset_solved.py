@@ -44,8 +44,13 @@ from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings
 
 SQL = store_sql("squared")
+WEIGHTED = SQL.replace("SELECT", "SELECT o.day AS weight,")
 ALL = {"coreset_kind": "uniform", "coreset_size": 10**6}
 CLUSTERS = "SELECT o.day, o.online, c.age, c.region, i.price " + SOURCE
+
+
+def solve(strategy: str, layout=whole, sql: str = SQL, **settings: object) -> Run:
+    return run_query(sql, one_per_site(layout(store())), strategy, **settings)
 
 
 def joined(finished: Run) -> np.ndarray:
@@ -89,31 +94,25 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_ridge_over_all_rows_is_what_admm_converges_to():
-    sites = one_per_site(sharded(store()))
     own = {"l2": 0.05, "test_fraction": 0.25, "device": "cpu"}
-    solved = run_query(SQL, sites, "coreset-ridge", **ALL, **own)
-    admm = run_query(SQL, sites, "admm", num_epochs=60, tolerance=1e-9, **own)
+    solved = solve("coreset-ridge", sharded, **ALL, **own)
+    admm = solve("admm", sharded, num_epochs=60, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
     for of in ("train", "test"):
         found, expected = (
             getattr(own.strategy.report.history[-2], of) for own in (solved, admm)
         )
         assert found == pytest.approx(expected, rel=1e-6)
-    assert [item.phase for item in solved.history[-3:]] == [
-        "rows",
-        "evaluate",
-        "finish",
-    ]
+    phases = [item.phase for item in solved.history[-3:]]
+    assert phases == ["rows", "evaluate", "finish"]
 
 
 @pytest.mark.parametrize("outer", [False, True])
 def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
     # a row without an item is in any sample of all rows, weighed by the query
     own = ALL if outer else {"coreset_size": 50}
-    sql = SQL.replace("JOIN items", "LEFT JOIN items") if outer else SQL
-    sql = sql.replace("SELECT", "SELECT o.day AS weight,")
-    sites = one_per_site(sharded(store()))
-    done = run_query(sql, sites, "coreset-ridge", l2=0.1, **own)
+    sql = WEIGHTED.replace("JOIN items", "LEFT JOIN items") if outer else WEIGHTED
+    done = solve("coreset-ridge", sharded, sql, l2=0.1, **own)
     gradient, theta = objective_gradient(done)
     np.testing.assert_allclose(gradient, -0.1 * theta, atol=1e-5)
     rows = done.strategy.training_problem.train.tables["i"].row_of
@@ -122,11 +121,10 @@ def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
 
 
 def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
-    sites = one_per_site(whole(store()))
     # of a uniform sample, which is the same in every run
     own = {"coreset_kind": "uniform", "coreset_size": 60, "l2": 0.02, "l1": 0.1}
-    sql = SQL.replace("SELECT", "SELECT o.day AS weight,")
-    gradient, theta = objective_gradient(run_query(sql, sites, "coreset-ridge", **own))
+    done = solve("coreset-ridge", sql=WEIGHTED, **own)
+    gradient, theta = objective_gradient(done)
     slope = gradient + 0.02 * theta
     used = theta != 0.0
     assert 0 < used.sum() < len(theta)
@@ -135,11 +133,9 @@ def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
 
 
 def test_saga_comes_to_the_same_as_the_exact_solver():
-    sites = one_per_site(whole(store()))
-    own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1}
-    sql = SQL.replace("SELECT", "SELECT o.day AS weight,")
+    own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1, "sql": WEIGHTED}
     exact, saga = (
-        run_query(sql, sites, "coreset-ridge", coreset_solver=solver, **own)
+        solve("coreset-ridge", coreset_solver=solver, **own)
         for solver in ("exact", "saga")
     )
     assert saga.strategy.chosen["coreset-solver"] == "saga"
@@ -147,15 +143,14 @@ def test_saga_comes_to_the_same_as_the_exact_solver():
 
 
 def test_what_is_known_of_the_assumption_is_in_the_report():
-    sites = one_per_site(whole(store()))
-    facts = run_query(SQL, sites, "coreset-ridge", **ALL).strategy.chosen["coreset"]
+    facts = solve("coreset-ridge", **ALL).strategy.chosen["coreset"]
     # the one-hot columns of a region add up to the intercept
     assert facts["gamma"] == 0.0
     (warning,) = facts["warnings"]
     assert "gamma is 0: " in warning
     assert "only the robust guarantee holds" in warning
     plain = SQL.replace("c.region, ", "")
-    facts = run_query(plain, sites, "coreset-ridge", **ALL).strategy.chosen["coreset"]
+    facts = solve("coreset-ridge", sql=plain, **ALL).strategy.chosen["coreset"]
     assert 0.1 < facts["gamma"] < 1.0
     assert facts["warnings"] == []
 
@@ -206,9 +201,8 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
 
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():
-    sites = one_per_site(sharded(store()))
     own = {"clusters": 3, "coreset_size": 40, "seed": 5}
-    done = run_query(SQL, sites, "coreset-kmeans", **own)
+    done = solve("coreset-kmeans", sharded, **own)
     points, weights = joined(done), weights_of(done)
     # tau has drawn no pair: there are few
     rng = generator(5, Stream.SOLVE)
@@ -219,9 +213,8 @@ def test_centres_are_those_of_the_sample_of_the_joined_rows():
 
 
 def test_with_distdim_only_local_clusters_leave():
-    sites = one_per_site(whole(store()))
     own = {"clusters": 3, "coreset_solver": "distdim", "seed": 5, **ALL}
-    done = run_query(SQL, sites, "coreset-kmeans", **own)
+    done = solve("coreset-kmeans", **own)
     sent = {
         name
         for seen in done.seen
@@ -273,9 +266,8 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
 
 
 def test_what_is_known_of_tau_is_in_the_report():
-    sites = one_per_site(whole(store()))
     own = {"clusters": 2, **ALL}
-    facts = run_query(CLUSTERS, sites, "coreset-kmeans", **own).strategy.chosen
+    facts = solve("coreset-kmeans", sql=CLUSTERS, **own).strategy.chosen
     # two joined rows with the same row of a table, for every table
     assert facts["coreset"]["tau"] is None
     assert 1.0 < facts["coreset"]["tau-median"] < 10.0
@@ -288,12 +280,9 @@ def test_what_is_known_of_tau_is_in_the_report():
 
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
-    sites = one_per_site(whole(store()))
     sql = CLUSTERS.replace("JOIN items", "LEFT JOIN items")
-    with pytest.raises(
-        QueryError, match="clusters whole rows, but the query LEFT JOIN"
-    ):
-        run_query(sql, sites, "coreset-kmeans")
+    with pytest.raises(QueryError, match="clusters whole rows, but the query LEFT JO"):
+        solve("coreset-kmeans", sql=sql)
 
 
 # what may leave
@@ -332,13 +321,10 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
 
 
 def test_the_ledger_and_the_report_say_what_has_left():
-    sites = one_per_site(whole(store()))
-    done = run_query(SQL, sites, "coreset-ridge", **ALL).strategy.report.privacy
+    done = solve("coreset-ridge", **ALL).strategy.report.privacy
     told = [own for own in done["messages"] if own["message"] == "train.rows"]
-    assert [(own["to"], own["protection"]) for own in told] == [
-        ("sites", "nothing"),
-        ("server", "nothing"),
-    ]
+    sent = [(own["to"], own["protection"]) for own in told]
+    assert sent == [("sites", "nothing"), ("server", "nothing")]
     assert "encoded features of every own row in the sample" in told[1]["carries"]
     lines = [line for account in done["ledger"].values() for line in account]
     noted = [line["release"] for line in lines if line["event"] == "note"]
@@ -371,8 +357,7 @@ def test_rows_do_not_leave_a_run_that_was_planned_without():
 
 def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     """A table of one part with three sampled rows of two features."""
-    part = Part(0, "t", "here", 2, 0)
-    rows = PartRows(0, 3, 3, np.zeros(3, bool))
+    part, rows = Part(0, "t", "here", 2, 0), PartRows(0, 3, 3, np.zeros(3, bool))
     table = TrainedTable(
         *("t", (part,), "centres", 2, 4, np.zeros(8, bool)),
         *((rows,), Update.GIVEN, False, 0.0, (0.0,)),
@@ -399,11 +384,8 @@ def test_clusters_that_are_none_are_refused(centres, labels, message):
 def test_local_centres_of_several_shards_are_told_apart():
     table, replies = clusters_of(np.arange(4.0).reshape(2, 2), [1, 0, 1])
     other = replace(table.parts[0], number=1)
-    table = replace(
-        table,
-        parts=(*table.parts, other),
-        rows=(*table.rows, replace(table.rows[0], start=3)),
-    )
+    rows = (*table.rows, replace(table.rows[0], start=3))
+    table = replace(table, parts=(*table.parts, other), rows=rows)
     both = Replies({}, {0: replies.parts[0], 1: replies.parts[0]})
     labels, centres = _table_clusters(table, both, 4)
     assert labels.tolist() == [1, 0, 1, 3, 2, 3]

@@ -13,12 +13,15 @@ import pytest
 
 from client_apps.data import run_store as site_store
 from client_apps.handlers.inference import PURPOSE
+from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.predicted import check_equal, on, scored, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
+from tp_flower.features.columns import NumericColumn
 from tp_flower.learning.losses import LogisticLoss, SquaredLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.query import Query
 from tp_flower.reports.predictions import Outputs
 from tp_flower.settings import PrivacySettings
 
@@ -41,45 +44,34 @@ def moved(model, folder):
 
 @pytest.fixture(scope="module")
 def logistic(tmp_path_factory):
-    state = tmp_path_factory.mktemp("logistic")
-    return train_store(state, "logistic", on(sharded, store()))
+    return train_store(tmp_path_factory.mktemp("m"), "logistic", on(sharded, store()))
 
 
 @pytest.fixture(scope="module")
 def squared(tmp_path_factory):
-    state = tmp_path_factory.mktemp("squared")
-    return train_store(state, "squared", on(whole, store()))
+    return train_store(tmp_path_factory.mktemp("m"), "squared", on(whole, store()))
 
 
 @pytest.fixture(scope="module")
 def softmax(tmp_path_factory):
-    state = tmp_path_factory.mktemp("softmax")
-    settings = {"strategy": "sgd", "batch_size": 20, "num_epochs": 1}
-    return train_store(state, "softmax", on(whole, store()), **settings)
+    how = {"strategy": "sgd", "batch_size": 20, "num_epochs": 1}
+    folder = tmp_path_factory.mktemp("m")
+    return train_store(folder, "softmax", on(whole, store()), **how)
 
 
 @pytest.fixture(scope="module")
 def torch(tmp_path_factory):
-    state = tmp_path_factory.mktemp("torch")
     models = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
-    settings = {"models": models, "num_epochs": 1, "local_epochs": 2}
-    return train_store(state, "squared", on(whole, store()), **settings)
+    how = {"models": models, "num_epochs": 1, "local_epochs": 2}
+    folder = tmp_path_factory.mktemp("m")
+    return train_store(folder, "squared", on(whole, store()), **how)
 
 
-@pytest.mark.parametrize(
-    ("name", "layout"),
-    [
-        ("squared", whole),
-        ("logistic", whole),
-        ("softmax", whole),
-        ("torch", whole),
-    ],
-)
-def test_equal_to_the_joined_table(request, name, layout):
-    model = request.getfixturevalue(name)
-    rows = new_rows()
+@pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "torch"])
+def test_equal_to_the_joined_table(request, name):
+    model, rows = request.getfixturevalue(name), new_rows()
     # the label table in other shards than in training, the others in more
-    again = {**on(sharded, rows), "orders": on(layout, rows)["orders"]}
+    again = {**on(sharded, rows), "orders": on(whole, rows)["orders"]}
     table = model.table(again, UNLABELLED)
     check_equal(scored(table), model.reference(rows, SOURCE))
     assert not any(table["is_partial"].to_pylist())
@@ -110,24 +102,23 @@ def test_outputs_of_classes(logistic, softmax):
     assert table["prediction"].to_pylist() == best.tolist()
 
 
-def test_prediction_of_a_regression_is_its_score(squared):
+def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     table = squared.table(on(whole, store()), UNLABELLED)
     assert table["prediction"].equals(table["score"])
     names = ["row_key", "occurrence", "score", "prediction", "is_partial"]
     assert table.column_names == names
+    frame = table.to_pandas()
+    expected = frame.groupby("row_key").cumcount()
+    assert frame["occurrence"].tolist() == expected.tolist()
+    assert frame["occurrence"].max() == 2
+    weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
+    assert squared.table(on(whole, store()), weighted).equals(table)
 
 
 @pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])
 def test_outputs_fit_their_classes(loss):
     with pytest.raises(ValueError, match="of 0 classes"):
         Outputs(loss)
-
-
-def test_a_row_that_is_joined_several_times_is_numbered(squared):
-    table = squared.table(on(whole, store()), UNLABELLED).to_pandas()
-    expected = table.groupby("row_key").cumcount()
-    assert table["occurrence"].tolist() == expected.tolist()
-    assert table["occurrence"].max() == 2
 
 
 def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
@@ -171,8 +162,8 @@ def test_left_joins_and_sub_queries(tmp_path):
     items = rows["items"].groupby("item")["price"].agg(price="mean", n="size")
     saved = model.saved("i").encoder
     grouped = items.reset_index()
-    columns = {"price": grouped["price"].to_numpy(), "n": grouped["n"].to_numpy(float)}
-    scores = model.saved("i").model("cpu").scores(saved.transform(_numbers(columns)))
+    columns = {name: NumericColumn(grouped[name].to_numpy(float)) for name in items}
+    scores = model.saved("i").model("cpu").scores(saved.transform(columns))
     orders = rows["orders"].assign(
         o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
     )
@@ -185,12 +176,6 @@ def test_left_joins_and_sub_queries(tmp_path):
     total = joined[["o", "c", "i"]].fillna(0).sum(axis=1) + model.manifest.base_score[0]
     assert len(table) == len(joined) == 80
     check_equal(scored(table), sorted(zip(joined["position"], total, strict=True)))
-
-
-def _numbers(columns):
-    from tp_flower.features.columns import NumericColumn
-
-    return {name: NumericColumn(values) for name, values in columns.items()}
 
 
 def test_parts_of_a_union(tmp_path):
@@ -239,12 +224,6 @@ def test_metrics_of_private_labels_allow_for_their_noise(logistic):
     noisy = logistic.evaluate(on(whole, frames), privacy=private)
     assert noisy != exact
     assert noisy["accuracy"] == pytest.approx(exact["accuracy"], abs=0.02)
-
-
-def test_weights_are_ignored_in_predictions(squared):
-    plain = squared.table(on(whole, store()), UNLABELLED)
-    weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
-    assert squared.table(on(whole, store()), weighted).equals(plain)
 
 
 @pytest.mark.parametrize("loss", ["squared", "logistic"])
@@ -307,42 +286,27 @@ def test_a_query_of_other_rows_is_refused(squared, sql, match):
 # what names the rows
 
 
-def test_row_keys_at_the_server_are_keyed_hashes(squared):
+def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
+    before = set(squared.state.glob("*/predictions/row-keys-*"))
     table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
     positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_pylist()
+    keys, orders = table["row_key"].to_pylist(), store()["orders"]
     secret = GroupSecret.of_simulation(seed=0).value
     key = hmac.digest(secret, PURPOSE.encode() + b"\x01", hashlib.sha256)
-    rows = store()["orders"].iloc[positions[:5]]
-    for found, day, online in zip(
-        table["row_key"].to_pylist(), rows["day"], rows["online"], strict=False
-    ):
+    rows = orders.iloc[positions]
+    for found, day, online in zip(keys, rows["day"], rows["online"], strict=True):
         truth = str(online).lower()
         text = f"number{len(str(day))}:{day}boolean{len(truth)}:{truth}"
         assert found == hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
-
-
-def test_the_label_site_alone_can_tell_which_row_a_hash_is(squared):
-    before = set(squared.state.glob("*/predictions/row-keys-*"))
-    table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
+    # those of equal rows are equal
+    values = set(zip(rows["day"], rows["online"], strict=True))
+    assert len(set(keys)) == len(values) < len(rows)
     (folder,) = set(squared.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
     assert folder.stat().st_mode & 0o077 == 0
     kept = pq.read_table(folder / "part-0.parquet").to_pandas()
-    orders = store()["orders"]
-    assert kept["day"].tolist() == orders["day"].tolist()
-    assert kept["online"].tolist() == orders["online"].tolist()
-    positions = squared.table(on(whole, store()), UNLABELLED)["row_key"].to_numpy()
-    assert table["row_key"].to_pylist() == kept["row_key"].iloc[positions].tolist()
-
-
-def test_row_keys_of_equal_rows_are_equal(squared):
-    rows = store()
-    table = squared.table(on(whole, rows), UNLABELLED, row_key="day, o.online")
-    positions = squared.table(on(whole, rows), UNLABELLED)["row_key"].to_pylist()
-    values = rows["orders"].iloc[positions][["day", "online"]].apply(tuple, axis=1)
-    keys = table["row_key"].to_pylist()
-    assert len(set(keys)) == len(set(values)) < len(values)
-    assert len(set(zip(keys, values, strict=True))) == len(set(keys))
+    pd.testing.assert_frame_equal(kept[["day", "online"]], orders[["day", "online"]])
+    assert keys == kept["row_key"].iloc[positions].tolist()
 
 
 def test_predictions_at_the_label_site(logistic):
@@ -388,9 +352,6 @@ def test_predictions_at_the_label_site(logistic):
 
 
 def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
-    from strategies.inference.predict import Predict
-    from tp_flower.query import Query
-
     settings = {"row_key": "day", "predictions_at": "label-site", "mode": "predict"}
     query = Query.from_sql(UNLABELLED, needs_label=False)
     strategy = Predict(query, logistic.manifest, **settings)
