@@ -26,7 +26,7 @@ SHARED = (
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
     *("test_deployment", "test_tables", "test_end_to_end", "test_kills"),
-    *("test_flights_databases", "test_mapping", "test_scale", "test_query_execution"),
+    *("test_flights_databases", "test_mapping", "test_scale"),
     *("test_prepare_mimic", *SHARED),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one

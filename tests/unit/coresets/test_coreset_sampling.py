@@ -71,10 +71,9 @@ class _Join:
     def exact(self):
         """The density of Algorithm 1 on the materialised join, by QR."""
         scores = np.full(self.rows, len(self.tables) / self.row_weights.sum())
+        root = np.sqrt(self.row_weights)[:, None]
         for place in range(len(self.tables)):
-            basis, _ = np.linalg.qr(
-                np.sqrt(self.row_weights)[:, None] * self.expanded(place)
-            )
+            basis, _ = np.linalg.qr(root * self.expanded(place))
             scores += (basis**2).sum(axis=1) / self.row_weights
         density = self.row_weights * scores
         return scores, density / density.sum()

@@ -84,6 +84,12 @@ def find(grid, *wanted, **settings):
     return find_sites(grid, settings, wanted, "0" * 32).tables
 
 
+NO_TABLE = (
+    r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
+    r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
+)
+
+
 @pytest.mark.parametrize(
     ("nodes", "wanted", "how", "settled", "tables", "seconds"),
     [
@@ -106,35 +112,25 @@ def test_how_long_sites_are_waited_for(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "wanted", "settings", "match"),
+    ("nodes", "wanted", "settings", "match", "seconds"),
     [
-        ("a", "ab", {}, "no site hosts table 'b': 1 sites answered with"),
-        ("a+30", "a", {}, "'a': 0 sites .*hosted tables: none$"),
-        ("a b", "a", {"min_sites": 3}, "^min-sites = 3 are not the"),
+        ("a", "a b", {}, "no site hosts table 'b': 1 sites answered with", (0.3, 9)),
+        ("a+30", "a", {}, "'a': 0 sites .*hosted tables: none$", (0.3, 9)),
+        ("a b", "a", {"min_sites": 3}, "^min-sites = 3 are not the", (0.3, 9)),
+        # known nodes without a table are no reason to wait
+        ("customers1", "custmers", {"wait_seconds": 30}, NO_TABLE, (0, 2)),
     ],
 )
-def test_sites_that_never_come_are_waited_for(nodes, wanted, settings, match):
+def test_sites_that_never_come(nodes, wanted, settings, match, seconds):
     grid = Nodes(nodes)
     with pytest.raises(SchemaError, match=match):
-        find(grid, *wanted, wait_seconds=0.3, **settings)
-    assert grid.seconds >= 0.3
-
-
-def test_known_nodes_without_a_table_are_no_reason_to_wait():
-    match = (
-        r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
-        r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
-    )
-    grid = Nodes("customers1")
-    with pytest.raises(SchemaError, match=match):
-        find(grid, "customers", "custmers", wait_seconds=30)
-    assert grid.seconds < 2
+        find(grid, *wanted.split(), **{"wait_seconds": 0.3, **settings})
+    assert seconds[0] <= grid.seconds < seconds[1]
 
 
 def test_site_that_cannot_describe_its_tables():
     grid = Nodes("a", error="the file does not exist", kind="refused")
-    match = r"^node 2: query.describe failed: the file does"
-    with pytest.raises(SiteError, match=match):
+    with pytest.raises(SiteError, match=r"^node 2: query.describe failed: the file d"):
         find(grid, "a")
 
 
@@ -146,11 +142,17 @@ def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
 
 
 def test_inventory_lists_shards_by_table():
-    actual = read([shard("t", "a"), shard("u", "a")], [shard("t", "b", 1)], [])
+    first = description([shard("t", "a"), shard("u", "a")], tables=["t", "u", "V", "v"])
+    second = description([shard("t", "b", 1)], simulated=False)
+    headers = {2: first, 3: second, 4: description([])}
+    actual = read_inventory({node: Packet(header) for node, header in headers.items()})
     assert actual.tables == ["t", "u"]
+    # also tables that the query does not name
+    assert actual.all_tables == ["V", "t", "u"]
     assert actual.site_names == {2: "a", 3: "b"}
     shards = [(s.site, s.node, s.position) for s in actual.shards_of("t")]
     assert shards == [("a", 2, 0), ("b", 3, 0)]
+    assert [node.simulated for node in actual.nodes.values()] == [True, False, True]
     assert actual.hosts("T")
     assert not actual.hosts("v")
 
@@ -169,14 +171,6 @@ def test_description_without_the_key_that_it_names(source):
     header = description([shard()], keys=source)
     with pytest.raises(ReplyError, match=f"node 5 .* but its keys are '{source}'"):
         read_inventory({5: Packet(header)})
-
-
-def test_nodes_tell_of_tables_that_the_query_does_not_name():
-    answers = description([shard("t", "a")], tables=["t", "u", "U"], simulated=False)
-    actual = read_inventory({5: Packet(answers)})
-    assert actual.tables == ["t"]
-    assert actual.all_tables == ["t", "u"]
-    assert not actual.nodes[5].simulated
 
 
 A, B = [shard()], [shard(site="b", kind="DATE")]

@@ -134,6 +134,13 @@ PAIRS = vectors((1, 2), None, (3, float("nan")))
 HOURS, MONTHS = (f"sin {part} of x, cos {part} of x" for part in ("hour", "month"))
 MISSING, COORDINATES = "x is missing", "x[0], x[1], x is missing"
 LENGTHS = "length of x, x is missing"
+TIMES, ONE = numeric(0, 10 * DAY, None), "x, x is missing"
+FOUR_DAYS = "range(1970-01-01, 1970-01-05) indicator"
+ENDS = "-1 0; 1 0; 0 1"
+CITIES = categorical("UA", None, "B, 6", "DL", "\u00c5")
+DECLARED = 'categories("B, 6", A\u030a, UA) indicator'
+CITY = "x=B, 6, x=\u00c5, x=UA, x is missing"
+FEW = numeric(2.5, 1, None, 7)
 JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
 
 
@@ -146,14 +153,13 @@ JANUARY, FEBRUARY = (f"{np.sin(a)} {np.cos(a)}" for a in (np.pi / 6, np.pi / 3))
         (MOMENTS, "time", "cyclic(hour)", HOURS, "0 1; 1 0; -1 0; 0 0"),
         (DATES, "time", "cyclic(hour)", HOURS, "0 1; 0 1; 0 1"),
         (DATES, "time", "cyclic(month)", MONTHS, f"{JANUARY}; {JANUARY}; {FEBRUARY}"),
-        (
-            NAMES,
-            "text",
-            "length indicator",
-            LENGTHS,
-            "-1 0; 1 0; 0 1",
-        ),
+        (NAMES, "text", "length indicator", LENGTHS, ENDS),
         (PAIRS, "vector", "none indicator", COORDINATES, "1 2 0; 0 0 1; 3 0 0"),
+        (TIMES, "time", FOUR_DAYS, ONE, ENDS),
+        (numeric(0, 1, None), "boolean", "range(0, 1) indicator", ONE, ENDS),
+        # a text is compared in Unicode's NFC, as everywhere
+        (CITIES, "text", DECLARED, CITY, "0 0 1 0; 0 0 0 1; 1 0 0 0; 0 0 0 0; 0 1 0 0"),
+        (FEW, "number", "categories(1, 2.50)", "x=1.0, x=2.5", "0 1; 1 0; 0 0; 0 0"),
         # no value but one, once the missing one is filled: its indicator stays
         (numeric(1, None), "number", "standard indicator", MISSING, "0; 1"),
         # nothing is missing: there is nothing to indicate

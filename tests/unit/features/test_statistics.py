@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.examples.encoding_example import (
@@ -26,8 +26,10 @@ from tp_flower.features.statistics import (
     feature_statistics,
     merge,
     merge_categories,
+    merge_quantiles,
     merge_tables,
     short_hashes,
+    summarise,
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.protocol.packet import Packet
@@ -66,19 +68,6 @@ def test_only_what_is_needed_is_computed():
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
     assert (c.count, c.mean, c.m2) == (3, 1.0, 0.0)
     assert (v.width, v.count) == (2, 0)
-
-
-def test_texts_do_not_travel():
-    columns = {"c": categorical("secret", "b")}
-    actual = feature_statistics(
-        choice_of(columns), "c", "text", columns["c"], CountedRows(HASHER)
-    )
-    packet = packet_of(to_wire({"c": actual}))
-    assert "secret" not in repr(packet)
-    assert {key: array.dtype.name for key, array in packet.arrays.items()} == {
-        (0, "category-hashes/0"): "uint64",
-        (0, "category-counts/0"): "int64",
-    }
 
 
 @pytest.mark.parametrize(
@@ -235,3 +224,72 @@ def test_all_different_values_are_not_listed(monkeypatch):
 def test_purposes_differ():
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)
+
+
+numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
+number_shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
+
+
+def in_five_points(shards, min_count=1):
+    """The summaries of shards in so few points that small ones are summarised."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(statistics, "MOST_POINTS", 5)
+        return [summarise(np.array(shard, float), min_count) for shard in shards]
+
+
+@given(number_shards, st.integers(1, 4), st.floats(0, 1))
+def test_ranks_and_quantiles_are_within_the_bound(members, min_count, p):
+    parts = in_five_points(members, min_count)
+    merged = merge_quantiles(parts)
+    everything = np.array([value for shard in members for value in shard])
+    stated = sum(max(-(-len(shard) // 5), 2 * min_count - 1) / 2 for shard in members)
+    assert merged.rank_error <= stated
+    for x in everything:
+        at_most = merged.weights[merged.values <= x].sum()
+        below = merged.weights[merged.values < x].sum()
+        assert abs((everything <= x).sum() - at_most) <= merged.rank_error
+        assert abs((everything < x).sum() - below) <= merged.rank_error
+    for shard, part in zip(members, parts, strict=True):
+        assert set(part.values) <= set(shard)
+        assert (part.weights >= min_count).all()
+        assert part.count == (len(shard) if len(shard) >= min_count else 0)
+        assert len(part.values) <= 5
+    if not merged.count:
+        return
+    actual, rank = merged.quantile(p), p * (merged.count - 1)
+    # interpolation may round the value by half a unit in the last place
+    slack = abs(actual) * 1e-15
+    at_most = (everything <= actual + slack).sum()
+    assert at_most >= np.floor(rank) + 1 - merged.rank_error
+    below = (everything < actual - slack).sum()
+    assert below < np.ceil(rank) + 1 + merged.rank_error
+
+
+@given(st.lists(st.lists(numbers, max_size=5), min_size=1, max_size=6), st.floats(0, 1))
+def test_small_shards_have_exact_quantiles(members, p):
+    merged = merge_quantiles(in_five_points(members))
+    everything = [value for shard in members for value in shard]
+    assert merged.rank_error == 0
+    if everything:
+        expected = np.quantile(np.array(everything) / 2, p) * 2
+        assert merged.quantile(p) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+
+
+@given(number_shards)
+@example([[0.0] * 7])  # groups of equal values differ in size
+def test_merging_is_order_free(members):
+    parts = in_five_points(members)
+    merged = merge_quantiles(parts)
+    stepwise = parts[-1]
+    for part in reversed(parts[:-1]):
+        stepwise = merge_quantiles([stepwise, part])
+    np.testing.assert_array_equal(merged.values, stepwise.values)
+    np.testing.assert_array_equal(merged.weights, stepwise.weights)
+    assert merged.rank_error == stepwise.rank_error
+
+
+def test_too_few_values_stay_at_home():
+    summary = summarise(np.array([1.0, 2.0]), min_count=3)
+    assert (summary.count, summary.rank_error) == (0, 2)
+    with pytest.raises(ValueError, match="without points has no quantiles"):
+        summary.quantile(0.5)

@@ -180,10 +180,8 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     monkeypatch.setattr(DeviceFeatures, "place", spy)
     actual = run("logistic", sites, device="cuda", **how)
     # once per part and process, whatever the number of messages
-    parts = [
-        p for t in actual.strategy.training_problem.tables.values() for p in t.parts
-    ]
-    assert len(made) == len(parts)
+    tables = actual.strategy.training_problem.tables.values()
+    assert len(made) == sum(len(table.parts) for table in tables)
     assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
     loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
@@ -289,25 +287,26 @@ def test_why_there_is_no_gpu(visible, has_file, reason, monkeypatch, tmp_path):
         run("squared", one_per_site(whole(FRAMES)), device="cuda")
 
 
+CODE = """
+import sys
+from contextlib import closing
+from client_apps.app import app
+from strategies import STRATEGIES
+from scripts.data.make_store import STORE_SQL, make_store
+from tp_flower.learning.models import local_model
+from strategies.run.grid import InProcessGrid
+from tp_flower.query import Query
+local_model.DRIVER_FILES = ()
+frames = make_store(orders=60, items=5, customers=9, seed=0)
+for name in ("admm", "sgd"):
+    how = {"num_epochs": 1, "device": "auto"}
+    with closing(InProcessGrid(app, {"shop": frames})) as grid:
+        STRATEGIES[name](Query.from_sql(STORE_SQL), **how).start(grid)
+print({"torch", "opacus"} & set(sys.modules))
+"""
+
+
 def test_linear_runs_without_a_gpu_never_import_torch():
-    code = (
-        "import sys\n"
-        "from contextlib import closing\n"
-        "from client_apps.app import app\n"
-        "from strategies import STRATEGIES\n"
-        "from scripts.data.make_store import STORE_SQL, make_store\n"
-        "from tp_flower.learning.models import local_model as choice\n"
-        "from strategies.run.grid import InProcessGrid\n"
-        "from tp_flower.query import Query\n"
-        "choice.DRIVER_FILES = ()\n"
-        "frames = make_store(orders=60, items=5, customers=9, seed=0)\n"
-        "for name in ('admm', 'sgd'):\n"
-        "    how = dict(num_epochs=1, device='auto')\n"
-        "    with closing(InProcessGrid(app, {'shop': frames})) as grid:\n"
-        "        STRATEGIES[name](Query.from_sql(STORE_SQL), **how).start(grid)\n"
-        "print({'torch', 'opacus'} & set(sys.modules))\n"
-    )
-    actual = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-c", CODE]
+    actual = subprocess.run(command, check=True, capture_output=True, text=True)
     assert actual.stdout.splitlines()[-1] == "set()"

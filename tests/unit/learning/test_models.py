@@ -16,7 +16,6 @@ from tp_flower.learning.losses import KMeansLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import (
-    CentresModel,
     FitProblem,
     LinearModel,
     ModelSpec,
@@ -24,8 +23,9 @@ from tp_flower.learning.models.local_model import (
     moment,
 )
 from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
+from tp_flower.learning.solvers import RidgeSolver, gram
 
-few = settings(max_examples=30, deadline=None)
+few = settings(max_examples=60, deadline=None)
 
 
 def features_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -38,13 +38,8 @@ def with_ones(features: np.ndarray, intercept: bool) -> np.ndarray:
 
 
 def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
-    model = build_model(
-        ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec}),
-        features,
-        "cpu",
-    )
-    assert isinstance(model, TorchModel)
-    return model
+    spec = ModelSpec("mlp", outputs, intercept, **{"hidden_sizes": (5,), **spec})
+    return build_model(spec, features, "cpu")
 
 
 def two_layers(features, outputs, intercept) -> nn.Module:
@@ -102,7 +97,6 @@ def test_linear_model_starts_at_zero_and_spares_the_intercept():
 def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     spec = ModelSpec(kind, outputs, intercept=True, output_scale=2.5, seed=3)
     model = build_model(spec, 4, "cpu")
-    assert isinstance(model, TorchModel)
     # in float64 a step can be so small that no ReLU switches within it
     model.module.double()
     features = features_of(9, 4).astype(np.float64)
@@ -237,32 +231,25 @@ def test_fit_is_repeatable():
     np.testing.assert_array_equal(*(model.parameters for model in models))
 
 
-def model_of(centres: np.ndarray) -> CentresModel:
-    spec = ModelSpec("centres", outputs=len(centres))
-    model = build_model(spec, centres.shape[1])
-    assert isinstance(model, CentresModel)
-    model.parameters = centres.ravel()
-    return model
-
-
 @few
 @given(
     rows=st.sampled_from([0, 1, 9, 16385]),
     width=st.integers(0, 4),
     clusters=st.integers(1, 5),
 )
-def test_scores_are_the_squared_distances(rows, width, clusters):
+def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
     rng = np.random.default_rng(rows + width)
     features = rng.normal(size=(rows, width)).astype(np.float32)
+    model = build_model(ModelSpec("centres", outputs=clusters), width)
     centres = rng.normal(size=(clusters, width))
+    model.parameters = centres.ravel()
     wide = features.astype(np.float64)
     expected = ((wide[:, None] - centres) ** 2).sum(axis=2)
-    np.testing.assert_allclose(model_of(centres).scores(features), expected, atol=1e-12)
-
-
-def test_distances_are_never_below_zero():
-    far = np.full((3, 2), 12345.678, np.float32)
-    assert (model_of(far[:1].astype(np.float64)).scores(far) >= 0.0).all()
+    np.testing.assert_allclose(model.scores(features), expected, atol=1e-12)
+    # never below zero
+    far = np.full((1, width), 12345.678, np.float32)
+    model.parameters = np.tile(far.ravel().astype(np.float64), clusters)
+    assert (model.scores(far) >= 0.0).all()
 
 
 def test_metrics_are_the_weighted_mean_distance_and_its_root():
@@ -306,3 +293,95 @@ def test_what_is_no_number_of_threads_bounds_nothing(monkeypatch, text):
     assert machine >= 1
     monkeypatch.setenv("OMP_NUM_THREADS", text)
     assert thread_count() == machine
+
+
+def problem(rows, columns, outputs, seed):
+    """Features, multiplicities (some 0), target, joined rows."""
+    rng = np.random.default_rng(seed)
+    features = rng.normal(size=(rows, columns)).astype(np.float32)
+    multiplicity = rng.integers(0, 6, rows)
+    multiplicity[0] = 1
+    target = rng.normal(size=(rows, outputs))
+    return features, multiplicity, target, int(multiplicity.sum())
+
+
+def solve(features, multiplicity, target, joined, kappa, l2, intercept):
+    matrix = gram(features, multiplicity, intercept=intercept)
+    moments = with_ones(features, intercept).T @ (multiplicity[:, None] * target)
+    solver = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
+    return solver.solve(moments, kappa, l2)
+
+
+def reference(features, multiplicity, target, joined, kappa, l2, intercept):
+    """Stack sqrt(kappa G / N) rows over sqrt(beta) I, and let lstsq solve."""
+    columns = features.shape[1]
+    root = np.sqrt(kappa * multiplicity / joined)[:, None]
+    data = root * with_ones(features, intercept)
+    penalty = np.sqrt(l2) * np.eye(columns, columns + intercept)
+    stacked = np.vstack([data, penalty])
+    right = np.vstack([root * target, np.zeros((columns, target.shape[1]))])
+    return np.linalg.lstsq(stacked, right, rcond=None)[0]
+
+
+@few
+@given(
+    columns=st.integers(0, 5),
+    outputs=st.integers(1, 3),
+    seed=st.integers(0, 999),
+    log_kappa=st.floats(-4, 4),
+    l2=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]),
+    intercept=st.booleans(),
+)
+def test_solution_is_that_of_the_full_system(
+    columns, outputs, seed, log_kappa, l2, intercept
+):
+    given_ = problem(40, columns, outputs, seed)
+    kappa = 10.0**log_kappa
+    actual = solve(*given_, kappa, l2, intercept)
+    expected = reference(*given_, kappa, l2, intercept)
+    assert actual.shape == (columns + intercept, outputs)
+    np.testing.assert_allclose(actual, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("kappa", [1e-4, 1.0, 1e4])
+def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
+    kappa, intercept
+):
+    features, multiplicity, target, joined = problem(30, 3, 2, 1)
+    # a doubled column, a zero column, and one-hot columns that sum to one
+    hot = np.eye(3, dtype=np.float32)[np.arange(30) % 3]
+    wide = np.hstack([features, features[:, :1], 0 * features[:, :1], hot])
+    actual = solve(wide, multiplicity, target, joined, kappa, 0.0, intercept)
+    root = np.sqrt(multiplicity)[:, None]
+    if intercept:
+        # the intercept is free: least norm is over the weights alone
+        mean = (multiplicity @ wide) / joined
+        centre = (multiplicity @ target) / joined
+        weights = np.linalg.lstsq(root * (wide - mean), root * (target - centre))[0]
+        expected = np.vstack([weights, centre - mean @ weights])
+    else:
+        expected = np.linalg.lstsq(root * wide, root * target)[0]
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
+
+
+@few
+@given(
+    rows=st.sampled_from([1, 5, 30, 8193]),
+    cut=st.floats(0, 1),
+    intercept=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_gram_matrices_of_shards_add_up(rows, cut, intercept, seed):
+    features, multiplicity, _, _ = problem(rows, 3, 1, seed)
+    at = int(cut * rows)
+    whole = gram(features, multiplicity, intercept=intercept)
+    dense = with_ones(features, intercept)
+    np.testing.assert_allclose(
+        whole, dense.T @ (multiplicity[:, None] * dense), rtol=1e-9, atol=1e-9
+    )
+    parts = [
+        gram(features[part], multiplicity[part], intercept=intercept)
+        for part in (slice(0, at), slice(at, rows))
+    ]
+    np.testing.assert_allclose(sum(parts), whole, rtol=1e-10, atol=1e-10)

@@ -10,11 +10,7 @@ from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
-from tp_flower.learning.admm import (
-    AdmmState,
-    residuals,
-    targets,
-)
+from tp_flower.learning.admm import AdmmState, residuals, targets
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
 from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc, evaluate

@@ -1,11 +1,27 @@
-"""The Z-step against a generic convex solver, and in both limits."""
+"""The Z-step against a convex solver; graphs of similar sites and their summaries."""
 
 import cvxpy as cp
+import networkx as nx
 import numpy as np
 import pytest
 
+from tp_flower.errors import SettingsError
 from tp_flower.personalised import z_step
-from tp_flower.personalised.graph import SimilarityGraph, row_weights
+from tp_flower.personalised.graph import (
+    SimilarityGraph,
+    nearest_neighbours,
+    parse_edges,
+    row_weights,
+)
+from tp_flower.personalised.sites import (
+    EMBEDDING_BOUND,
+    RandomFeatures,
+    covariances,
+    mean_moments,
+    moments_bound,
+    noisy_mean,
+    pairwise_distances,
+)
 from tp_flower.personalised.z_step import (
     EdgeNorm,
     ZStep,
@@ -13,6 +29,7 @@ from tp_flower.personalised.z_step import (
     factorise,
     project_dual,
 )
+from tp_flower.randomness import NoiseSource
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT_STEP = {"tolerance": 1e-10, "most_iterations": 50_000}
@@ -179,3 +196,177 @@ def test_too_few_iterations_are_told():
     assert actual.iterations == 2
     assert not actual.is_converged
     assert max(actual.primal_residual, actual.dual_residual) > 1e-6
+
+
+CHAIN = SimilarityGraph.from_pairs("abcde", np.array([[0, 1], [1, 2], [3, 4]]))
+
+
+def test_incidence_takes_differences_along_the_edges():
+    models = np.arange(10.0).reshape(5, 2) ** 2
+    expected = [models[i] - models[j] for i, j in CHAIN.edges]
+    assert (CHAIN.incidence @ models).tolist() == np.array(expected).tolist()
+
+
+def test_edges_are_kept_once_and_none_leads_to_itself():
+    pairs = np.array([[2, 1], [1, 2], [0, 0], [3, 1]])
+    graph = SimilarityGraph.from_pairs("abcd", pairs)
+    assert graph.edges.tolist() == [[1, 2], [1, 3]]
+    assert graph.degrees.tolist() == [0, 2, 1, 1]
+    assert graph.neighbours(1).tolist() == [2, 3]
+    assert graph.neighbours(0).tolist() == []
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_components_are_those_of_networkx(seed):
+    rng = np.random.default_rng(seed)
+    graph = SimilarityGraph.from_pairs(range(30), rng.integers(0, 30, (20, 2)))
+    other = nx.Graph(graph.edges.tolist())
+    other.add_nodes_from(range(30))
+    expected = sorted(nx.connected_components(other), key=min)
+    labels = graph.components
+    actual = [set(np.flatnonzero(labels == label)) for label in range(labels.max() + 1)]
+    assert actual == expected
+
+
+def test_groups_follow_the_chosen_edges_only():
+    assert CHAIN.groups(np.array([False, True, True])).tolist() == [0, 1, 1, 2, 2]
+    assert CHAIN.components.tolist() == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 3, 9])
+def test_an_edge_is_where_either_site_is_among_the_others_nearest(neighbours):
+    points = np.random.default_rng(0).normal(size=(7, 2))
+    distances = np.linalg.norm(points[:, None] - points, axis=2)
+    expected = set()
+    for site, others in enumerate(distances.argsort(axis=1).tolist()):
+        others.remove(site)
+        expected |= {tuple(sorted((site, other))) for other in others[:neighbours]}
+    graph = nearest_neighbours("abcdefg", distances, neighbours)
+    assert {tuple(edge) for edge in graph.edges.tolist()} == expected
+
+
+def test_equal_distances_are_broken_by_the_order_of_the_sites():
+    graph = nearest_neighbours("abcd", np.zeros((4, 4)), 1)
+    assert graph.edges.tolist() == [[0, 1], [0, 2], [0, 3]]
+    # one site has no neighbour
+    assert nearest_neighbours("a", np.zeros((1, 1)), 5).edges.shape == (0, 2)
+    assert SimilarityGraph.from_pairs("a", np.empty((0, 2))).components.tolist() == [0]
+
+
+def test_edges_as_people_write_them():
+    text = "# who is near\nny-north - ny-south, a-ny-north;\n\n b - a "
+    graph = parse_edges(text, ["a", "b", "ny-north", "ny-south"])
+    assert graph.edges.tolist() == [[0, 1], [0, 2], [2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a-c", "graph: 'a-c' names no two sites; .* of the sites a, a-b, b, b-d, d"),
+        ("a-a", "'a-a' names no two sites"),
+        ("a", "'a' names no two sites"),
+        ("a-b, a-b-d", "'a-b-d' can be read in more than one way"),
+    ],
+)
+def test_edges_that_cannot_be_read(text, message):
+    with pytest.raises(SettingsError, match=message):
+        parse_edges(text, ["a", "b", "d", "a-b", "b-d"])
+
+
+def test_a_newcomer_begins_with_its_known_neighbours_mean():
+    models = np.array([[1.0], [np.nan], [5.0], [np.nan], [np.nan]])
+    exact = np.array([True, False, True, False, False])
+    assert CHAIN.neighbours_mean(models, 1, exact).tolist() == [3.0]
+    # no known neighbour: all known sites
+    assert CHAIN.neighbours_mean(models, 3, exact).tolist() == [3.0]
+    assert CHAIN.neighbours_mean(models, 3, np.zeros(5, bool)).tolist() == [0.0]
+    only_first = np.array([True, False, False, False, False])
+    assert CHAIN.neighbours_mean(models, 1, only_first).tolist() == [1.0]
+
+
+def kernel(left, right, bandwidth):
+    squares = np.sum((left[:, None] - right) ** 2, axis=2)
+    return np.exp(-squares / (2 * bandwidth**2))
+
+
+def test_embeddings_have_the_gaussian_kernel_and_norm_one():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(30, 4))
+    features = RandomFeatures(rng.standard_normal((20_000, 4)) / 1.5)
+    embedded = features.embed(rows)
+    assert np.linalg.norm(embedded, axis=1) == pytest.approx(EMBEDDING_BOUND)
+    # a mean of 20,000 cosines, each of deviation below 1
+    assert embedded @ embedded.T == pytest.approx(kernel(rows, rows, 1.5), abs=0.03)
+
+
+def test_distances_of_embeddings_are_the_kernel_two_sample_statistic():
+    rng = np.random.default_rng(1)
+    sites = [rng.normal(size=(200, 3)), rng.normal(0.7, 1.0, size=(150, 3))]
+    features = RandomFeatures.draw(3, 10_000, rng)
+    means = np.array([features.mean(rows) for rows in sites])
+    first, other = sites
+    width = np.sqrt(3.0)
+    signed = ((first, first, 1), (other, other, 1), (first, other, -2))
+    squared = sum(sign * kernel(a, b, width).mean() for a, b, sign in signed)
+    assert pairwise_distances(means)[0, 1] == pytest.approx(np.sqrt(squared), rel=0.05)
+
+
+def test_a_mean_over_blocks_is_the_mean(monkeypatch):
+    rng = np.random.default_rng(2)
+    rows = rng.normal(size=(10, 3)).astype(np.float32)
+    features = RandomFeatures.draw(3, 7, rng)
+    whole = features.mean(rows), mean_moments(rows)
+    monkeypatch.setattr("tp_flower.personalised.sites.BLOCK_ROWS", 3)
+    assert features.mean(rows) == pytest.approx(whole[0], rel=1e-14)
+    assert whole[0] == pytest.approx(features.embed(rows).mean(axis=0), rel=1e-14)
+    assert mean_moments(rows) == pytest.approx(whole[1], rel=1e-14)
+
+
+def test_distances_of_moments_are_those_of_covariance_matrices():
+    rng = np.random.default_rng(3)
+    sites = [rng.normal(size=(40, 4)) @ rng.normal(size=(4, 4)) for _ in range(3)]
+    answers = np.array([mean_moments(rows) for rows in sites])
+    matrices = np.array([np.cov(rows.T, bias=True) for rows in sites])
+    expected = np.linalg.norm(matrices[:, None] - matrices, axis=(2, 3))
+    actual = pairwise_distances(covariances(answers))
+    np.testing.assert_allclose(actual, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("clip", [0.5, 3.0])
+def test_no_row_moves_the_mean_by_more_than_its_bound(clip):
+    rng = np.random.default_rng(4)
+    rows = rng.normal(size=(20, 3)) * rng.uniform(0, 50, (20, 1))
+    rows[0] = 0.0
+    whole = mean_moments(rows, clip)
+    shares = [mean_moments(rows[[place]], clip) / 20 for place in range(20)]
+    assert sum(shares) == pytest.approx(whole)
+    lengths = np.linalg.norm(shares, axis=1)
+    assert lengths.max() <= moments_bound(clip) / 20 * (1 + 1e-12)
+    assert lengths.max() == pytest.approx(moments_bound(clip) / 20)
+
+
+def test_sites_of_one_kind_are_neighbours_even_with_noise():
+    rng = np.random.default_rng(5)
+    noise = NoiseSource(bytes(32))
+    features = RandomFeatures.draw(4, 50, rng)
+    kind = np.repeat([0, 1, 2], 5)
+    answers = []
+    for site in range(15):
+        rows = rng.normal(1.5 * kind[site], 1.0, size=(400, 4))
+        mean = features.mean(rows)
+        answers.append(noisy_mean(mean, EMBEDDING_BOUND, 400, 4.0, noise))
+    graph = nearest_neighbours(range(15), pairwise_distances(np.array(answers)), 3)
+    assert (kind[graph.edges[:, 0]] == kind[graph.edges[:, 1]]).all()
+
+
+def test_noise_has_the_deviation_of_the_mechanism():
+    mean = np.full(200_000, 0.25)
+    noisy = noisy_mean(mean, 2.0, 50, 1.5, NoiseSource(bytes(range(32))))
+    assert (noisy - mean).std() == pytest.approx(1.5 * 2.0 / 50, rel=0.01)
+    assert noisy_mean(mean, 2.0, 50, 0.0, NoiseSource()) is mean
+    # a site without rows tells zeros, with noise as if there were one row
+    noisy = noisy_mean(np.zeros(200_000), 1.0, 0, 2.0, NoiseSource(bytes(32)))
+    assert noisy.std() == pytest.approx(2.0, rel=0.02)
+    features = RandomFeatures.draw(2, 3, np.random.default_rng(6))
+    assert not features.mean(np.empty((0, 2))).any()
+    assert not mean_moments(np.empty((0, 2))).any()

@@ -5,10 +5,18 @@ A pair of tests/support/sql has a ``name``, the ``sql``, and either the ``plan``
 rendered query where it differs in more than layout, ``reference`` the SQL that DuckDB
 is asked instead where our rule is another one than DuckDB's (texts in normal form C) or
 columns have other names, and ``matched`` leaves out rows without a match on both sides.
+
+The same check on random queries: what sites run, joined, is DuckDB's answer.
 """
 
+import re
+from collections import defaultdict
+
 import duckdb
+import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
 from tests.support.sql_pairs import (
@@ -20,7 +28,9 @@ from tests.support.sql_pairs import (
     parquet_sources,
 )
 from tp_flower import errors
-from tp_flower.query import Fragment, Query
+from tp_flower.errors import MappingError, QueryError
+from tp_flower.query import BoundQuery, Fragment, Query
+from tp_flower.sources.shards import load_tables, register_frames, release
 
 REFUSED = [pair for pair in PAIRS if "error" in pair]
 
@@ -76,3 +86,108 @@ def test_refusal(pair, sources):
     kind = getattr(errors, pair.get("raises", "QueryError"))
     with pytest.raises(kind, match=pair["error"]):
         joined_rows(Query.from_sql(pair["sql"]).bind(SCHEMAS), sources[1])
+
+
+CONDITIONS = ["{0}.x = {1}.x", "{1}.y = {0}.x", "{0}.y = {1}.y", "{0}.x + 1 = {1}.y"]
+FILTERS = """
+{0}.x > 0; ({0}.x = 1 OR {0}.y IS NULL); NOT {0}.y = 2; {0}.x < 2; {0}.y IS NOT NULL;
+COALESCE({0}.x, 1) = 1
+""".strip().split(";")
+TABLES = [
+    "t",
+    "u",
+    "(SELECT x, COUNT(*) AS y FROM t GROUP BY x)",
+    "(SELECT y AS x, MAX(x) - 1 AS y FROM u WHERE x > 0 GROUP BY 1 HAVING MAX(x) < 2)",
+    "(SELECT x, SUM(y) AS y FROM u GROUP BY ALL HAVING y < 3)",
+    "(SELECT DISTINCT y, x FROM t)",
+    "(SELECT x + 1 AS x, CASE WHEN y = 1 THEN x ELSE y END AS y FROM u)",
+    "(SELECT 1 AS x, y FROM t WHERE x = 1 OR y = 1)",
+    "(SELECT * FROM t UNION ALL SELECT y, x + 1 FROM u WHERE y < 2)",
+]
+# The only reasons for which a query made below is refused.
+REFUSALS = re.compile(
+    r"also keeps rows without a match|compares a\d and a\d|is not NULL there"
+    r"|which that join does not compare|has no equality condition"
+    r"|is not connected to"
+)
+NUMBERS_ONLY = {name: {"x": "INTEGER", "y": "INTEGER"} for name in "tu"}
+
+
+@st.composite
+def queries(draw) -> str:
+    """A random tree of two to four aliases, joined in any way."""
+    number = draw(st.integers(2, 4))
+    tables = [draw(st.sampled_from(TABLES)) for _ in range(number)]
+    where, sources = [], f"{tables[0]} AS a0"
+    for right in range(1, number):
+        left = draw(st.integers(0, right - 1))
+        kinds = draw(st.lists(st.sampled_from(CONDITIONS), min_size=1, max_size=2))
+        texts = [kind.format(f"a{left}", f"a{right}") for kind in kinds]
+        join = draw(st.sampled_from(["JOIN", "LEFT JOIN", "LEFT JOIN", "CROSS JOIN"]))
+        if join == "CROSS JOIN":
+            where += texts
+            sources += f" CROSS JOIN {tables[right]} AS a{right}"
+            continue
+        conditions = draw(st.lists(st.sampled_from(FILTERS), max_size=2))
+        texts += [f.format(f"a{draw(st.integers(0, right))}") for f in conditions]
+        sources += f" {join} {tables[right]} AS a{right} ON {' AND '.join(texts)}"
+    filters = draw(st.lists(st.sampled_from(FILTERS), max_size=2))
+    where += [f.format(f"a{draw(st.integers(0, number - 1))}") for f in filters]
+    items = ", ".join(f"a{i}.x AS x{i}, a{i}.y * 2 AS y{i}" for i in range(number))
+    clause = f" WHERE {' AND '.join(where)}" if where else ""
+    return f"SELECT a0.y AS label, {items} FROM {sources}{clause}"
+
+
+def bind_or_none(query: Query) -> BoundQuery | None:
+    """The bound query; None if it is refused for one of the known reasons."""
+    try:
+        return query.bind(NUMBERS_ONLY)
+    except QueryError as error:
+        if REFUSALS.search(str(error)):
+            return None
+        raise
+
+
+NUMBERS = st.one_of(st.none(), st.integers(0, 2))
+ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(sql=queries(), t=ROWS, u=ROWS, cut=st.integers(1, 4))
+def test_push_down_on_random_queries_and_rows(sql, t, u, cut):
+    # A comma has the tables after it in reach of ON only in the outer scope,
+    # so DuckDB runs the query with CROSS JOIN and tp_flower reads commas.
+    ours = Query.from_sql(sql.replace(" CROSS JOIN", ","))
+    assert Query.from_sql(ours.to_sql()) == ours
+    bound = bind_or_none(ours)
+    if bound is None:
+        return
+    for fragment in bound.fragments:
+        assert fragment.check(NUMBERS_ONLY[fragment.name]) == fragment
+        assert Fragment.from_json(fragment.to_json()) == fragment
+    frames = {
+        name: pd.DataFrame(rows, columns=["x", "y"], dtype="Int32")
+        for name, rows in (("t", t), ("u", u))
+    }
+    # groups may cross shards: only what does not group can be split anywhere
+    is_grouped = any(fragment.subquery is not None for fragment in bound.fragments)
+    shards = {
+        name: [frame] if is_grouped else [frame[:cut], frame[cut:]]
+        for name, frame in frames.items()
+    }
+    with duckdb.connect() as connection:
+        for name, frame in frames.items():
+            connection.register(name, frame)
+        expected = engine_rows(connection, sql, result_names(bound))
+    token = register_frames(shards, site="here")
+    try:
+        sources = defaultdict(list)
+        for source in load_tables(f"memory:{token}"):
+            sources[source.table].append(source)
+        if expected:
+            assert joined_rows(bound, sources) == expected
+            return
+        with pytest.raises(MappingError, match="the join has no rows"):
+            joined_rows(bound, sources)
+    finally:
+        release(token)
