@@ -4,7 +4,6 @@
 there, and replaces the text between the two markers in docs/results.md and README.md.
 """
 
-import math
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,11 +58,7 @@ def write_docs(results: Results) -> None:
 
 
 def with_section(page: str, section: str) -> str:
-    """Return the page with the text between the markers replaced.
-
-    Raises:
-        ValueError: the markers are not there, once each and in order.
-    """
+    """Return the page with the text between its markers, which it must have, new."""
     if page.count(BEGIN) != 1 or page.count(END) != 1:
         raise ValueError(f"the page needs one {BEGIN!r} and one {END!r}")
     before, _, rest = page.partition(BEGIN)
@@ -128,12 +123,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def render(results: Results, images: str = "") -> str:
-    """Return the section of the results page, without markers.
-
-    Args:
-        results: the content of a benchmark.json.
-        images: the folder of the plots, before the names of their files.
-    """
+    """Return the section of the results page; ``images`` is the plots' folder."""
     suites = results["suites"]
     blocks = [_introduction(suites)] if suites else []
     blocks += [f"Suite {name} failed: {x}" for name, x in results["failed"].items()]
@@ -328,17 +318,16 @@ METRIC_NAMES = {"auc": "test AUC", "rmse": "test RMSE"}
 
 Curve = Mapping[str, "np.ndarray[Any, Any]"]
 EPOCH = "epoch"
-PANELS: Mapping[str, Callable[[Curve], Sequence[float]]] = {
+PANELS: Mapping[str, Callable[[Curve], Any]] = {
     EPOCH: lambda curve: range(1, len(curve["metric"]) + 1),
     f"modelled communication, s\n({US_UK.name}: {1000 * US_UK.round_seconds:.0f} ms, "
     f"{US_UK.bits_per_second / 1e9:.3g} Gb/s)": lambda curve: (
-        curve["rounds"] * US_UK.round_seconds
-        + 8.0 * curve["bytes"] / US_UK.bits_per_second
-    ).tolist(),
-    "megabytes sent": lambda curve: (curve["bytes"] / MEGABYTE).tolist(),
+        curve["rounds"] * US_UK.seconds(1, 0) + US_UK.seconds(0, 1) * curve["bytes"]
+    ),
+    "megabytes sent": lambda curve: curve["bytes"] / MEGABYTE,
     "computing, s (server + slowest site)": lambda curve: (
         curve["server-seconds"] + curve["client-seconds"]
-    ).tolist(),
+    ),
 }
 """The x-axis of a plot by its title; all but the epoch are on a log scale."""
 
@@ -395,16 +384,13 @@ def metric_limits(dataset: Found, curves: Mapping[str, Curve]) -> tuple[float, f
     From a little beyond the best value to a guess that knows no feature; where epochs
     are worse than that, they leave the diagram.
     """
-    sign = -1.0 if dataset["metric"] in HIGHER_IS_BETTER else 1.0
-    # lower is better from here on
-    values = sign * np.concatenate(
-        [[dataset["reference"]], *(curve["metric"] for curve in curves.values())]
-    )
-    best = float(np.nanmin(values))
-    worst = min(float(np.nanmax(values)), sign * dataset["guess"])
-    margin = 0.06 * (worst - best) or 0.01 * abs(best)
-    low, high = sorted((sign * (best - margin), sign * (worst + margin)))
-    return low, high
+    metrics = [curve["metric"] for curve in curves.values()]
+    values = np.concatenate([[dataset["reference"]], *metrics])
+    low, high, guess = np.nanmin(values), np.nanmax(values), dataset["guess"]
+    is_higher = dataset["metric"] in HIGHER_IS_BETTER
+    low, high = (max(low, guess), high) if is_higher else (low, min(high, guess))
+    margin = 0.06 * (high - low) or 0.01 * abs(low)
+    return float(low - margin), float(high + margin)
 
 
 def _decorate(axes: Axes, title: str, dataset: Found) -> None:
@@ -420,20 +406,13 @@ def _decorate(axes: Axes, title: str, dataset: Found) -> None:
         axes.set_xlim(0.6, SHOWN_EPOCHS + 0.4)
         axes.set_xticks(range(1, SHOWN_EPOCHS + 1))
     else:
-        _use_log(axes)
+        axes.set_xscale("log")
+        # numbers that can be read at a glance
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
+        axes.xaxis.set_minor_formatter(NullFormatter())
     low, high = sorted((reference, edge))
     axes.axhspan(low, high, color="#009E73", alpha=0.13, label="within 1 %")
     axes.set_xlabel(title)
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _use_log(axes: Axes) -> None:
-    """Put x on a log scale, with numbers that can be read at a glance."""
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    decades = math.log10(high / low)
-    between = (1.0, 2.0, 3.0, 5.0) if decades < 1.5 else (1.0, 3.0)
-    axes.xaxis.set_major_locator(LogLocator(subs=between, numticks=20))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
-    axes.xaxis.set_minor_formatter(NullFormatter())

@@ -4,7 +4,7 @@ Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by 
 number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
 beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
 largest table's features that the run has just used: its pages are in the page cache in
-both. Suite ``gpu``: seconds per epoch on the CPU and, where there is one, on a GPU.
+both.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
 Tables of the papers' sizes are written to the folder of --paper-scale unless they are
@@ -14,10 +14,9 @@ there (10 GB at factor 1, and as much again for encoded features, which stay).
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -36,7 +35,7 @@ from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
+from tp_flower.learning.models.local_model import on_host
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -56,19 +55,6 @@ STORE_EPOCHS = 4
 
 SHARDS = (10, 100, 400)
 ROWS_PER_SHARD = 50
-
-NO_GPU = "no GPU here: CUDA was not measured"
-GPU_EPOCHS = 4
-SAME = 1e-4
-"""How much the training loss on a GPU may differ from the CPU's, relative to it."""
-GPU_METHODS: Mapping[str, Mapping[str, Any]] = {
-    "admm": {"strategy": "admm"},
-    "sgd": {"strategy": "sgd"},
-    "admm, mlp": {"strategy": "admm", "model": "mlp"},
-}
-PARTS = ("server_seconds", "client_seconds", "wait_seconds")
-LINEAR = ("admm", "sgd")
-"""Whose iterates are the CPU's; an MLP's minibatches amplify the last bits."""
 
 
 class _Watch:
@@ -270,65 +256,3 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     1.0
     """
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
-
-
-def measure_gpu(
-    options: Options, name: str = LARGE_DATA, epochs: int = GPU_EPOCHS
-) -> Outcome:
-    """Measure every method on the CPU and, where there is one, on a GPU."""
-    tables = paper_tables(name, options.paper_folder, options.factor)
-    devices = [CPU, CUDA] if resolve(AUTO) == CUDA else [CPU]
-    outcome = Outcome()
-    outcome.facts["data"] = f"{name} at factor {options.factor:g}"
-    if CUDA not in devices:
-        outcome.facts["gpu"] = NO_GPU
-    for method in GPU_METHODS:
-        runs = [
-            in_process_of_its_own(
-                run_on_device, str(tables), name, epochs, method, device
-            )
-            for device in devices
-        ]
-        for device, run in zip(devices, runs, strict=True):
-            facts = {f"{method}, {device}: {key}": value for key, value in run.items()}
-            outcome.facts |= facts
-        if CUDA in devices:
-            seconds, losses = (
-                [run[key] for run in runs]
-                for key in ("seconds per epoch", "train loss")
-            )
-            title = f"{method}: times as fast as on the CPU"
-            outcome.facts[title] = seconds[0] / seconds[1]
-            if method in LINEAR:
-                title = f"{method}: training loss on the GPU, relative to the CPU's"
-                outcome.check(title, abs(losses[1] / losses[0] - 1.0), SAME)
-    return outcome
-
-
-def run_on_device(
-    tables: str, name: str, epochs: int, method: str, device: str
-) -> Results:
-    """Train by one method on one device; return its seconds and where it got."""
-    # stars are classes, as in the paper
-    settings = Settings(
-        **GPU_METHODS[method],
-        task="classification",
-        num_epochs=epochs,
-        device=device,
-    )
-    # one site has all tables; their features lie in files, which the next run finds
-    state = Path(tables).parent / "state"
-    sql = PAPER_SCALES[name].sql
-    report = train(sql, settings, {"all": Path(tables)}, state=state).report
-    rounds = pd.DataFrame([vars(item) for item in report.history])
-    seconds = rounds.groupby("epoch")[list(PARTS)].sum()
-    # the first epoch also copies to the device, and warms up
-    steady = seconds.loc[min(2, epochs) :].median()
-    return {
-        "joined rows": report.joined_rows_train,
-        "seconds per epoch": float(steady.sum()),
-        "of them at the site": float(steady["client_seconds"]),
-        "seconds of set-up": float(seconds.loc[0].sum()),
-        "train loss": report.final_train["loss"],
-        "test accuracy": report.final_test["accuracy"],
-    }

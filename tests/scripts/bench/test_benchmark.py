@@ -115,6 +115,10 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> No
     assert list(content["suites"]) == ["a", "d"]
     assert content["suites"]["a"]["facts"] == {"figure": 0.123457}
     assert content["failed"] == {"b": "OSError: disk full"}
+    suite = content["suites"]["a"]
+    assert {"date", "seconds", "machine", "versions"} < set(suite)
+    assert {"processor", "cores", "memory-gib", "python"} < set(suite["machine"])
+    assert set(suite["versions"]) == set(harness.LIBRARIES)
     printed = capsys.readouterr().out
     assert "MISSED: b failed: disk full" in printed
     assert "c is skipped: no data" in printed
@@ -155,14 +159,6 @@ def test_a_file_of_another_schema_is_refused(
         run({"a": good}, option, str(path))
     assert "not 1: run it anew" in capsys.readouterr().err
     assert PAGE.read_text(encoding="utf-8") == PAGE_TEXT
-
-
-def test_a_result_says_where_and_when(run) -> None:
-    _, content = run({"a": good})
-    suite = content["suites"]["a"]
-    assert {"date", "seconds", "machine", "versions"} < set(suite)
-    assert {"processor", "cores", "memory-gib", "python"} < set(suite["machine"])
-    assert set(suite["versions"]) == set(harness.LIBRARIES)
 
 
 def test_a_measurement_in_a_process_of_its_own() -> None:

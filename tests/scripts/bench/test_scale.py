@@ -1,25 +1,17 @@
 """Suites of large and growing sizes on tiny ones: they run, and what they compute."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from client_apps.app import app
 from client_apps.rounds.site import Site
 from scripts.bench.harness import Options
-from scripts.bench.suites import scale
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.scale import (
-    GPU_METHODS,
-    LINEAR,
-    NO_GPU,
     anonymous_bytes,
     log_slope,
-    measure_gpu,
     measure_linearity,
     paper_tables,
-    run_on_device,
     run_paper_scale,
     shard_set_up,
 )
@@ -96,55 +88,11 @@ def test_set_up_of_shards_is_timed_at_the_site():
     assert 0 < shard_set_up(3) < 60
 
 
-def faked_gpu(monkeypatch, *, has_gpu: bool, loss: float) -> list[tuple[str, str]]:
-    """Let the processes' figures be these; return which were asked for."""
-    asked = []
-
-    def run(_, tables, name, epochs, method, device):
-        assert (Path(tables).name, name, epochs) == ("tables.toml", "mimic", 3)
-        asked.append((method, device))
-        is_cpu = device == "cpu"
-        return {
-            "seconds per epoch": 6.0 if is_cpu else 1.5,
-            "train loss": 0.5 if is_cpu else loss,
-        }
-
-    monkeypatch.setattr(scale, "in_process_of_its_own", run)
-    monkeypatch.setattr(scale, "resolve", lambda *_: "cuda" if has_gpu else "cpu")
-    return asked
-
-
-def test_both_devices_are_compared(monkeypatch, tmp_path):
-    options = Options(paper_scale=tmp_path, factor=FACTOR)
-    asked = faked_gpu(monkeypatch, has_gpu=True, loss=0.5 + 1e-5)
-    outcome = measure_gpu(options, "mimic", 3)
-    assert asked == [(method, d) for method in GPU_METHODS for d in ("cpu", "cuda")]
-    assert outcome.facts["sgd, cuda: seconds per epoch"] == 1.5
-    assert outcome.facts["sgd: times as fast as on the CPU"] == 4.0
-    assert [check.measured for check in outcome.checks] == [pytest.approx(2e-5)] * 2
-    assert len(LINEAR) == 2
-    assert all(check.is_met for check in outcome.checks)
-    faked_gpu(monkeypatch, has_gpu=True, loss=0.5 + 1e-3)
-    assert not any(c.is_met for c in measure_gpu(options, "mimic", 3).checks)
-    asked = faked_gpu(monkeypatch, has_gpu=False, loss=0.5)
-    outcome = measure_gpu(options, "mimic", 3)
-    assert asked == [(method, "cpu") for method in GPU_METHODS]
-    assert outcome.facts["gpu"] == NO_GPU
-    assert not outcome.checks
-
-
-def test_one_run_on_a_device(tmp_path):
+def test_tables_are_written_once(tmp_path):
     tables = paper_tables("mimic", tmp_path, FACTOR)
     before = tables.stat().st_mtime_ns
     assert paper_tables("mimic", tmp_path, FACTOR) == tables
     assert tables.stat().st_mtime_ns == before
-    found, again = (
-        run_on_device(str(tables), "mimic", 2, "admm", "cpu") for _ in range(2)
-    )
-    assert found["joined rows"] == 232
-    assert found["train loss"] < 0.7
-    assert found["seconds per epoch"] > found["of them at the site"] > 0
-    assert again["train loss"] == found["train loss"]
 
 
 def test_every_kernel_is_measured_beside_its_floor():
