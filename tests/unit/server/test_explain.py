@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from dataclasses import replace
 
+import duckdb
 import pytest
 
 from strategies import STRATEGIES, Explain
@@ -27,6 +28,7 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.packet import Action
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
+from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +236,55 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     # what is left out: the curvature, which is not asked for
     curvature = {"one number of curvature per shard"}
     assert {key[2] for key in clear} - {key[2] for key in covered} == curvature
+
+
+FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
+JOINS = {
+    "f": (FLOWN, ""),
+    "p": ("planes p", "f.tailnum = p.tailnum"),
+    "w": ("weather w", "f.origin = w.origin AND f.time_hour = w.time_hour"),
+    "a": ("airports a", "f.dest = a.faa"),
+}
+
+
+def test_flights_are_what_sql_says():
+    explanation = explain(FLIGHTS_SQL, 5, strategy="sgd")
+    with closing(duckdb.connect()) as connection:
+        for name, files in flights_tables().items():
+            paths = list(map(str, files.values()))
+            connection.execute(
+                f"CREATE TABLE {name} AS "
+                f"SELECT *, row_number() OVER () AS n FROM read_parquet({paths})"
+            )
+        source = FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
+        connection.execute(
+            "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a "
+            + source
+        )
+        for table in explanation.tables:
+            alias = table.table
+            counts = (
+                f"SELECT count(j.{alias}) AS times FROM {JOINS[alias][0]} "
+                f"LEFT JOIN joined j ON j.{alias} = {alias}.n GROUP BY {alias}.n"
+            )
+            figures = connection.execute(
+                "SELECT count(*), count(*) FILTER (times = 0), min(times), "
+                f"median(times), avg(times), max(times) FROM ({counts})"
+            ).fetchone()
+            expected = sum(table.rows), table.unused_rows, *table.multiplicity.values()
+            assert figures == pytest.approx(expected)
+        for join in explanation.joins:
+            right, on = JOINS[join.right]
+            for table, other, unmatched in (
+                (FLOWN, right, join.left_unmatched),
+                (right, FLOWN, join.right_unmatched),
+            ):
+                assert connection.execute(
+                    f"SELECT count(*) FROM {table} ANTI JOIN {other} ON {on}"
+                ).fetchone() == (unmatched,)
+    # known from the data: the rows after every step
+    steps = [step.rows for step in explanation.join_steps]
+    assert steps == [327_346, 279_017, 277_690, 271_594]
 
 
 def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys):
