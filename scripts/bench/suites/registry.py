@@ -18,7 +18,11 @@ from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
-from scripts.bench.suites.scale import measure_linearity, measure_paper_scale
+from scripts.bench.suites.scale import (
+    measure_gpu,
+    measure_linearity,
+    measure_paper_scale,
+)
 
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
@@ -37,4 +41,5 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "micro": measure_micro,
     "linearity": measure_linearity,
     "paper-scale": measure_paper_scale,
+    "gpu": measure_gpu,
 }

@@ -4,7 +4,7 @@ Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by 
 number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
 beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
 largest table's features that the run has just used: its pages are in the page cache in
-both.
+both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is one, on CUDA.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
 Tables of the papers' sizes are written to the folder of --paper-scale unless they are
@@ -14,9 +14,10 @@ there (10 GB at factor 1, and as much again for encoded features, which stay).
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,7 @@ from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
-from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -55,6 +56,15 @@ STORE_EPOCHS = 4
 
 SHARDS = (10, 100, 400)
 ROWS_PER_SHARD = 50
+
+GPU_EPOCHS = 4
+GPU_METHODS: Mapping[str, Mapping[str, Any]] = {
+    "admm": {"strategy": "admm"},
+    "sgd": {"strategy": "sgd"},
+    "admm, mlp": {"strategy": "admm", "model": "mlp"},
+}
+MOST_LOSS_APART = {"admm": 1e-4, "sgd": 1e-4}
+"""Of the training losses, relative; an MLP's minibatches amplify the last bits."""
 
 
 class _Watch:
@@ -256,3 +266,53 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     1.0
     """
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
+
+
+def measure_gpu(
+    options: Options, name: str = LARGE_DATA, epochs: int = GPU_EPOCHS
+) -> Outcome:
+    """Train by every method on the CPU and, where there is one, on a GPU."""
+    tables = paper_tables(name, options.paper_folder, options.factor)
+    outcome = Outcome(facts={"data": f"{name}, factor {options.factor:g}"})
+    has_gpu = resolve(AUTO) == CUDA
+    if not has_gpu:
+        outcome.facts["gpu"] = "no GPU here: CUDA was not measured"
+    for method in GPU_METHODS:
+        runs = {
+            device: in_process_of_its_own(
+                run_on_device, str(tables), name, epochs, method, device
+            )
+            for device in (CPU, CUDA)[: 1 + has_gpu]
+        }
+        outcome.facts |= {f"{method}, {device}": run for device, run in runs.items()}
+        if has_gpu:
+            speed, loss = (
+                runs[CPU][key] / runs[CUDA][key]
+                for key in ("epoch-seconds", "train-loss")
+            )
+            outcome.facts[f"{method}: times as fast as on the CPU"] = speed
+            title = f"{method}: training loss on the GPU off the CPU's"
+            most = MOST_LOSS_APART.get(method, np.inf)
+            outcome.check(title, abs(loss - 1.0), most, "%")
+    return outcome
+
+
+def run_on_device(
+    tables: str, name: str, epochs: int, method: str, device: str
+) -> Results:
+    """Train by one method on one device, one site with all tables."""
+    choices = {**GPU_METHODS[method], "num_epochs": epochs, "device": device}
+    settings = Settings(task="classification", **choices)
+    # features lie in files there, which the next run finds
+    state = Path(tables).parent / "state"
+    with _Watch().running() as watch:
+        strategy = train(
+            PAPER_SCALES[name].sql, settings, {"all": Path(tables)}, watch.add, state
+        )
+    seconds = watch.epochs["seconds"]
+    return {
+        # the first epoch also copies to the device, and warms up
+        "epoch-seconds": float(seconds.loc[min(2, epochs) :].median()),
+        "set-up-seconds": float(seconds[0]),
+        "train-loss": strategy.report.final_train["loss"],
+    }
