@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 
 from strategies.setup.extract import key_groups
-from tests.support.federated import run_query
-from tests.support.peers.keyed_sites import KeyedGrid, train
+from tests.support.federated import run_query, train
+from tests.support.peers.keyed_sites import KeyedGrid
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
@@ -136,8 +136,8 @@ class TestDictionary:
         sent = list(grid.hashes().values())
         assert sum(map(len, sent)) == 2 * ROWS
         public = [
-            bytes.fromhex(header["public-key"])
-            for header in grid.headers("query.describe", is_reply=True)
+            bytes.fromhex(seen.header["public-key"])
+            for seen in grid.sent("query.describe", replies=True)
         ]
         run_id = int(grid.run_name, 16)
         guessed = all_the_server_has(grid)

@@ -5,13 +5,11 @@ That no message carries it is in ``test_key_sources.py``.
 
 import pytest
 
-from client_apps.app import app
 from client_apps.rounds.site import Site
-from strategies.run.grid import InProcessGrid
-from tests.support.peers.keyed_sites import SQL, A, B, train
+from tests.support.federated import WatchedGrid, train
+from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import ReplyError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.protocol.packet import Packet, pack, unpack
 
 SIMULATED = [{"a": A}, {"b": B}]
 
@@ -25,25 +23,20 @@ def one_real(tmp_path):
     return [{"a": A}, file]
 
 
-class Relay(InProcessGrid):
+class Relay(WatchedGrid):
     """Change what the leader is asked or answers; keep the secrets of the sites."""
 
     def __init__(self, sites, request=None, reply=None):
-        super().__init__(app, sites)
-        self.request, self.reply, self.secrets = request, reply, []
+        super().__init__(sites, self._relay)
+        self.changes, self.secrets = (request, reply), []
 
-    def _deliver(self, message):
-        action, node = message.metadata.message_type, message.metadata.dst_node_id
-        if action == "query.seal" and self.request:
-            header = unpack(message.content).header
-            message.content = pack(Packet(header | self.request))
-        reply = super()._deliver(message)
-        if action == "query.seal" and self.reply is not None:
-            reply.content = pack(Packet(self.reply))
-        if action == "query.extract" and "error" not in unpack(reply.content).header:
-            site = Site(self.contexts[node], self.run_name)
+    def _relay(self, seen):
+        change = self.changes[seen.is_reply]
+        if seen.action == "query.seal" and change is not None:
+            seen.header.update(change)
+        if seen.action == "query.extract" and seen.is_reply and seen.arrays:
+            site = Site(self.contexts[seen.node], self.run_name)
             self.secrets.append(site.hasher().secret)
-        return reply
 
 
 def secrets(sites, seed=0):

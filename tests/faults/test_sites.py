@@ -26,11 +26,11 @@ from tests.support.peers.hostile import (
     change_of,
     header,
     tables,
+    train,
 )
 from tests.support.peers.hostile_runs import RUNS, refusals
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
-from tp_flower.query import Query
 
 REPLIES = Path(__file__).with_name("refused_replies.toml")
 NODES = {"shop": SHOP, "us": US}
@@ -60,12 +60,6 @@ class TamperingGrid(InProcessGrid):
 
     def pull_messages(self, message_ids):
         return [m for m in super().pull_messages(message_ids) if m is not None]
-
-
-def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
-    strategy = method(Query.from_sql(sql), **{"num_epochs": 2, **settings})
-    strategy.start(grid)
-    return strategy
 
 
 def packed(change):

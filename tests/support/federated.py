@@ -1,6 +1,6 @@
 """Run a strategy on a small federation in this process, and keep all that it shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from flwr.app import Message
+from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from client_apps.app import app
@@ -17,7 +18,7 @@ from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol.packet import message_bytes, unpack, unpack_bits
+from tp_flower.protocol.packet import Packet, message_bytes, pack, unpack, unpack_bits
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 
@@ -195,6 +196,22 @@ class Run:
         ]
 
 
+def train(
+    sites: Sites | Grid, sql: str, method: str | type = "admm", **settings: object
+) -> RelationalStrategy:
+    """Run a strategy on sites or their grid; training has two epochs by default."""
+    if not isinstance(sites, Grid):
+        with closing(InProcessGrid(app, sites)) as grid:
+            return train(grid, sql, method, **settings)
+    kind = STRATEGIES[method] if isinstance(method, str) else method
+    query = Query.from_sql(sql, needs_label=getattr(kind, "has_label", True))
+    if not {"settings", "mode"} & settings.keys():
+        settings.setdefault("num_epochs", 2)
+    strategy = kind(query, **settings)
+    strategy.start(sites)
+    return strategy
+
+
 def run(loss: str, sites: Sites, strategy: str = "admm", **settings: object) -> Run:
     """Train on the store's query; squared loss, for instance, with `run("squared")`."""
     settings.setdefault("task", "regression" if loss == "squared" else "classification")
@@ -234,6 +251,37 @@ def read(message: Message) -> Seen:
         header=packet.header,
         arrays={key: np.array(own) for key, own in packet.arrays.items()},
     )
+
+
+class WatchedGrid(InProcessGrid):
+    """Messages as they arrived, in ``seen``; ``change`` may change each before that."""
+
+    def __init__(
+        self,
+        sites: Sites,
+        change: Callable[[Seen], object] | None = None,
+        **options: object,
+    ) -> None:
+        super().__init__(app, sites, **options)
+        self.change = change
+        self.seen: list[Seen] = []
+
+    def sent(self, action: str, *, replies: bool = False) -> list[Seen]:
+        kind = action, replies
+        return [s for s in self.seen if (s.action, s.is_reply) == kind]
+
+    def _deliver(self, message: Message) -> Message:
+        self._note(message)
+        reply = super()._deliver(message)
+        self._note(reply)
+        return reply
+
+    def _note(self, message: Message) -> None:
+        seen = read(message)
+        if self.change is not None:
+            self.change(seen)
+            message.content = pack(Packet(seen.header, seen.arrays))
+        self.seen.append(seen)
 
 
 def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> None:

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from client_apps.app import app
-from strategies import TablePuppetADMM
-from strategies.run.grid import InProcessGrid
+from tests.support import federated
 from tests.support.federated import (
     Run,
+    WatchedGrid,
     one_per_site,
     run,
     run_query,
@@ -33,8 +32,7 @@ from tests.support.peers.hostile import (
 )
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
-from tp_flower.protocol.packet import Action, Packet, pack, unpack
-from tp_flower.query import Query
+from tp_flower.protocol.packet import Action
 
 __all__ = ["same_noise"]
 
@@ -283,30 +281,16 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
         assert per_epoch[0] == per_epoch[1] == 4 * trained < per_epoch[2]
 
 
-class Claiming(InProcessGrid):
-    """Sites of which some say other things than they found: by action, a change."""
-
-    def __init__(self, sites, claims):
-        super().__init__(app, sites)
-        self._claims = claims
-
-    def _deliver(self, message):
-        reply = super()._deliver(message)
-        change = self._claims.get(message.metadata.message_type)
-        packet = unpack(reply.content)
-        if change is not None and "error" not in packet.header:
-            reply.content = pack(change(packet))
-        return reply
-
-
 def claim(split, claims, **settings):
-    grid = Claiming(one_per_site(split(store())), claims)
-    own = {"num_epochs": 1, "coreset_size": 60, **settings}
-    strategy = TablePuppetADMM(Query.from_sql(store_sql("squared")), **own)
-    try:
-        strategy.start(grid)
-    finally:
-        grid.close()
+    """Train on sites of which some say other things than they found, by action."""
+
+    def change(seen):
+        if seen.is_reply and seen.action in claims and "error" not in seen.header:
+            claims[seen.action](seen)
+
+    grid = WatchedGrid(one_per_site(split(store())), change)
+    settings = {"num_epochs": 1, "coreset_size": 60, **settings}
+    strategy = federated.train(grid, store_sql("squared"), **settings)
     return strategy.chosen["coreset"]
 
 
@@ -314,18 +298,17 @@ def with_facts(table: str, **facts):
     """Change what a site says of its part, of the table's one."""
     place = list(TABLES).index(table)
 
-    def change(packet):
-        parts = packet.header["parts"]
-        parts = [{**own, **facts} if own["id"] == place else own for own in parts]
-        return Packet({**packet.header, "parts": parts}, packet.arrays)
+    def change(seen):
+        for part in seen.header["parts"]:
+            if part["id"] == place:
+                part.update(facts)
 
     return change
 
 
 def with_arrays(change):
-    def changed(packet):
-        arrays = {key: change(key[0], own) for key, own in packet.arrays.items()}
-        return Packet(packet.header, arrays)
+    def changed(seen):
+        seen.arrays = {key: change(key[0], own) for key, own in seen.arrays.items()}
 
     return changed
 

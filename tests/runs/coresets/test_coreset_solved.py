@@ -1,5 +1,6 @@
 """Ridge regression and k-means on a coreset, solved at the server."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import duckdb
@@ -9,15 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from client_apps.app import app
-from strategies import CoresetKMeans, CoresetRidge, TablePuppetADMM
+from strategies import CoresetKMeans, CoresetRidge
 from strategies.coreset_solvers import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import PartRows, TrainedTable
+from tests.support import federated
 from tests.support.examples.coresets import kmeans_cost
 from tests.support.federated import (
     SOURCE,
     Run,
+    WatchedGrid,
     one_per_site,
     run_query,
     sharded,
@@ -39,7 +42,6 @@ from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
 from tp_flower.protocol.packet import Action, Packet, pack, unpack
 from tp_flower.protocol.training_messages import Update
-from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -309,15 +311,13 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
     tables = ("orders", "customers", "items")
     rules = "".join(f"[tables.{t}.policy]\nreleases = {{ {policy} }}\n" for t in tables)
     file.write_text(file.read_text() + rules)
-    seen = []
-    grid = InProcessGrid(app, [file], observe=lambda m: seen.append(m.metadata))
-    run = strategy(Query.from_sql(SQL), coreset_kind="uniform", **own)
-    if refused is None:
-        run.start(grid)
-    else:
-        with pytest.raises(SiteError, match=refused):
-            run.start(grid)
-    assert (Action.ROWS in {own.message_type for own in seen}) == (refused is None)
+    grid = WatchedGrid([file])
+    sql = SQL if strategy.has_label else CLUSTERS
+    with nullcontext() if refused is None else pytest.raises(SiteError, match=refused):
+        federated.train(
+            grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
+        )
+    assert bool(grid.sent(Action.ROWS)) == (refused is None)
 
 
 def test_the_ledger_and_the_report_say_what_has_left():
@@ -347,9 +347,8 @@ class Asking(InProcessGrid):
 
 
 def test_rows_do_not_leave_a_run_that_was_planned_without():
-    query = Query.from_sql(SQL)
     with pytest.raises(SiteError, match="its rows are not to leave in this run"):
-        TablePuppetADMM(query).start(Asking(app, one_per_site(whole(store()))))
+        federated.train(Asking(app, one_per_site(whole(store()))), SQL)
 
 
 # what a site sends

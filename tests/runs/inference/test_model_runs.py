@@ -19,6 +19,7 @@ from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request
+from tests.support.federated import train
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -66,11 +67,8 @@ def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
     grid = InProcessGrid(
         app, sites(folder, policy), observe=seen.append, state=folder / "state"
     )
-    strategy = method(
-        Query.from_sql(sql), **{"num_epochs": 3, "test_fraction": 0.0, **settings}
-    )
-    strategy.start(grid)
-    return strategy, seen
+    settings = {"num_epochs": 3, "test_fraction": 0.0, **settings}
+    return train(grid, sql, method, **settings), seen
 
 
 @pytest.fixture(scope="module")
@@ -308,9 +306,7 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     orders.to_csv(tmp_path / "o.csv", index=False)
     path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
     sql = "SELECT CASE WHEN c > 5 THEN 'x' WHEN c > 2 THEN 'y' ELSE 'z' END AS label, "
-    grid = InProcessGrid(app, {"shop": path})
-    strategy = TablePuppetADMM(Query.from_sql(f"{sql} price FROM o"), num_epochs=1)
-    strategy.start(grid)
+    strategy = train({"shop": path}, f"{sql} price FROM o", num_epochs=1)
     shown = report_dict(strategy.report)["coefficients"]["o"]
     assert [(own["feature"], own["output"]) for own in shown] == [
         (feature, output)

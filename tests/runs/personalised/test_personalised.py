@@ -13,6 +13,7 @@ from strategies.inference.manifest import make_manifest
 from strategies.personalised.descent import Descent
 from strategies.report_page import render, result_view
 from strategies.run.grid import InProcessGrid
+from tests.support import federated
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol.packet import Action, unpack
@@ -48,9 +49,8 @@ def train(
     grid: InProcessGrid | None = None,
     **settings: object,
 ) -> Personalised:
-    strategy = Personalised(Query.from_sql(sql), **{"graph": CHAIN, **settings})
-    strategy.start(grid or grid_of(frames() if tables is None else tables))
-    return strategy
+    grid = grid or grid_of(frames() if tables is None else tables)
+    return federated.train(grid, sql, Personalised, **{"graph": CHAIN, **settings})
 
 
 class Obvious:

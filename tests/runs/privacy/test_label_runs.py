@@ -7,22 +7,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.privacy import noisy_labels
-from strategies import STRATEGIES
 from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
-from strategies.run.grid import InProcessGrid
 from strategies.setup.labels import label_plan, read_private_labels
 from strategies.setup.problem import TrainingProblem
 from tests.support import federated
+from tests.support.federated import WatchedGrid
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
-from tp_flower.protocol.packet import pack, unpack
-from tp_flower.query import Query
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -51,52 +47,20 @@ def pairs(rows=ROWS):
     return a, b.reset_index(drop=True)
 
 
-class Watched(InProcessGrid):
-    """A grid that keeps all messages, and may change the requests of one action."""
-
-    def __init__(self, sites, action="", change=None):
-        self.seen = []
-        super().__init__(
-            app, sites, observe=lambda m: self.seen.append(federated.read(m))
-        )
-        self.action, self.change = action, change
-
-    def _deliver(self, message):
-        if message.metadata.message_type == self.action:
-            packet = unpack(message.content)
-            self.change(packet.header)
-            message.content = pack(packet)
-        return super()._deliver(message)
-
-    def sent(self, action, *, replies):
-        return [
-            seen
-            for seen in self.seen
-            if (seen.action, seen.is_reply) == (action, replies)
-        ]
-
-
 def train(grid, sql, privacy, strategy="admm", **settings):
-    method = STRATEGIES[strategy](
-        Query.from_sql(sql),
-        Settings(strategy=strategy, device="cpu", privacy=privacy, **settings),
-    )
-    try:
-        method.start(grid)
-    finally:
-        grid.close()
-    return method
+    settings = Settings(strategy=strategy, device="cpu", privacy=privacy, **settings)
+    return federated.train(grid, sql, strategy, settings=settings)
 
 
 def train_pairs(privacy, strategy="admm", **settings):
     a, b = pairs()
-    grid = Watched([{"a": [a[:2500], a[2500:]]}, {"b": b}])
+    grid = WatchedGrid([{"a": [a[:2500], a[2500:]]}, {"b": b}])
     return grid, train(grid, SQL, privacy, strategy, num_epochs=3, **settings)
 
 
 def train_store(loss, privacy, strategy="admm", frames=None, **settings):
     shards = federated.sharded(federated.store() if frames is None else frames)
-    grid = Watched(federated.one_per_site(shards))
+    grid = WatchedGrid(federated.one_per_site(shards))
     return train(grid, federated.store_sql(loss), privacy, strategy, **settings)
 
 
@@ -300,7 +264,7 @@ def site_files(folder):
             text += "[tables.a.policy]\nepsilon = 2\nreleases = {models = 'clear', "
             text += "scores = 'clear', statistics = 'clear'}\n"
         (folder / f"{name}.toml").write_text(text)
-    grid = Watched({name: folder / f"{name}.toml" for name in ("a", "b")})
+    grid = WatchedGrid({name: folder / f"{name}.toml" for name in ("a", "b")})
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder / "state")
     return grid
@@ -323,7 +287,7 @@ def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):
 def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
     grid = site_files(tmp_path)
     settings = Settings(mode="explain", privacy=response(1.5))
-    Explain(Query.from_sql(SQL), settings).start(grid)
+    federated.train(grid, SQL, Explain, settings=settings)
     later = site_files(tmp_path)
     train(later, SQL, response(1.5), num_epochs=1)
     np.testing.assert_array_equal(labels_sent(grid), labels_sent(later))
@@ -348,11 +312,11 @@ TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
 )
 def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match):
     grid = site_files(tmp_path)
-    grid.action = "query.extract"
 
-    def change(header):
-        for order in header["parts"]:
-            order["label-privacy"] = plan
+    def change(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            for order in seen.header["parts"]:
+                order["label-privacy"] = plan
 
     grid.change = change
     with pytest.raises(SiteError, match=match):

@@ -11,17 +11,16 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from client_apps.app import app
-from strategies import TablePuppetADMM
-from strategies.run.grid import InProcessGrid
 from tests.support.federated import (
     LABELS,
     Run,
+    WatchedGrid,
     one_per_site,
     run,
     sharded,
     store,
     store_sql,
+    train,
     whole,
 )
 from tp_flower.errors import SettingsError, SiteError
@@ -29,7 +28,6 @@ from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, Mechanism
-from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
 LAYOUTS = {"whole": whole, "sharded": sharded}
@@ -371,19 +369,14 @@ def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match)
 
 
 def test_a_model_that_dp_sgd_cannot_train_is_refused_before_training():
-    seen = []
-    grid = InProcessGrid(app, one_per_site(sharded(store())), observe=seen.append)
-    strategy = TablePuppetADMM(
-        Query.from_sql(store_sql("logistic")),
-        privacy=PrivacySettings(features="dp-sgd"),
-        model="tests.runs.privacy.test_private_runs:with_batch_norm",
-    )
+    grid = WatchedGrid(one_per_site(sharded(store())))
+    own = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
+    privacy = PrivacySettings(features="dp-sgd")
     match = r"layer '1' \(BatchNorm1d\) has no gradients row by row"
     with pytest.raises(SiteError, match=match):
-        strategy.start(grid)
-    actions = {message.metadata.message_type for message in seen}
-    assert "train.prepare" in actions
-    assert "train.admm" not in actions
+        train(grid, store_sql("logistic"), privacy=privacy, **own)
+    assert grid.sent("train.prepare")
+    assert not grid.sent("train.admm")
 
 
 def with_batch_norm(features, outputs, intercept):

@@ -12,6 +12,7 @@ import pytest
 from client_apps.app import app
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
+from tests.support.federated import train
 from tp_flower.errors import (
     MappingError,
     QueryError,
@@ -20,7 +21,6 @@ from tp_flower.errors import (
     SiteError,
     TPFlowerError,
 )
-from tp_flower.query import Query
 
 ROWS = 10
 SQL = "SELECT o.qty AS label, o.price, c.age FROM orders o JOIN customers c"
@@ -57,14 +57,12 @@ def start(changed=None, sql=SQL, method=TablePuppetADMM, seen=None, **settings):
     seen = [] if seen is None else seen
     sites = shop() | us() | uk() | (changed or {})
     grid = InProcessGrid(app, sites, observe=seen.append)
-    strategy = method(Query.from_sql(sql), **{"num_epochs": 2, **settings})
     try:
-        strategy.start(grid)
+        return train(grid, sql, method, **settings)
     except TPFlowerError:
         actions = {message.metadata.message_type for message in seen}
         assert not {"train.admm", "train.sgd"} & actions
         raise
-    return strategy
 
 
 NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}

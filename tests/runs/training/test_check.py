@@ -1,18 +1,15 @@
 """The cross-check of the alignment: real runs agree, and planted faults are found."""
 
-from contextlib import closing
+from collections import ChainMap
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from strategies import Explain
-from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
+from tests.support.federated import WatchedGrid, train
 from tp_flower.errors import MappingError, ReplyError, SiteError
-from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.query import Query
 
 KEYS = 8
 
@@ -35,39 +32,21 @@ def sites():
 SQL = "SELECT o.y AS label, o.x, i.z FROM orders o JOIN items i ON o.item = i.item"
 
 
-class Faulty(InProcessGrid):
+def faulty(action, change, *, is_reply, node=None):
     """A grid on which one kind of message is changed on its way, at one place."""
 
-    def __init__(self, action, change, *, is_reply, node=None):
-        super().__init__(app, sites())
-        self._fault = (action, change, is_reply, node)
-        self.hits = 0
+    def fault(seen):
+        is_meant = (seen.action, seen.is_reply) == (action, is_reply)
+        if is_meant and node in (None, seen.node):
+            grid.hits += change(seen.header, seen.arrays) or 0
 
-    def _deliver(self, message):
-        action, change, is_reply, node = self._fault
-        metadata = message.metadata
-        is_meant = metadata.message_type == action
-        is_meant = is_meant and node in (None, metadata.dst_node_id)
-        if is_meant and not is_reply:
-            message.content = self._changed(message, change)
-        reply = super()._deliver(message)
-        if is_meant and is_reply:
-            reply.content = self._changed(reply, change)
-        return reply
-
-    def _changed(self, message, change):
-        packet = unpack(message.content)
-        arrays = {key: np.array(array) for key, array in packet.arrays.items()}
-        header = packet.header
-        self.hits += change(header, arrays) or 0
-        return pack(Packet(header, arrays))
+    grid = WatchedGrid(sites(), fault)
+    grid.hits = 0
+    return grid
 
 
 def explain(grid, sql=SQL):
-    strategy = Explain(Query.from_sql(sql), test_fraction=0.0, mode="explain")
-    with closing(grid):
-        strategy.start(grid)
-    return strategy
+    return train(grid, sql, Explain, test_fraction=0.0, mode="explain")
 
 
 def named(arrays, start):
@@ -113,7 +92,7 @@ FAULTS = [
 @pytest.mark.parametrize("node", [2, 3, 4])
 @pytest.mark.parametrize(("action", "change", "is_reply"), FAULTS)
 def test_planted_faults_are_found(action, change, is_reply, node):
-    grid = Faulty(action, change, is_reply=is_reply, node=node)
+    grid = faulty(action, change, is_reply=is_reply, node=node)
     with pytest.raises(
         MappingError,
         match=r"sides of the join o\.item = i\.item do not hold the same keys: of 8 ",
@@ -123,14 +102,9 @@ def test_planted_faults_are_found(action, change, is_reply, node):
 
 
 def test_every_matched_key_is_asked_once_on_each_side_and_told_alike():
-    asked = {}
-
-    def see(message):
-        metadata = message.metadata
-        if metadata.message_type == "query.check" and not metadata.reply_to_message_id:
-            asked.update(unpack(message.content).arrays)
-
-    (join,) = explain(InProcessGrid(app, sites(), observe=see)).explanation.joins
+    grid = WatchedGrid(sites())
+    (join,) = explain(grid).explanation.joins
+    asked = ChainMap(*(seen.arrays for seen in grid.sent("query.check")))
     assert join.checked_keys == KEYS
     # parts 0 and 1 are the orders, 2 and 3 the items
     for name in ("rows/0", "weights/0"):
@@ -145,12 +119,12 @@ def test_every_matched_key_is_asked_once_on_each_side_and_told_alike():
 
 
 def test_left_joins_and_null_keys_are_checked_where_they_match():
-    found = explain(InProcessGrid(app, SMALL), SMALL_SQL).explanation
+    found = explain(SMALL, SMALL_SQL).explanation
     assert [join.checked_keys for join in found.joins] == [2, 2]
 
 
 def test_a_query_over_one_table_has_nothing_to_check():
-    strategy = explain(InProcessGrid(app, sites()), "SELECT y AS label, x FROM orders")
+    strategy = explain(sites(), "SELECT y AS label, x FROM orders")
     assert strategy.explanation.joins == []
     assert "check" not in [item.phase for item in strategy.history]
 
@@ -161,7 +135,7 @@ def test_rows_that_a_shard_does_not_have_are_refused_by_the_site():
             arrays[key][:1] = 99
 
     with pytest.raises(SiteError, match=r"must hold numbers from 0 to"):
-        explain(Faulty("query.check", beyond, is_reply=False, node=2))
+        explain(faulty("query.check", beyond, is_reply=False, node=2))
 
 
 def test_a_reply_without_a_count_is_refused():
@@ -170,4 +144,4 @@ def test_a_reply_without_a_count_is_refused():
             facts["counts"] = {"0": -1}
 
     with pytest.raises(ReplyError, match=r"'maker' .*'counts' is {'0': -1}; .*>= 0"):
-        explain(Faulty("query.check", uncounted, is_reply=True, node=3))
+        explain(faulty("query.check", uncounted, is_reply=True, node=3))

@@ -3,16 +3,15 @@
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.privacy.ledger_entries import OF_BASE_ROWS, OF_GROUPS, of_groups
-from strategies import TablePuppetADMM
 from strategies.run.exchange import Part, Replies
-from strategies.run.grid import InProcessGrid
 from strategies.setup.extract import check_groups, split_groups
+from tests.support import federated
+from tests.support.federated import WatchedGrid
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.setup_messages import ExtractedPart
-from tp_flower.query import Fragment, Query
+from tp_flower.query import Fragment
 from tp_flower.query.fragment import SubQuery
 from tp_flower.settings import PrivacySettings
 
@@ -31,20 +30,12 @@ def payments(*customers):
 
 def train(sql, sites, **settings):
     """Train; a query that is refused reaches no training."""
-    seen = []
-    grid = InProcessGrid(
-        app,
-        [{"customers": CUSTOMERS}, *sites],
-        observe=lambda message: seen.append(message.metadata.message_type),
-    )
-    settings = {"num_epochs": 1, "test_fraction": 0.0, **settings}
-    strategy = TablePuppetADMM(Query.from_sql(sql), **settings)
+    grid = WatchedGrid([{"customers": CUSTOMERS}, *sites])
     try:
-        strategy.start(grid)
+        return federated.train(grid, sql, test_fraction=0.0, **settings)
     except QueryError:
-        assert not [action for action in seen if action.startswith("train.")]
+        assert not [seen for seen in grid.seen if seen.action.startswith("train.")]
         raise
-    return strategy
 
 
 def run(shards, where="", having="", **settings):

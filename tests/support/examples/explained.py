@@ -16,14 +16,11 @@ from strategies.app import main as server_main
 from strategies.explain.explanation import explanation_dict
 from strategies.report_page import explanation_view
 from strategies.run.grid import InProcessGrid
-from tp_flower.query import Query
+from tests.support.federated import train
 
 
 def explain(sql, sites, **how):
-    strategy = Explain(Query.from_sql(sql), **{"mode": "explain", **how})
-    with closing(InProcessGrid(app, sites)) as grid:
-        strategy.start(grid)
-    return strategy.explanation
+    return train(sites, sql, Explain, **{"mode": "explain", **how}).explanation
 
 
 def run_app(folder, **config):

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import getitem, methodcaller
 from pathlib import Path
@@ -21,10 +21,10 @@ from client_apps.app import app
 from client_apps.data.database import FILE
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
+from tests.support import federated
 from tests.support.federated import write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
 from tp_flower.protocol.packet import HEADER, MESSAGE, Action, Packet, pack, unpack
-from tp_flower.query import Query
 
 SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind "
@@ -209,10 +209,7 @@ class Kept:
 
 def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
     """Run to the end; return the strategy."""
-    strategy = method(Query.from_sql(sql), **{"num_epochs": 2, **settings})
-    with closing(grid):
-        strategy.start(grid)
-    return strategy
+    return federated.train(grid, sql, method, **settings)
 
 
 # changes of a request

@@ -6,41 +6,31 @@ a simulation is known to all.
 
 import pandas as pd
 
-from client_apps.app import app
 from client_apps.data.key_files import site_key
 from client_apps.rounds.site import Site
-from strategies import TablePuppetADMM
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import Seen, read, write_site
-from tp_flower.protocol.packet import Packet, pack
-from tp_flower.query import Query
+from tests.support.federated import WatchedGrid, write_site
 
 FIRST_NODE = 2
 SECRET_TEXT = bytes(range(7, 60)).hex()
 
 
-class KeyedGrid(InProcessGrid):
+class KeyedGrid(WatchedGrid):
     """Real sites of one table each, named like it.
 
-    ``change`` is called with what is about to arrive, which it may change; ``seen`` are
-    all messages as they arrived, and ``secrets`` the sites' keys of the hashes by node.
+    ``secrets`` are the sites' keys of the hashes by node.
     """
 
     def __init__(self, folder, tables, change=None):
         self.folders = {name: folder / name for name in tables}
-        super().__init__(
-            app,
-            {
-                name: write_site(folder / name, {name: frame}, site=f"{name}-0")
-                for name, frame in tables.items()
-            },
-        )
+        sites = {
+            name: write_site(folder / name, {name: frame}, site=f"{name}-0")
+            for name, frame in tables.items()
+        }
+        super().__init__(sites, change)
         self.nodes = {name: node for node, name in enumerate(tables, FIRST_NODE)}
         for name, node in self.nodes.items():
             state = str(self.folders[name] / "state")
             self.contexts[node].node_config["state-dir"] = state
-        self.change = change
-        self.seen: list[Seen] = []
         self.secrets: dict[int, bytes] = {}
 
     def configure(self, name, **files):
@@ -87,10 +77,6 @@ class KeyedGrid(InProcessGrid):
         """The actions whose replies brought arrays to the server."""
         return {seen.action for seen in self.seen if seen.is_reply and seen.arrays}
 
-    def headers(self, action, *, is_reply):
-        kind = action, is_reply
-        return [s.header for s in self.seen if (s.action, s.is_reply) == kind]
-
     def hashes(self):
         """By (node, part, name), the hashed keys that the server has."""
         return {
@@ -102,29 +88,12 @@ class KeyedGrid(InProcessGrid):
         }
 
     def _deliver(self, message):
-        self._note(message)
         reply = super()._deliver(message)
-        seen = self._note(reply)
+        seen = self.seen[-1]
         if seen.action == "query.extract" and seen.arrays:
             site = Site(self.contexts[seen.node], self.run_name)
             self.secrets[seen.node] = site.hasher().secret
         return reply
-
-    def _note(self, message):
-        """Note a message, and change its content."""
-        seen = read(message)
-        if self.change is not None:
-            self.change(seen)
-        self.seen.append(seen)
-        message.content = pack(Packet(seen.header, seen.arrays))
-        return seen
-
-
-def train(grid, sql, **settings):
-    """Train, one epoch."""
-    strategy = TablePuppetADMM(Query.from_sql(sql), num_epochs=1, **settings)
-    strategy.start(grid)
-    return strategy
 
 
 SQL = "SELECT a.y AS label, b.x FROM a JOIN b ON a.k = b.k"

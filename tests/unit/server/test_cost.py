@@ -1,18 +1,14 @@
 """The cost model against what training sends, and by hand."""
 
 from collections import Counter
-from contextlib import closing
 
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
-from strategies import STRATEGIES
-from strategies.run.grid import InProcessGrid
 from strategies.training.traffic import Traffic
 from tests.support.examples.explained import explain
-from tp_flower.query import Query
+from tests.support.federated import train
 from tp_flower.settings import PrivacySettings
 
 WITHIN = 0.02
@@ -87,10 +83,7 @@ WAYS = {
 
 
 def trained(layout, sql, **how):
-    strategy = STRATEGIES[how.get("strategy", "admm")](Query.from_sql(sql), **how)
-    with closing(InProcessGrid(app, sites(layout))) as grid:
-        strategy.start(grid)
-    return strategy.report
+    return train(sites(layout), sql, how.get("strategy", "admm"), **how).report
 
 
 def explained(layout, sql, **how):

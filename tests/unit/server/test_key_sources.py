@@ -10,9 +10,9 @@ from client_apps.data.key_files import read_secret, secret_digest
 from client_apps.privacy import keys
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import run_query
+from tests.support.federated import run_query, train
 from tests.support.peers.faulty_grid import rows_in
-from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid, train
+from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol.packet import Packet, pack, unpack
@@ -44,14 +44,15 @@ def in_one_run(seen):
 def test_sites_share_a_key_that_no_message_carries(make, source):
     grid = make(source)
     strategy = train(grid, SQL)
-    simulated = run_query(SQL, [{"a": A}, {"b": B}], num_epochs=1)
+    simulated = run_query(SQL, [{"a": A}, {"b": B}], num_epochs=2)
     assert strategy.report.final_train == simulated.strategy.report.final_train
-    for header in grid.headers("query.describe", is_reply=True):
+    described = [s.header for s in grid.sent("query.describe", replies=True)]
+    for header in described:
         assert header["keys"] == source
         assert ("site-key" in header) == (source == "pinned")
         assert ("secret-digest" in header) == (source == "file")
-    assert bool(grid.headers("query.seal", is_reply=False)) == (source != "file")
-    extracts = grid.headers("query.extract", is_reply=False)
+    assert bool(grid.sent("query.seal")) == (source != "file")
+    extracts = [seen.header for seen in grid.sent("query.extract")]
     assert any("sealed" in header for header in extracts) == (source != "file")
     assert sorted(grid.secrets) == sorted(grid.nodes.values())
     (key,) = set(grid.secrets.values())
@@ -64,7 +65,6 @@ def test_sites_share_a_key_that_no_message_carries(make, source):
         assert not [path for path in files if key in path.read_bytes()]
     if source == "file":
         secret = read_secret(grid.folders["a"] / "secret_file")
-        described = grid.headers("query.describe", is_reply=True)
         public = [bytes.fromhex(header["public-key"]) for header in described]
         run_id = int(grid.run_name, 16)
         assert key == secret.of_run(run_id, public)

@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 import tp_flower.settings
-from client_apps.app import app
-from strategies import STRATEGIES
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import store, store_sql, whole
+from tests.support.federated import store, store_sql, train, whole
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
-from tp_flower.query import Query
 from tp_flower.settings import SETTINGS, Settings
 
 PACKAGE = str(Path(tp_flower.settings.__file__).parent)
@@ -49,8 +45,7 @@ def run_of(strategy: str) -> None:
         orders = store()["orders"]
         sql = "SELECT qty AS label, day FROM orders"
         sites = [{"orders": [part]} for part in (orders[:25], orders[25:])]
-    query = Query.from_sql(sql, needs_label=strategy != "coreset-kmeans")
-    STRATEGIES[strategy](query, **fields).start(InProcessGrid(app, sites))
+    train(sites, sql, strategy, **fields)
 
 
 @pytest.mark.parametrize("strategy", METHODS)

@@ -7,12 +7,10 @@ import pytest
 from client_apps.app import app
 from client_apps.cli import main
 from client_apps.data.ledger import open_ledger
-from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import store_on_disk, store_sql
+from tests.support.federated import store_on_disk, store_sql, train
 from tp_flower.privacy.mechanisms import Gaussian, Release, Reservation
-from tp_flower.query import Query
-from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.settings import PrivacySettings
 
 
 @pytest.fixture
@@ -50,9 +48,7 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     grid = InProcessGrid(app, [str(tables)])
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(tables.parent / "state")
-    settings = Settings(num_epochs=2, privacy=privacy)
-    method = TablePuppetADMM(Query.from_sql(store_sql("logistic")), settings)
-    method.start(grid)
+    method = train(grid, store_sql("logistic"), privacy=privacy)
     after = spent(tables, capsys)
     assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
     assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)

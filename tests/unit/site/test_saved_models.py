@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
-from strategies.run.grid import InProcessGrid
+from tests.support import federated
+from tests.support.federated import WatchedGrid
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
-from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
@@ -35,21 +34,14 @@ def frames():
 def train(folder, method, **settings):
     """Train, and return the last local scores that each part sent."""
     orders, people = frames()
-    scores = {}
-
-    def watch(message):
-        if message.has_content() and "message" in message.content.config_records:
-            for (part, name), array in unpack(message.content).arrays.items():
-                if name == "scores":
-                    scores[part] = np.array(array)
-
     sites = [{"orders": orders}, {"c": [people[:4], people[4:]]}]
-    grid = InProcessGrid(app, sites, observe=watch)
+    grid = WatchedGrid(sites)
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder)
     settings = {"test_fraction": 0.0, "encoders": ENCODERS, **settings}
-    method(Query.from_sql(SQL), **settings).start(grid)
-    return scores
+    federated.train(grid, SQL, method, **settings)
+    arrays = [item for seen in grid.seen for item in seen.arrays.items()]
+    return {part: array for (part, name), array in arrays if name == "scores"}
 
 
 def saved_parts(folder: Path) -> dict[int, SavedModel]:
@@ -134,8 +126,6 @@ def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     orders.to_csv(tmp_path / "o.csv", index=False)
     path = tmp_path / "tables.toml"
     path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
-    strategy = TablePuppetADMM(
-        Query.from_sql("SELECT qty AS label, price FROM o"), num_epochs=1, model="mlp"
-    )
-    strategy.start(InProcessGrid(app, {"shop": path}))
+    sql = "SELECT qty AS label, price FROM o"
+    strategy = federated.train({"shop": path}, sql, num_epochs=1, model="mlp")
     assert strategy.outcome.coefficients == {}

@@ -9,30 +9,14 @@ from client_apps.app import app
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import store, store_on_disk, store_sql
+from tests.support.federated import WatchedGrid, store, store_on_disk, store_sql
 from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol.packet import Action, pack, unpack
+from tp_flower.protocol.packet import Action
 from tp_flower.query import Query
 
 SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
-
-
-class Hostile(InProcessGrid):
-    """Change the requests for an update."""
-
-    def __init__(self, sites, change=lambda _: None, **options) -> None:
-        super().__init__(app, sites, **options)
-        self.change, self.sent = change, []
-
-    def _deliver(self, message):
-        if message.metadata.message_type == Action.ADMM:
-            packet = unpack(message.content)
-            self.change(packet.header)
-            message.content = pack(packet)
-        self.sent.append(message.metadata.message_type)
-        return super()._deliver(message)
 
 
 def strategy_of():
@@ -40,11 +24,13 @@ def strategy_of():
 
 
 def test_every_message_has_a_line(tmp_path, caplog):
-    grid = Hostile({"all": store_on_disk(tmp_path)}, state=tmp_path / "states")
+    grid = WatchedGrid({"all": store_on_disk(tmp_path)}, state=tmp_path / "states")
     strategy = strategy_of()
     lines = logged_run(strategy, grid, caplog)
     lines = [line for line in lines if line["event"] not in SERVER]
-    assert [line["action"] for line in lines] == grid.sent
+    assert [line["action"] for line in lines] == [
+        seen.action for seen in grid.seen if not seen.is_reply
+    ]
     assert {line["event"] for line in lines} == {"answered"}
     assert {line["level"] for line in lines} == {"INFO"}
     assert {line["site"] for line in lines} == {"0"}
@@ -75,7 +61,12 @@ FORGED = "../../x\nevent=answered"
     ids=["value", "run", "round"],
 )
 def test_a_refusal_says_why_in_one_line(tmp_path, caplog, change, reason):
-    grid = Hostile({"all": store_on_disk(tmp_path)}, change, state=tmp_path / "states")
+    def spoil(seen):
+        if seen.action == Action.ADMM and not seen.is_reply:
+            change(seen.header)
+
+    sites = {"all": store_on_disk(tmp_path)}
+    grid = WatchedGrid(sites, spoil, state=tmp_path / "states")
     with pytest.raises(TPFlowerError):
         logged_run(strategy_of(), grid, caplog)
     lines = events(caplog.records)
