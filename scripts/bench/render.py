@@ -5,14 +5,13 @@ there, and replaces the text between the two markers in docs/results.md and READ
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from scripts.bench.harness import RESULTS_FILE, Results, write_results
 from scripts.bench.processes import ROOT
@@ -39,7 +38,7 @@ NEVER: Final = "-"
 MEGABYTE: Final = 1e6
 MOST_FACTS: Final = 16
 DOTS_PER_INCH: Final = 110
-SHOWN_EPOCHS: Final = 12
+IMAGE: Final = "methods.png"
 
 Found = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
@@ -48,8 +47,6 @@ Rows = Sequence[Sequence[str]]
 def write_docs(results: Results) -> None:
     """Write the committed file, its plots, the page and the README's table."""
     write_results(FOLDER / RESULTS_FILE, results)
-    for old in FOLDER.glob("*.png"):
-        old.unlink()
     write_plots(FOLDER, results)
     page, table = render(results, "../scripts/bench/results/"), summary(results)
     for path, section in ((PAGE, page), (README, table)):
@@ -133,9 +130,6 @@ def render(results: Results, images: str = "") -> str:
             blocks += _methods_blocks(suites[name], images)
         elif name in suites:
             blocks.append(suite_block(name, suites[name]))
-        if name == "coreset" and name in suites:
-            for title, table, note in coreset_tables(suites[name]["facts"]):
-                blocks.append(f"*{title}*\n\n{table}\n\n{note}")
     return "\n\n".join(blocks)
 
 
@@ -176,7 +170,10 @@ def suite_block(name: str, suite: Found) -> str:
     declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
     # a suite without limits has nothing else to show
     names = declared.get("shown", [] if rows else list(facts)[:MOST_FACTS])
-    rows += [[fact, facts[fact], ""] for fact in names if fact in facts]
+    labels = (
+        names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
+    )
+    rows += [[text, facts[x], ""] for text, x in labels.items() if x in facts]
     title = declared["title"]
     table = markdown(["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table}"
@@ -197,14 +194,7 @@ def _methods_blocks(suite: Found, images: str) -> Iterator[str]:
         "has every table in two shards."
     )
     yield markdown(*methods_table(suite["facts"], suite["checks"]))
-    for name, dataset in suite["facts"].items():
-        title = dataset["title"]
-        yield (
-            f"![{title}: test metric by epoch, communication, bytes and computing]"
-            f"({images}{image_name(name)})\n"
-            f"*{title}. Redo: `python scripts/benchmark.py --suite methods --datasets "
-            f"{name}{' --movielens DIR' if name == 'movielens' else ''}`*"
-        )
+    yield f"![Test metric by modelled communication, each data set]({images}{IMAGE})"
 
 
 def methods_table(
@@ -232,11 +222,16 @@ def methods_table(
 
 def goal(dataset: Found) -> str:
     """Return what a method has to reach, as in ``"test AUC >= 0.6953"``."""
-    is_higher = dataset["metric"] in HIGHER_IS_BETTER
-    limit = dataset["reference"] * (1.0 + (-TOLERANCE if is_higher else TOLERANCE))
+    limit = _reached(dataset)
     digits = 4 if abs(limit) < 10.0 else 2
-    sign = ">=" if is_higher else "<="
+    sign = ">=" if dataset["metric"] in HIGHER_IS_BETTER else "<="
     return f"test {dataset['metric'].upper()} {sign} {limit:.{digits}f}"
+
+
+def _reached(dataset: Found) -> float:
+    """Return the metric that is within the tolerance of the centralised one."""
+    sign = -1.0 if dataset["metric"] in HIGHER_IS_BETTER else 1.0
+    return float(dataset["reference"] * (1.0 + sign * TOLERANCE))
 
 
 def _cost(run: Found | None) -> str:
@@ -262,46 +257,6 @@ def _ratio(check: Found | None) -> str:
     return "1 (tie)" if value == 1.0 else number(value)
 
 
-def coreset_tables(facts: Found) -> Iterator[tuple[str, str, str]]:
-    """Yield title, table and note of each data set and problem: sizes by methods."""
-    for data in facts.values():
-        train, test = data["joined-rows"]
-        title = f"{data['title']}, ridge regression: squared error on held-out rows"
-        yield title, _sizes(data["ridge"], train), _runs(data["ridge"])
-        title = f"{data['title']}, k-means: mean squared distance, all joined rows"
-        yield title, _sizes(data["kmeans"], train + test), _runs(data["kmeans"])
-
-
-def _sizes(problem: Found, total: int) -> str:
-    """Return sizes by methods: cost, deviation over the samples, and units sent."""
-    sizes, full = problem["sizes"], problem["full"]
-    of_kind = [next(name for name in sizes if name[0] == kind) for kind in "CU"]
-    rows = []
-    for size in next(iter(sizes.values())):
-        cells = [by_size[size] for by_size in sizes.values()]
-        costs = [f"{number(c['mean'], 5)} ± {number(c['std'], 2)}" for c in cells]
-        units = [number(sizes[name][size]["units"], 4) for name in of_kind]
-        rows.append([f"{int(size):,}", *costs, *units])
-    costs = [number(full[name.partition("-")[2]], 5) for name in sizes]
-    rows.append([f"all {total:,}", *costs, *[number(problem["full-units"], 4)] * 2])
-    return markdown(["rows", *sizes, "units, C", "units, U"], rows)
-
-
-def _runs(problem: Found) -> str:
-    by_importance, uniform = problem["runs"]["C"], problem["runs"]["U"]
-    choice, rows, other = (
-        number(by_importance[f"{name}_bytes"] / MEGABYTE)
-        for name in ("choice", "row", "other")
-    )
-    return (
-        f"A run with 2,000 rows sends {choice} MB to choose them, {rows} MB of rows "
-        f"({number(uniform['row_bytes'] / MEGABYTE)} MB uniform), and {other} MB that "
-        "every method over a join sends: alignment, statistics, scores of evaluation. "
-        f"Its cost is {number(by_importance['cost'], 5)} "
-        f"(uniform {number(uniform['cost'], 5)})."
-    )
-
-
 # Okabe and Ito's colours, which the colour-blind tell apart; markers tell them in grey
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "gd": ("#767676", "D", "-."),
@@ -313,106 +268,50 @@ STYLES: Mapping[str, tuple[str, str, str]] = {
     "sgd": ("#D55E00", "o", "-"),
 }
 """In the order of drawing: twins lie on each other, the wider one beneath."""
-WIDE = ("vfl-admm", "vfl-sgd")
-METRIC_NAMES = {"auc": "test AUC", "rmse": "test RMSE"}
-
-Curve = Mapping[str, "np.ndarray[Any, Any]"]
-EPOCH = "epoch"
-PANELS: Mapping[str, Callable[[Curve], Any]] = {
-    EPOCH: lambda curve: range(1, len(curve["metric"]) + 1),
-    f"modelled communication, s\n({US_UK.name}: {1000 * US_UK.round_seconds:.0f} ms, "
-    f"{US_UK.bits_per_second / 1e9:.3g} Gb/s)": lambda curve: (
-        curve["rounds"] * US_UK.seconds(1, 0) + US_UK.seconds(0, 1) * curve["bytes"]
-    ),
-    "megabytes sent": lambda curve: curve["bytes"] / MEGABYTE,
-    "computing, s (server + slowest site)": lambda curve: (
-        curve["server-seconds"] + curve["client-seconds"]
-    ),
-}
-"""The x-axis of a plot by its title; all but the epoch are on a log scale."""
-
-
-def image_name(dataset: str) -> str:
-    """Return the file of a data set's plot."""
-    return f"methods-{dataset}.png"
 
 
 def write_plots(folder: Path, results: Results) -> None:
-    """Write the plot of every data set that methods were compared on."""
-    suite = results["suites"].get("methods", {"facts": {}})
-    for name, dataset in suite["facts"].items():
-        plot(dataset).savefig(folder / image_name(name), dpi=DOTS_PER_INCH)
+    """Write the plot of the methods, if they were compared."""
+    if "methods" in results["suites"]:
+        figure = plot(results["suites"]["methods"]["facts"])
+        figure.savefig(folder / IMAGE, dpi=DOTS_PER_INCH)
 
 
-def plot(dataset: Found, columns: int = 2) -> Figure:
-    """Return the test metric of all methods against what it cost."""
-    rows = -(-len(PANELS) // columns)
-    figure = Figure(figsize=(4.9 * columns, 3.1 * rows + 0.9), layout="constrained")
-    all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    curves: dict[str, Curve] = {
-        method: {key: np.array(x, float) for key, x in run["curve"].items()}
-        for method, run in dataset["methods"].items()
-    }
-    limits = metric_limits(dataset, curves)
-    for axes, (title, costs) in zip(all_axes, PANELS.items(), strict=True):
+def plot(datasets: Found) -> Figure:
+    """Return the test metric of all methods against modelled communication."""
+    figure = Figure(figsize=(9.8, 7.1), layout="constrained")
+    all_axes = figure.subplots(-(-len(datasets) // 2), 2, squeeze=False).ravel()
+    for axes, data in zip(all_axes, datasets.values(), strict=False):
         for name, (colour, marker, line) in STYLES.items():
-            if name not in curves:
+            run = data["methods"].get(name)
+            if run is None:
                 continue
-            wide = name in WIDE
+            curve = {key: np.array(x, float) for key, x in run["curve"].items()}
+            seconds = US_UK.seconds(curve["rounds"], curve["bytes"])
+            width = 3.0 if name.startswith("vfl") else 1.5
             axes.plot(
-                *(costs(curves[name]), curves[name]["metric"]),
-                label=dataset["methods"][name]["title"],
+                *(seconds, curve["metric"], f"{marker}{line}"),
                 color=colour,
-                marker=marker,
-                linestyle=line,
-                markersize=7.0 if wide else 4.0,
-                linewidth=3.0 if wide else 1.5,
+                label=run["title"],
+                linewidth=width,
+                markersize=2.0 * width,
             )
-        _decorate(axes, title, dataset)
-        axes.set_ylim(*limits)
-    for axes in all_axes[::columns]:
-        axes.set_ylabel(METRIC_NAMES.get(dataset["metric"], dataset["metric"]))
+        _decorate(axes, data)
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
-    figure.suptitle(dataset["title"], fontsize=13, fontweight="bold")
     return figure
 
 
-def metric_limits(dataset: Found, curves: Mapping[str, Curve]) -> tuple[float, float]:
-    """Return the range of the metric that is worth showing.
-
-    From a little beyond the best value to a guess that knows no feature; where epochs
-    are worse than that, they leave the diagram.
-    """
-    metrics = [curve["metric"] for curve in curves.values()]
-    values = np.concatenate([[dataset["reference"]], *metrics])
-    low, high, guess = np.nanmin(values), np.nanmax(values), dataset["guess"]
-    is_higher = dataset["metric"] in HIGHER_IS_BETTER
-    low, high = (max(low, guess), high) if is_higher else (low, min(high, guess))
-    margin = 0.06 * (high - low) or 0.01 * abs(low)
-    return float(low - margin), float(high + margin)
-
-
-def _decorate(axes: Axes, title: str, dataset: Found) -> None:
-    reference = dataset["reference"]
-    sign = -1.0 if dataset["metric"] in HIGHER_IS_BETTER else 1.0
-    axes.axhline(reference, color="black", linewidth=0.9, label="centralised optimum")
-    edge = (1.0 + sign * TOLERANCE) * reference
-    if title == EPOCH:
-        steps = dataset["baselines"].get("SGD", {}).get("metric", [])
-        epochs, dotted = range(1, len(steps) + 1), (0, (1, 2))
-        label = "centralised SGD"
-        axes.plot(epochs, steps, color="black", linestyle=dotted, label=label)
-        axes.set_xlim(0.6, SHOWN_EPOCHS + 0.4)
-        axes.set_xticks(range(1, SHOWN_EPOCHS + 1))
-    else:
-        axes.set_xscale("log")
-        # numbers that can be read at a glance
-        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,g}"))
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    low, high = sorted((reference, edge))
+def _decorate(axes: Axes, data: Found) -> None:
+    optimum = data["reference"]
+    label = "centralised optimum"
+    axes.axhline(optimum, color="black", linewidth=0.9, label=label)
+    low, high = sorted((optimum, _reached(data)))
     axes.axhspan(low, high, color="#009E73", alpha=0.13, label="within 1 %")
-    axes.set_xlabel(title)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlabel(f"modelled communication, s ({US_UK.name})")
+    axes.set_ylabel(f"test {data['metric'].upper()}")
+    axes.set_title(data["title"])
     axes.grid(alpha=0.25, linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)

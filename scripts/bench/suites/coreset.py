@@ -1,38 +1,37 @@
 """Coresets: the cost of a sample's solution on all rows, and of sending the sample.
 
-The layout is that of the paper's Table 1: sizes 1,000 to 6,000, mean and deviation over
-20 samples, by importance (C-) and uniform (U-), for both solvers of each problem. The
-samples are drawn by the library over the tables' rows, as the server and the sites do;
-one run of the strategy with the same size gives the bytes, and its cost must be one of
-theirs. Ridge regression has the paper's lambda = 0.1 n, which is l2 = 0.1.
+As in the paper's Table 1: mean and deviation over 20 samples, drawn by importance (C-)
+or uniform (U-), by the library's functions on the joined table. One run of the strategy
+gives the bytes, and its cost must be one of the samples'. Ridge regression has the
+paper's lambda = 0.1 n, which is l2 = 0.1; its cost is the squared error on the held-out
+rows, that of k-means the squared distance over all joined rows.
 
-Communication is the paper's: numbers that are sent to choose the rows, and of the rows
-themselves; of Central's, all joined rows. JoinedRows and statistics, which every method
-over a join needs, are counted apart.
+Communication is what is sent to choose the rows, and of the rows themselves, against
+all joined rows as float32. JoinedRows and statistics, which every method over a join
+needs, are counted apart.
 
-The join is never built: a linear score, or a squared distance, is a sum over the
-tables, so that the cost of a model on all joined rows takes O(sum n_i d_i + N T).
+Notation
+    N   joined rows that are drawn from       d   features of all tables
 
 Reference:
     Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, section 6.
 """
 
-import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from scripts.bench.datasets import DATASETS, Dataset
+from scripts.bench.datasets import Dataset, flights_delay
 from scripts.bench.harness import Options, Outcome, Results, train
 from scripts.data.run_files import let_rows_leave, write_tables
 from scripts.joined.centralized import JoinedTable
-from scripts.joined.models import fit_ridge
+from scripts.joined.models import LinearFit, fit_ridge
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
     augmented,
@@ -48,19 +47,12 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.coresets.solvers import (
-    Solver,
-    distdim,
-    nearest,
-    solve,
-    weighted_kmeans,
-)
-from tp_flower.joins.mapping import TableRows
+from tp_flower.coresets.solvers import solve, weighted_kmeans
 from tp_flower.learning.solvers import gram
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
-SIZES = (1000, 2000, 3000, 4000, 5000, 6000)
+SIZES = (1000, 2000, 6000)
 REPEATS = 20
 MAIN_SIZE = 2000
 GUARANTEED_SIZE = 4000
@@ -77,303 +69,196 @@ CHOICE = ("measure", "draw", "weigh")
 ROWS = "rows"
 
 Generator = np.random.Generator
-Cost = Callable[[Sample, Generator], float]
-"""The cost, on all rows, of the solution on a sample."""
-
-
-@dataclass(frozen=True)
-class Join:
-    """Joined rows, as the rows of the tables behind them; labels (N,).
-
-    Attributes:
-        tables: by table its rows, and their encoded features (n_i, d_i).
-        label: (n_1, 1) of the first table, which has the label.
-    """
-
-    tables: Sequence[tuple[TableRows, npt.NDArray[np.float32]]]
-    labels: FloatArray
-    label: FloatArray
-
-    @classmethod
-    def of(cls, joined: JoinedTable, chosen: npt.NDArray[np.bool_]) -> "Join":
-        """Return some of the joined rows; the query's first table has the label."""
-        tables, at = [], []
-        for name, columns in joined.columns.items():
-            _, first, place = np.unique(
-                joined.rows[name][chosen], return_index=True, return_inverse=True
-            )
-            rows = TableRows(place.reshape(-1).astype(np.int32), len(first))
-            at.append(np.flatnonzero(chosen)[first])
-            tables.append((rows, joined.features[at[-1], columns]))
-        return cls(tables, joined.labels[chosen], joined.labels[at[0], None])
-
-    @property
-    def size(self) -> int:
-        """N."""
-        return len(self.labels)
-
-    @property
-    def widths(self) -> list[int]:
-        """d_i, the features of each table."""
-        return [features.shape[1] for _, features in self.tables]
-
-    def design(self, joined: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
-        """Return the features of joined rows (k,), (k, d)."""
-        blocks = [features[rows.row_of[joined]] for rows, features in self.tables]
-        return np.concatenate(blocks, axis=1)
-
-    def _sum(self, scores: Sequence[FloatArray]) -> FloatArray:
-        """Return the sum over the tables of their rows' scores (n_i, ...), (N, ...)."""
-        total = np.zeros((self.size, *scores[0].shape[1:]))
-        for (rows, _), of_rows in zip(self.tables, scores, strict=True):
-            rows.add_expanded(of_rows, total)
-        return total
-
-    def _split(self, columns: FloatArray, axis: int = 0) -> list[FloatArray]:
-        return np.split(columns, np.cumsum(self.widths)[:-1], axis)
-
-    def residuals(self, theta: FloatArray) -> FloatArray:
-        """Return X theta + b - y of theta (d + 1, c), (N, c)."""
-        parts = zip(self.tables, self._split(theta[:-1]), strict=True)
-        scores = self._sum([features @ part for (_, features), part in parts])
-        residuals: FloatArray = scores + theta[-1] - self.labels[:, None]
-        return residuals
-
-    def distances(self, centres: FloatArray) -> FloatArray:
-        """Return the squared distance to the nearest of centres (k, d), (N,)."""
-        local = []
-        for (_, features), part in zip(
-            self.tables, self._split(centres, axis=1), strict=True
-        ):
-            squares = np.einsum("ij,ij->i", features, features)[:, None]
-            local.append(squares - 2.0 * (features @ part.T) + (part**2).sum(axis=1))
-        nearest: FloatArray = np.maximum(self._sum(local).min(axis=1), 0.0)
-        return nearest
-
-    def regression_scores(self, l2: float) -> FloatArray:
-        """Return the scores of the joined rows, without the uniform term, (N,)."""
-        scores = []
-        for place, (rows, features) in enumerate(self.tables):
-            label = None if place else self.label
-            columns = augmented(features, label, intercept=not place)
-            clear = gram(columns, rows.multiplicity)
-            basis = whitening(penalised(clear, features.shape[1], l2 * self.size))
-            scores.append(leverages(columns, basis))
-        return self._sum(scores)
-
-    def cluster_scores(self, clusters: int, rng: Generator) -> FloatArray:
-        """Return the scores of the joined rows, without the uniform term, (N,)."""
-        shards = [
-            cluster_shard(features, rows.multiplicity, clusters, rng)
-            for rows, features in self.tables
-        ]
-        return self._sum([kmeans_scores(shard, shard.cost) for shard in shards])
-
-    def local_clusters(
-        self, sample: Sample, clusters: int, rng: Generator
-    ) -> tuple[npt.NDArray[np.intp], list[FloatArray]]:
-        """Return the sampled rows' local labels (k, T), and the centres by table."""
-        labels, centres = [], []
-        for rows, features in self.tables:
-            taken, place = np.unique(rows.row_of[sample.joined], return_inverse=True)
-            mass = np.bincount(place, sample.weights)
-            local = cluster_shard(features[taken], mass, clusters, rng)
-            labels.append(local.labels[place])
-            centres.append(local.centres)
-        return np.stack(labels, axis=1), centres
-
-
-@dataclass(frozen=True)
-class Sampler:
-    """Draws samples of a join's rows: by importance where it has scores, or uniformly.
-
-    Attributes:
-        scores: (N,), s_j without the uniform term; None draws uniformly.
-    """
-
-    join: Join
-    scores: FloatArray | None = None
-
-    def draw(self, size: int, rng: Generator) -> Sample:
-        """Return a sample of ``size`` rows."""
-        if self.scores is None:
-            return uniform_sample(self.join.size, size, None, rng)
-        scores = self.scores + len(self.join.tables) / self.join.size
-        draws = draw_rows(scores, size, rng)
-        return weigh_sample(draws, scores[np.unique(draws)], float(scores.sum()))
-
-
-def units(size: int, kind: str, widths: Sequence[int], labels: int) -> int:
-    """Return the numbers that a sample and its choice take, as the paper counts.
-
-    Of m rows, each with ``labels`` numbers for its label: with "C" totals, counts,
-    samples, the samples to all tables, scores; with "U" the samples to all tables.
-    """
-    parties = len(widths)
-    choice = 2 * parties + size + parties * size if kind == "C" else 0
-    return choice + parties * size + size * (sum(widths) + labels)
+Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One of the two problems on a data set.
+    """A problem on joined rows.
 
     Attributes:
-        samplers: "C" and "U".
-        solvers: by name.
-        full: the cost of the solution on all rows, by solver; NaN where it was not run.
+        strategy: and the ``solver``'s name in the figures.
+        scores: (N,), importance without the uniform term.
+        cost: on all rows, of a sample's solution; ``full``: of the solution on all.
+        trials: costs of rows (N, k) by parameters that a coreset is tried on.
+        numbers: of the joined rows, labels included.
         metric: the cost in the last evaluated round of a run.
-        labels: numbers of a row's label.
-        most_over_full: the limit of the first solver's cost over that on all rows.
+        most_over_full: the limit of the cost over ``full``.
     """
 
     strategy: str
-    samplers: Mapping[str, Sampler]
-    solvers: Mapping[str, Cost]
-    full: Mapping[str, float]
+    solver: str
+    scores: FloatArray
+    cost: Callable[[Sample, Generator], float]
+    full: float
+    trials: tuple[str, Callable[[Generator], FloatArray]]
+    numbers: int
     metric: Callable[[RoundReport], float]
-    labels: int
     most_over_full: float
+
+    def draw(self, kind: str, size: int, tables: int, rng: Generator) -> Sample:
+        """Return a sample of the rows, by importance ("C") or uniform ("U")."""
+        rows = len(self.scores)
+        if kind == "U":
+            return uniform_sample(rows, size, None, rng)
+        scores = self.scores + tables / rows
+        draws = draw_rows(scores, size, rng)
+        return weigh_sample(draws, scores[np.unique(draws)], float(scores.sum()))
 
 
 def measure_coreset(_: Options) -> Outcome:
-    """Measure flights and store."""
+    """Measure ridge regression and k-means on flights."""
     outcome = Outcome()
-    for name, is_checked in (("flights-delay", True), ("store", False)):
-        measure_dataset(DATASETS[name](None), outcome, is_checked=is_checked)
+    measure_dataset(flights_delay(), outcome)
     return outcome
 
 
-def measure_dataset(dataset: Dataset, outcome: Outcome, *, is_checked: bool) -> None:
-    """Measure ridge regression and k-means on a data set."""
+def measure_dataset(dataset: Dataset, outcome: Outcome) -> None:
+    """Measure both problems on a data set."""
     config = {**dataset.settings, "l2": L2, "clusters": CLUSTERS}
     joined = dataset.joined(Settings.from_run_config(config))
-    training, test = (Join.of(joined, joined.is_test == k) for k in (False, True))
-    whole = Join.of(joined, np.ones(len(joined.labels), np.bool_))
-    fitted = fit_ridge(*joined.part(test=False), L2)
-    optimum = np.append(fitted.weights, fitted.intercept)
-    ridge, kmeans = ridge_problem(training, test, optimum), kmeans_problem(whole)
-    facts: Results = {
-        "title": dataset.title,
-        "joined-rows": [training.size, test.size],
-        "ridge": measure_problem(dataset, ridge),
-        "kmeans": measure_problem(dataset, kmeans),
-    }
-    outcome.facts[dataset.name] = facts
-    if is_checked:
-        _check_limits(outcome, dataset.title, ridge, facts["ridge"])
-        _check_limits(outcome, dataset.title, kmeans, facts["kmeans"])
-        rows, clusters = ridge.samplers["C"], kmeans.samplers["C"]
-        for kind, error in {
-            "theta": theta_error(rows, optimum, np.random.default_rng(1)),
-            "sets of centres": centres_error(clusters, np.random.default_rng(2)),
-        }.items():
-            title = f"worst cost of {PARAMETERS} {kind}, C({GUARANTEED_SIZE})"
-            outcome.check(f"{dataset.title}: {title}", error, EPSILON, "%")
+    outcome.facts[dataset.name] = facts = {"title": dataset.title}
+    for name, make in (("ridge", ridge_problem), ("kmeans", kmeans_problem)):
+        problem = make(joined)
+        facts[name] = measured = measure_problem(dataset, config, problem)
+        check_limits(outcome, dataset, problem, measured)
 
 
-def ridge_problem(training: Join, test: Join, theta: FloatArray) -> Problem:
-    """Return ridge regression: the cost is the squared error on the held-out rows."""
+def regression_scores(
+    features: Float32Array, labels: FloatArray, tables: list[slice]
+) -> FloatArray:
+    """Return the sum of the tables' leverages of joined rows (N,).
 
-    def cost(solution: FloatArray) -> float:
-        return float((test.residuals(solution[:, None]) ** 2).mean())
+    The label and the intercept are columns of the query's first table.
+    """
+    scores, ones = np.zeros(len(labels)), np.ones(len(labels))
+    for place, columns in enumerate(tables):
+        block = features[:, columns]
+        label = None if place else labels[:, None]
+        rows = augmented(block, label, intercept=not place)
+        penalty = L2 * len(labels)
+        clear = penalised(gram(rows, ones), block.shape[1], penalty)
+        scores += leverages(rows, whitening(clear))
+    return scores
 
-    def solved(solver: Solver) -> Cost:
-        def run(sample: Sample, _: Generator) -> float:
-            design = training.design(sample.joined)
-            labels = training.labels[sample.joined]
-            return cost(solve(design, labels, sample.weights, l2=L2, solver=solver))
 
-        return run
+def ridge_problem(joined: JoinedTable) -> Problem:
+    """Return ridge regression on the training rows."""
+    (features, labels), test = (joined.part(test=is_test) for is_test in (False, True))
+    fitted = fit_ridge(features, labels, L2)
+    optimum = np.append(fitted.weights, fitted.intercept)[:, None]
 
-    importance = Sampler(training, training.regression_scores(L2))
+    def cost(sample: Sample, _: Generator) -> float:
+        rows = features[sample.joined], labels[sample.joined]
+        return float(
+            squares(*test, solve(*rows, sample.weights, l2=L2)[:, None]).mean()
+        )
+
+    def thetas(rng: Generator) -> FloatArray:
+        # scores of a random theta vary about as much as the labels
+        random = rng.normal(size=(len(optimum), PARAMETERS)) * labels.std()
+        random[:-1] /= np.sqrt(features.shape[1])
+        return squares(features, labels, np.hstack([random, optimum]))
+
     return Problem(
-        "coreset-ridge",
-        {"C": importance, "U": Sampler(training)},
-        {"Central": solved("exact"), "SAGA": solved("saga")},
-        {"Central": cost(theta), "SAGA": math.nan},
+        *("coreset-ridge", "Central"),
+        regression_scores(features, labels, list(joined.columns.values())),
+        cost,
+        float(squares(*test, optimum).mean()),
+        ("theta", thetas),
+        features.size + labels.size,
         lambda report: report.test["rmse"] ** 2,
-        labels=1,
         most_over_full=1.02,
     )
 
 
-def kmeans_problem(join: Join) -> Problem:
-    """Return k-means: the cost is the mean squared distance over all joined rows."""
-    rng = np.random.default_rng(0)
+def squares(
+    features: Float32Array, labels: FloatArray, theta: FloatArray
+) -> FloatArray:
+    """Return (X theta + b - y)^2 of theta and b (d + 1, k), (N, k)."""
+    scores = LinearFit(theta[:-1], theta[-1]).scores(features)
+    errors: FloatArray = (scores - labels[:, None]) ** 2
+    return errors
 
-    def cost(centres: FloatArray) -> float:
-        return float(join.distances(centres).mean())
 
-    def lloyd(sample: Sample, draw: Generator) -> float:
-        points = join.design(sample.joined)
-        return cost(weighted_kmeans(points, sample.weights, CLUSTERS, draw))
+def kmeans_problem(joined: JoinedTable) -> Problem:
+    """Return k-means on all joined rows."""
+    rng, features = np.random.default_rng(0), joined.features
+    ones = np.ones(len(features))
+    lengths = np.einsum("ij,ij->i", features, features)
+    scores = np.zeros(len(features))
+    for columns in joined.columns.values():
+        shard = cluster_shard(features[:, columns], ones, CLUSTERS, rng)
+        scores += kmeans_scores(shard, shard.cost)
 
-    def distributed(sample: Sample, draw: Generator) -> float:
-        labels, centres = join.local_clusters(sample, CLUSTERS, draw)
-        return cost(distdim(labels, centres, sample.weights, CLUSTERS, draw))
+    def distances(centres: FloatArray) -> FloatArray:
+        """Return the squared distances to the nearest centre (N,)."""
+        near = centres.astype(np.float32)
+        products = (near**2).sum(axis=1) - 2.0 * (features @ near.T)
+        nearest: FloatArray = np.maximum(lengths + products.min(axis=1), 0.0)
+        return nearest.astype(np.float64)
 
-    solvers = {"Kmeans++": lloyd, "DistDim": distributed}
-    everything = uniform_sample(join.size, join.size, None, rng)
-    importance = Sampler(join, join.cluster_scores(CLUSTERS, rng))
+    def cost(points: Float32Array, weights: FloatArray, draw: Generator) -> float:
+        centres = weighted_kmeans(points, weights, CLUSTERS, draw)
+        return float(distances(centres).mean())
+
+    def sets_of_centres(rng: Generator) -> FloatArray:
+        chosen = rng.choice(len(features), (PARAMETERS, CLUSTERS))
+        return np.column_stack([distances(features[rows]) for rows in chosen])
+
     return Problem(
-        "coreset-kmeans",
-        {"C": importance, "U": Sampler(join)},
-        solvers,
-        {name: run(everything, rng) for name, run in solvers.items()},
+        *("coreset-kmeans", "Kmeans++"),
+        scores,
+        lambda sample, draw: cost(features[sample.joined], sample.weights, draw),
+        cost(features, ones, rng),
+        ("sets of centres", sets_of_centres),
+        features.size,
         lambda report: report.test["loss"],
-        labels=0,
         most_over_full=1.03,
     )
 
 
-def measure_problem(dataset: Dataset, problem: Problem) -> Results:
-    """Return the costs of all sizes, and the bytes of a run of each kind.
-
-    All solvers of a size get the same ``REPEATS`` samples.
-    """
-    join = problem.samplers["C"].join
+def measure_problem(
+    dataset: Dataset, config: dict[str, Any], problem: Problem
+) -> Results:
+    """Return the costs of all sizes, and the bytes of a run of each kind."""
     sizes: dict[str, dict[str, dict[str, float]]] = {}
-    for size, (kind, sampler) in product(SIZES, problem.samplers.items()):
-        samples = [
-            sampler.draw(size, np.random.default_rng([repeat, size]))
-            for repeat in range(REPEATS)
-        ]
-        for place, (solver, run) in enumerate(problem.solvers.items()):
+    tables = len(dataset.tables)
+    for kind in "CU":
+        of_kind = sizes[f"{kind}-{problem.solver}"] = {}
+        for size in SIZES:
+            rngs = [np.random.default_rng([k, size]) for k in range(REPEATS)]
             costs = [
-                run(sample, np.random.default_rng([repeat, place]))
-                for repeat, sample in enumerate(samples)
+                problem.cost(problem.draw(kind, size, tables, rng), rng) for rng in rngs
             ]
-            sizes.setdefault(f"{kind}-{solver}", {})[str(size)] = {
-                "mean": float(np.mean(costs)),
-                "std": float(np.std(costs, ddof=1)),
-                "units": units(size, kind, join.widths, problem.labels),
-            }
+            mean, std = float(np.mean(costs)), float(np.std(costs, ddof=1))
+            of_kind[str(size)] = {"mean": mean, "std": std}
     return {
-        "full": dict(problem.full),
-        "full-units": join.size * (sum(join.widths) + problem.labels),
+        "full": {problem.solver: problem.full},
         "sizes": sizes,
-        "runs": {kind: run_of(dataset, problem, kind) for kind in problem.samplers},
+        "runs": {kind: run_of(dataset, config, problem, kind) for kind in "CU"},
     }
 
 
-def run_of(dataset: Dataset, problem: Problem, kind: str) -> Results:
+def run_of(
+    dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str
+) -> Results:
     """Run the strategy at `MAIN_SIZE` over a site per table that lets rows leave.
 
     Returns the cost; and the bytes of choosing the rows, of the rows, and of all else,
     both ways.
     """
-    config = {
-        **dataset.settings,
-        **({"l2": L2} if problem.labels else {}),
-        "clusters": CLUSTERS,
-        "strategy": problem.strategy,
-        "coreset-size": MAIN_SIZE,
-        "coreset-kind": "importance" if kind == "C" else "uniform",
-    }
+    settings = Settings.from_run_config(
+        {
+            **config,
+            "strategy": problem.strategy,
+            "coreset-size": MAIN_SIZE,
+            "coreset-kind": "importance" if kind == "C" else "uniform",
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
         sites = dict(open_tables(dataset, Path(folder)))
-        report = train(dataset.sql, Settings.from_run_config(config), sites).report
+        report = train(dataset.sql, settings, sites).report
     sent: Counter[str] = Counter()
     for item in report.history:
         sent[item.phase] += sum((*item.bytes_up.values(), *item.bytes_down.values()))
@@ -397,53 +282,32 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
-def _check_limits(
-    outcome: Outcome, title: str, problem: Problem, facts: Results
+def check_limits(
+    outcome: Outcome, dataset: Dataset, problem: Problem, facts: Results
 ) -> None:
-    solver, main = next(iter(problem.solvers)), str(MAIN_SIZE)
-    cost, uniform = (facts["sizes"][f"{kind}-{solver}"] for kind in "CU")
-    ratios = {size: cost[size]["mean"] / uniform[size]["mean"] for size in cost}
-    # at every size for the regression, as for the paper's; k-means at the main one
-    is_ridge = bool(problem.labels)
-    worst = max(ratios.values()) if is_ridge else ratios[main]
-    where = "the worst size" if is_ridge else f"{MAIN_SIZE:,} rows"
-    run, name = facts["runs"]["C"], f"{title}, {solver}"
-    sent = run["choice_bytes"] + run["row_bytes"]
-    central = BYTES_PER_NUMBER * facts["full-units"]
-    deviations = abs(run["cost"] - cost[main]["mean"]) / cost[main]["std"]
-    over_full = cost[main]["mean"] / problem.full[solver]
+    """Check the costs of samples, of the run, and of random parameters."""
+    main, name = str(MAIN_SIZE), f"{dataset.title}, {problem.solver}"
+    cost, uniform = (facts["sizes"][f"{kind}-{problem.solver}"] for kind in "CU")
+    over_full = cost[main]["mean"] / problem.full
     full = f"{name}: C({MAIN_SIZE}) over all rows"
     outcome.check(full, over_full, problem.most_over_full)
+    ratios = {size: cost[size]["mean"] / uniform[size]["mean"] for size in cost}
+    # at every size for the regression, as for the paper's; k-means at the main one
+    is_ridge = problem.strategy == "coreset-ridge"
+    worst = max(ratios.values()) if is_ridge else ratios[main]
+    where = "the worst size" if is_ridge else f"{MAIN_SIZE:,} rows"
     outcome.check(f"{name}: C over U, {where}", worst, 1.0)
+    run = facts["runs"]["C"]
+    sent = run["choice_bytes"] + run["row_bytes"]
     share = f"{name}: bytes over those of all joined rows"
-    outcome.check(share, sent / central, BYTES_SHARE, "%")
+    outcome.check(share, sent / BYTES_PER_NUMBER / problem.numbers, BYTES_SHARE, "%")
+    deviations = abs(run["cost"] - cost[main]["mean"]) / cost[main]["std"]
     off = f"{name}: a run's cost off the samples', in deviations"
     outcome.check(off, deviations, DEVIATIONS)
-
-
-def theta_error(sampler: Sampler, optimum: FloatArray, rng: Generator) -> float:
-    """Return the largest |weighted cost / cost - 1|: random thetas, and the optimum.
-
-    Scores of a random theta vary about as much as the labels.
-    """
-    join = sampler.join
-    random = rng.normal(size=(len(optimum), PARAMETERS)) * join.labels.std()
-    random[:-1] /= np.sqrt(sum(join.widths))
-    squares = join.residuals(np.column_stack([random, optimum])) ** 2
-    sample = sampler.draw(GUARANTEED_SIZE, rng)
-    ratios = (sample.weights @ squares[sample.joined]) / squares.sum(axis=0)
-    return float(np.abs(ratios - 1.0).max())
-
-
-def centres_error(sampler: Sampler, rng: Generator) -> float:
-    """Return the largest |weighted cost / cost - 1|: sets of joined rows as centres."""
-    join = sampler.join
-    sample = sampler.draw(GUARANTEED_SIZE, rng)
-    points = join.design(sample.joined).astype(np.float64)
-    worst = 0.0
-    for _ in range(PARAMETERS):
-        centres = join.design(rng.choice(join.size, CLUSTERS)).astype(np.float64)
-        weighted = float(sample.weights @ nearest(points, centres)[1])
-        ratio = weighted / float(join.distances(centres).sum())
-        worst = max(worst, abs(ratio - 1.0))
-    return worst
+    kind, trials = problem.trials
+    error = f"{dataset.title}: worst cost of {PARAMETERS} {kind}, C({GUARANTEED_SIZE})"
+    rng = np.random.default_rng(1)
+    costs = trials(rng)
+    sample = problem.draw("C", GUARANTEED_SIZE, len(dataset.tables), rng)
+    weighed = (sample.weights @ costs[sample.joined]) / costs.sum(axis=0)
+    outcome.check(error, float(np.abs(weighed - 1.0).max()), EPSILON, "%")

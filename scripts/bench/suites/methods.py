@@ -14,13 +14,13 @@ bandwidth.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from scripts.bench.datasets import DATASETS, Dataset
 from scripts.bench.harness import Options, Outcome, Results, SkippedSuite, train
-from scripts.joined.models import LinearFit, Problem, train_sgd
+from scripts.joined.models import Problem
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -42,7 +42,7 @@ class Network:
     round_seconds: float
     bits_per_second: float
 
-    def seconds(self, rounds: int, sent: float) -> float:
+    def seconds(self, rounds: Any, sent: Any) -> Any:
         """Return latency per round plus bytes over bandwidth."""
         return rounds * self.round_seconds + 8.0 * sent / self.bits_per_second
 
@@ -120,23 +120,14 @@ def measure_dataset(dataset: Dataset) -> Results:
 
 
 def measure_reference(dataset: Dataset, settings: Settings) -> Results:
-    """Train linear models on the joined table and measure them on the held-out rows.
-
-    ``reference`` is the metric at the optimum, ``guess`` that of the best constant
-    score; of SGD the metric after every epoch.
-    """
+    """Return the test metric of the optimum on the joined table."""
     problem = Problem.of(dataset.joined(settings), settings)
-    base = problem.loss.base_score(problem.train_labels)
-    guess = LinearFit(np.zeros((problem.train.shape[1], len(base))), base)
-    steps = [epoch[dataset.metric] for epoch in train_sgd(problem, settings).test]
     return {
         "title": dataset.title,
         "metric": dataset.metric,
         "reference": problem.test_metrics(problem.optimum())[dataset.metric],
-        "guess": problem.test_metrics(guess)[dataset.metric],
         "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
         "features": problem.train.shape[1],
-        "baselines": {"SGD": {"metric": steps}},
     }
 
 

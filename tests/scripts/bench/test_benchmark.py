@@ -233,7 +233,6 @@ def test_methods_by_data_sets() -> None:
         [ADMM_CLAIM, "1 (tie)"],
         [SGD_CLAIM, "**2**"],
     ]
-    axes = plot(data).axes
-    labels = {line.get_label() for line in axes[0].get_lines()}
-    assert {"GD", "TP-SGD", "centralised SGD"} < labels
-    assert [each.get_xscale() for each in axes] == ["linear", *["log"] * 3]
+    axes = plot({"one": data}).axes[0]
+    labels = {line.get_label() for line in axes.get_lines()}
+    assert {"GD", "TP-SGD", "centralised optimum"} <= labels

@@ -1,20 +1,17 @@
 """Suites of the benchmark at small sizes: they run, and compute what they say."""
 
-import json
 import math
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.spatial.distance import cdist
 
 from scripts.bench.datasets import Dataset, by_table
 from scripts.bench.harness import Outcome, new_results, put_outcome
-from scripts.bench.render import coreset_tables
+from scripts.bench.render import suite_block
 from scripts.bench.suites import coreset, methods
-from scripts.bench.suites.coreset import Join, Sampler, units
+from scripts.bench.suites.coreset import regression_scores
 from scripts.bench.suites.materialised import (
     CASES,
     HELD_OUT,
@@ -35,8 +32,6 @@ from scripts.bench.suites.methods import (
     summary,
 )
 from scripts.data.make_store import STORE_SQL, make_store
-from tests.support.examples.coresets import regression_scores as row_scores
-from tp_flower.coresets.importance import augmented
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
@@ -218,7 +213,6 @@ def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
     for run in facts["methods"].values():
         last = run["curve"]["metric"][-1]
         assert last == pytest.approx(facts["reference"], rel=1e-3)
-    assert facts["baselines"]["SGD"]["metric"][-1] < facts["guess"]
     tables = dataset.tables
     joined = tables["orders"].merge(tables["items"]).merge(tables["customers"])
     assert sum(facts["joined-rows"]) == len(joined)
@@ -235,54 +229,21 @@ def test_two_shards_hold_the_rows_in_order() -> None:
         assert ids == frame.iloc[:, 0].tolist()
 
 
-@cache
-def example() -> tuple[Join, np.ndarray]:
-    """A join, and its features built."""
-    joined = small_store(orders=200).joined(Settings(task="regression"))
-    chosen = ~joined.is_test
-    return Join.of(joined, chosen), joined.features[chosen].astype(float)
-
-
-def test_costs_over_a_join_are_those_of_the_materialised_one():
-    join, features = example()
-    rng = np.random.default_rng(0)
-    np.testing.assert_array_equal(join.design(np.arange(join.size)), features)
-    theta = rng.normal(size=(sum(join.widths) + 1, 3))
-    slow = features @ theta[:-1] + theta[-1] - join.labels[:, None]
-    np.testing.assert_allclose(join.residuals(theta), slow, atol=1e-5)
-    centres = rng.normal(size=(4, sum(join.widths)))
-    known = cdist(features, centres, "sqeuclidean").min(axis=1)
-    np.testing.assert_allclose(join.distances(centres), known, rtol=1e-5)
-
-
 def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
-    join, features = example()
-    edges = np.cumsum(join.widths)[:-1]
-    known = np.zeros(join.size)
-    for place, block in enumerate(np.split(features, edges, axis=1)):
-        label = join.labels[:, None] if place == 0 else None
-        known += row_scores(
-            augmented(block, label, intercept=place == 0),
-            np.ones(join.size),
-            features=block.shape[1],
-            penalty=0.1 * join.size,
-        )
-    np.testing.assert_allclose(join.regression_scores(0.1), known, rtol=1e-6)
-
-
-def test_a_sample_by_importance_has_the_uniform_share():
-    join, _ = example()
-    sampler = Sampler(join, np.zeros(join.size))
-    sample = sampler.draw(500, np.random.default_rng(0))
-    # without other scores it is a uniform sample with replacement
-    np.testing.assert_allclose(sample.weights, sample.counts * join.size / 500)
-    assert Sampler(join).draw(9, np.random.default_rng(0)).counts.tolist() == [1] * 9
-
-
-def test_units_are_the_papers():
-    # Table 1: 9.9e4 and 9.3e4 for 1000 rows, of which the rows themselves are 9e4
-    assert units(1000, "C", [30, 30, 30], 0) == 97_006
-    assert units(1000, "U", [30, 30, 30], 0) == 93_000
+    joined = small_store(orders=200).joined(Settings(task="regression"))
+    features, labels = joined.part(test=False)
+    slow = np.zeros(len(labels))
+    for place, columns in enumerate(joined.columns.values()):
+        block = features[:, columns].astype(float)
+        if place == 0:
+            block = np.column_stack([block, np.ones(len(labels)), labels])
+        penalty = np.zeros(block.shape[1])
+        penalty[: columns.stop - columns.start] = 0.1 * len(labels)
+        inverse = np.linalg.pinv(block.T @ block + np.diag(penalty))
+        slow += np.einsum("ij,jk,ik->i", block, inverse, block)
+    tables = list(joined.columns.values())
+    scores = regression_scores(features, labels, tables)
+    np.testing.assert_allclose(scores, slow, rtol=1e-6)
 
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
@@ -291,24 +252,16 @@ def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
     for name, value in {**sizes, **fewer}.items():
         monkeypatch.setattr(coreset, name, value)
     outcome = Outcome()
-    coreset.measure_dataset(small_store("flights"), outcome, is_checked=True)
+    coreset.measure_dataset(small_store("flights-delay"), outcome)
     results = new_results()
     put_outcome(results, "coreset", outcome, 1.0)
-    facts = json.loads(json.dumps(results))["suites"]["coreset"]["facts"]
-    ridge, kmeans = coreset_tables(facts)
-    train, test = facts["flights"]["joined-rows"]
-    lines = ridge[1].splitlines()
-    assert "| rows | C-Central | C-SAGA | U-Central | U-SAGA | units" in lines[0]
-    assert [line.split("|")[1].strip() for line in lines[2:]] == [
-        *("40", "80", f"all {train}")
-    ]
-    assert f"| all {train + test} |" in kmeans[1]
-    assert "MB to choose them" in ridge[2]
-    runs = facts["flights"]["ridge"]["runs"]
-    assert runs["C"]["choice_bytes"] > runs["U"]["choice_bytes"] == 0
+    block = suite_block("coreset", results["suites"]["coreset"])
+    assert "| ridge: bytes of the rows |" in block
+    ridge = outcome.facts["flights-delay"]["ridge"]
+    importance, uniform = ridge["runs"].values()
+    assert importance["choice_bytes"] > uniform["choice_bytes"] == 0
     # a run's rows are a sample like the others: its solution is about as good
-    full = facts["flights"]["ridge"]["full"]["Central"]
-    costs = [own["cost"] / full for own in runs.values()]
+    costs = [run["cost"] / ridge["full"]["Central"] for run in (importance, uniform)]
     assert costs == pytest.approx([1.0, 1.0], rel=0.5)
     names = [check.name for check in outcome.checks]
     assert len(names) == 10 == len(set(names))
