@@ -238,17 +238,16 @@ def _safe_rate(problem: Problem, averaged: float, rng: np.random.Generator) -> f
 
 
 def train_scikit_learn(
-    problem: Problem, _: Settings, until: Until | None = None, **options: Any
+    problem: Problem, _: Settings, until: Until | None = None
 ) -> Curve:
-    """Fit scikit-learn's Ridge, or LogisticRegression with options: one step."""
+    """Fit scikit-learn's Ridge or LogisticRegression: one step."""
     curve = Curve(problem, until)
+    data = (problem.train, problem.train_labels)
     if problem.loss.name == "squared":
-        penalty = len(problem.train_labels) * problem.l2
-        model = Ridge(alpha=penalty).fit(problem.train, problem.train_labels)
+        model = Ridge(alpha=len(problem.train_labels) * problem.l2).fit(*data)
         intercept = np.atleast_1d(np.asarray(model.intercept_, np.float64))
         fitted = LinearFit(model.coef_.astype(np.float64)[:, None], intercept)
     else:
-        data = (problem.train, problem.train_labels, problem.l2)
-        fitted = fit_logistic(*data, **options)
+        fitted = fit_logistic(*data, problem.l2)
     curve.measure(fitted)
     return curve

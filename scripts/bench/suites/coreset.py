@@ -117,7 +117,8 @@ def measure_dataset(dataset: Dataset, outcome: Outcome) -> None:
     """Measure both problems on a data set."""
     config = {**dataset.settings, "l2": L2, "clusters": CLUSTERS}
     joined = dataset.joined(Settings.from_run_config(config))
-    outcome.facts[dataset.name] = facts = {"title": dataset.title}
+    facts: Results = {"title": dataset.title}
+    outcome.facts[dataset.name] = facts
     for name, make in (("ridge", ridge_problem), ("kmeans", kmeans_problem)):
         problem = make(joined)
         facts[name] = measured = measure_problem(dataset, config, problem)

@@ -14,8 +14,7 @@ there (10 GB at factor 1, and as much again for encoded features, which stay).
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,45 +66,54 @@ MOST_LOSS_APART = {"admm": 1e-4, "sgd": 1e-4}
 """Of the training losses, relative; an MLP's minibatches amplify the last bits."""
 
 
-class _Watch:
-    """Seconds and CPU seconds of a run's rounds by epoch, and peak memory (bytes)."""
+def train_watched(
+    sql: str,
+    settings: Settings,
+    tables: Path,
+    on_epoch: Callable[[int, InProcessGrid], None] | None = None,
+) -> tuple[Results, pd.DataFrame]:
+    """Train at one site, whose state stays beside its tables.
 
-    def __init__(self) -> None:
-        self._rounds: list[tuple[int, float, float]] = []
-        self._last = time.perf_counter(), time.process_time()
-        self.peak = 0
+    Returns figures of the whole run; and the seconds and CPU seconds of its rounds by
+    epoch, of which 0 is set-up.
+    """
+    rounds: list[tuple[int, float, float]] = []
+    last, peak, stop = (
+        (time.perf_counter(), time.process_time()),
+        [0],
+        threading.Event(),
+    )
 
-    @contextmanager
-    def running(self) -> Iterator["_Watch"]:
-        """Sample the memory in a thread meanwhile."""
-        stop = threading.Event()
-
-        def sample() -> None:
-            while not stop.wait(SAMPLE_SECONDS):
-                self.peak = max(self.peak, anonymous_bytes())
-
-        thread = threading.Thread(target=sample, daemon=True)
-        thread.start()
-        try:
-            yield self
-        finally:
-            stop.set()
-            thread.join()
-
-    def add(self, report: RoundReport, _: InProcessGrid) -> None:
-        """Count the time since the last round to the epoch of this one."""
+    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
+        nonlocal last
         now = time.perf_counter(), time.process_time()
         # the round that ends the run is no set-up
         if report.phase != "finish":
-            seconds, cpu = now[0] - self._last[0], now[1] - self._last[1]
-            self._rounds.append((report.epoch, seconds, cpu))
-        self._last = now
+            rounds.append((report.epoch, now[0] - last[0], now[1] - last[1]))
+        last = now
+        if on_epoch is not None:
+            on_epoch(report.epoch, grid)
 
-    @property
-    def epochs(self) -> pd.DataFrame:
-        """The totals by epoch; 0 is set-up."""
-        rounds = pd.DataFrame(self._rounds, columns=["epoch", "seconds", "cpu"])
-        return rounds.groupby("epoch").sum()
+    def sample_memory() -> None:
+        while not stop.wait(SAMPLE_SECONDS):
+            peak[0] = max(peak[0], anonymous_bytes())
+
+    thread = threading.Thread(target=sample_memory, daemon=True)
+    thread.start()
+    try:
+        state = tables.parent / "state"
+        strategy = train(sql, settings, {"all": tables}, on_round, state)
+    finally:
+        stop.set()
+        thread.join()
+    frame = pd.DataFrame(rounds, columns=["epoch", "seconds", "cpu"])
+    figures = {
+        "joined-rows": problem_of(strategy).train.joined_rows,
+        "peak-gb": peak[0] / 1e9,
+        "train-loss": strategy.report.final_train["loss"],
+        "test": dict(strategy.report.final_test),
+    }
+    return figures, frame.groupby("epoch").sum()
 
 
 def anonymous_bytes() -> int:
@@ -148,24 +156,17 @@ def run_paper_scale(name: str, folder: str, factor: float) -> Results:
     """
     tables, scale = paper_tables(name, Path(folder), factor), PAPER_SCALES[name]
     floor: list[float] = []
+
+    def on_epoch(epoch: int, grid: InProcessGrid) -> None:
+        if epoch == EPOCHS:
+            floor.extend(_floor(grid, scale.table, scale.classes))
+
     settings = Settings(task="classification", num_epochs=EPOCHS)
-    with _Watch().running() as watch:
-
-        def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-            watch.add(report, grid)
-            if report.epoch == EPOCHS:
-                floor.extend(_floor(grid, scale.table, scale.classes))
-
-        state = tables.parent / "state"
-        strategy = train(scale.sql, settings, {"all": tables}, on_round, state)
-    epochs = watch.epochs
-    return {
-        "joined-rows": problem_of(strategy).train.joined_rows,
+    figures, epochs = train_watched(scale.sql, settings, tables, on_epoch)
+    return figures | {
         "set-up-seconds": float(epochs["seconds"][0]),
         "epoch-seconds": float(epochs["seconds"].loc[STEADY_EPOCH:].min()),
         "floor-seconds": min(floor),
-        "peak-gb": watch.peak / 1e9,
-        "test": dict(strategy.report.final_test),
     }
 
 
@@ -218,19 +219,12 @@ def measure_linearity(
 def run_store(orders: int, num_epochs: int) -> Results:
     """Train on a store with so many orders, from files; 2.5 joined rows each."""
     with tempfile.TemporaryDirectory() as text:
-        folder = Path(text)
-        tables = _write_store(folder, orders)
+        tables = _write_store(Path(text), orders)
         settings = Settings(num_epochs=num_epochs)
-        with _Watch().running() as watch:
-            strategy = train(
-                STORE_SQL, settings, {"all": tables}, watch.add, folder / "state"
-            )
-    epochs = watch.epochs
-    return {
-        "joined-rows": problem_of(strategy).train.joined_rows,
+        figures, epochs = train_watched(STORE_SQL, settings, tables)
+    return figures | {
         "epoch-cpu-seconds": float(epochs["cpu"].loc[2:].min()),
         "set-up-cpu-seconds": float(epochs["cpu"][0]),
-        "peak-gb": watch.peak / 1e9,
     }
 
 
@@ -303,16 +297,10 @@ def run_on_device(
     """Train by one method on one device, one site with all tables."""
     choices = {**GPU_METHODS[method], "num_epochs": epochs, "device": device}
     settings = Settings(task="classification", **choices)
-    # features lie in files there, which the next run finds
-    state = Path(tables).parent / "state"
-    with _Watch().running() as watch:
-        strategy = train(
-            PAPER_SCALES[name].sql, settings, {"all": Path(tables)}, watch.add, state
-        )
-    seconds = watch.epochs["seconds"]
-    return {
+    figures, rounds = train_watched(PAPER_SCALES[name].sql, settings, Path(tables))
+    seconds = rounds["seconds"]
+    return figures | {
         # the first epoch also copies to the device, and warms up
         "epoch-seconds": float(seconds.loc[min(2, epochs) :].median()),
         "set-up-seconds": float(seconds[0]),
-        "train-loss": strategy.report.final_train["loss"],
     }

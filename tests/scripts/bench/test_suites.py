@@ -15,11 +15,11 @@ from scripts.bench.suites.coreset import regression_scores
 from scripts.bench.suites.materialised import (
     CASES,
     HELD_OUT,
+    OURS,
     WAYS,
-    best_linear,
+    best_metric,
     mark_held_out,
-    run_joined,
-    run_tp_flower,
+    to_good_model,
 )
 from scripts.bench.suites.methods import (
     COSTS,
@@ -54,12 +54,14 @@ def frames():
     }
 
 
-@pytest.fixture(scope="module")
-def case():
+@pytest.fixture
+def case(frames, monkeypatch):
     # with a filter on the label table: what is held out is counted after it
-    whole = CASES["narrow store"]
-    sql = f"{whole.sql} WHERE o.discount > 0"
-    return replace(whole, sql=sql, condition="discount > 0")
+    sql = f"{STORE_SQL} WHERE o.discount > 0"
+    small = replace(CASES["store"], sql=sql, condition="discount > 0")
+    small = replace(small, frames=lambda: frames)
+    monkeypatch.setitem(CASES, "small", small)
+    return small
 
 
 def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
@@ -72,31 +74,22 @@ def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
     assert (marked["discount"][held_out] > 0).all()
 
 
-def test_all_ways_come_within_a_percent(case, frames) -> None:
-    optimum = best_linear(case, frames)
+def test_all_ways_come_within_a_percent(case) -> None:
+    optimum = best_metric("small")
     until, more_is_better = case.until(optimum), CASES["flights"].until(0.7)
     assert until({"rmse": 1.009 * optimum})
     assert not until({"rmse": 1.011 * optimum})
     assert more_is_better({"auc": 0.6931})
     assert not more_is_better({"auc": 0.6929})
-    measured = run_tp_flower(case, frames, until)
-    assert 1 <= measured["steps"] <= 12
-    marked = mark_held_out(case, frames)
+    assert 1 <= to_good_model("small", OURS, optimum)["steps"] <= 12
     for way in WAYS:
-        found = run_joined(way, case, marked, until)
-        assert np.isfinite(found["seconds"]), way
-        assert found["seconds"] > found["join-seconds"] + found["encode-seconds"]
-
-
-def test_what_does_not_come_close_is_not_counted(case, frames) -> None:
-    def never(_) -> bool:
-        return False
-
+        run = to_good_model("small", way, optimum)
+        assert np.isfinite(run["seconds"]), way
+        assert run["seconds"] > run["join-seconds"] + run["encode-seconds"]
+    # what does not come close is not counted
     with pytest.raises(RuntimeError, match="no epoch came within 1 %"):
-        run_tp_flower(case, frames, never)
-    marked = mark_held_out(case, frames)
-    found = run_joined("dense, SGD", case, marked, never)
-    assert found["seconds"] == np.inf
+        to_good_model("small", OURS, 0.5 * optimum)
+    assert to_good_model("small", "dense, SGD", 0.5 * optimum)["seconds"] == np.inf
 
 
 # an epoch of two rounds: 300 bytes of arrays and 20 of headers
