@@ -2,7 +2,7 @@
 
     python scripts/benchmark.py [--suite NAME[,NAME]] [--movielens DIR]
                                 [--paper-scale DIR [--factor F]] [--repeats N]
-                                [--datasets NAME,..] [--output DIR | --update FILE]
+                                [--output DIR | --update FILE]
     python scripts/benchmark.py --render [FILE]
 
 Suites are in scripts/bench/suites/registry.py; without --suite all run whose data are
@@ -20,14 +20,13 @@ import logging
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
 
 import matplotlib as mpl
 
-from scripts.bench.datasets import DATASETS
 from scripts.bench.harness import (
     RESULTS_FILE,
     Options,
@@ -101,9 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     folder = partial(parser.add_argument, metavar="DIR", type=Path)
     file = partial(parser.add_argument, metavar="FILE", type=Path)
-    names = partial(parser.add_argument, metavar="NAME,..")
     text = f"all, or some of: {', '.join(SUITES)}"
-    names("--suite", type=suite_names, default=list(SUITES), help=text)
+    parser.add_argument(
+        "--suite", metavar="NAME,..", type=suite_names, default=list(SUITES), help=text
+    )
     text = "folder for the results (default: a new one under ~/.tp_flower)"
     new = home_folder() / "benchmarks" / time.strftime("%Y%m%d-%H%M%S")
     folder("--output", default=new, help=text)
@@ -116,9 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     folder("--paper-scale", help=text)
     text = "share of the papers' row counts (default: 1)"
     parser.add_argument("--factor", type=float, default=1.0, metavar="F", help=text)
-    kind = partial(name_list, choices=DATASETS, kind="dataset")
-    text = f"of suite methods: {', '.join(DATASETS)} (default: all)"
-    names("--datasets", default=(), type=kind, help=text)
     text = "runs per cell of suites privacy and labels (default: 1)"
     parser.add_argument("--repeats", type=int, default=1, metavar="N", help=text)
     return parser
@@ -126,19 +123,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def suite_names(text: str) -> list[str]:
     """Return the suites of ``"bytes,speed"`` or ``"all"``, in the order of `SUITES`."""
-    wanted = name_list(text, ["all", *SUITES], "suite")
-    return [name for name in SUITES if name in wanted or "all" in wanted]
-
-
-def name_list(text: str, choices: Iterable[str], kind: str) -> tuple[str, ...]:
-    """Return the names of ``"flights,store"``, all of them valid choices."""
-    wanted = tuple(text.split(","))
-    unknown = [name for name in wanted if name not in choices]
-    if unknown:
+    names = ["all", *SUITES]
+    wanted = text.split(",")
+    if unknown := [name for name in wanted if name not in names]:
         raise argparse.ArgumentTypeError(
-            f"no {kind} {unknown[0]!r}; there are {', '.join(choices)}"
+            f"no suite {unknown[0]!r}; there are {', '.join(names)}"
         )
-    return wanted
+    return [name for name in SUITES if name in wanted or "all" in wanted]
 
 
 def run_suite(name: str, options: Options, results: Results) -> list[str]:

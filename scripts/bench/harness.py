@@ -58,7 +58,6 @@ class Options:
     movielens: Path | None = None
     paper_scale: Path | None = None
     factor: float = 1.0
-    datasets: tuple[str, ...] = ()
     repeats: int = 1
 
     @property

@@ -2,9 +2,8 @@
 
     minimise (1/N) sum_j loss(x_j W + c; y_j) + l2/2 ||W||^2   c is free
 
-``fit_*`` return an optimum. ``train_*`` return a curve: the held-out metrics after
-every epoch or iteration, and the seconds of training until then (what measuring takes
-is left out); with ``until`` they end at the first metrics that are enough.
+``fit_*`` return an optimum, `train_lbfgs` a curve: the held-out metrics after every
+iteration, and the seconds of training until then (what measuring takes is left out).
 
 Notation
     X   ``features``  (N, d), dense float32 or CSR     y  ``labels``  (N,)
@@ -17,9 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
-import scipy.sparse as sp
 from scipy.optimize import minimize
-from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.linear_model import LogisticRegression
 
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
@@ -33,9 +31,6 @@ Matrix = Any
 Until = Callable[[Metrics], bool]
 
 LBFGS_OPTIONS = {"maxcor": 10, "maxiter": 500, "gtol": 1e-6, "ftol": 0.0}
-SGD_EPOCHS = 10
-SAMPLED_ROWS = 20_000
-NOISE_MARGIN = 4.0
 
 
 @dataclass(frozen=True)
@@ -121,34 +116,33 @@ class Curve:
     """A training, step by step; its clock stands still while it measures.
 
     Attributes:
-        test: metrics on the held-out rows after each epoch or iteration.
+        test: metrics on the held-out rows after each iteration.
         seconds: of training until then.
         fitted: the last linear model.
     """
 
     problem: Problem
-    until: Until | None = None
     test: list[Metrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     fitted: LinearFit | None = None
     _started: float = field(default_factory=time.perf_counter)
 
-    def measure(self, fitted: LinearFit) -> bool:
-        """Measure a model; return whether it is good enough."""
+    def measure(self, fitted: LinearFit) -> Metrics:
+        """Measure a model."""
         arrived = time.perf_counter()
         self.seconds.append(arrived - self._started)
         self.test.append(self.problem.test_metrics(fitted))
         self.fitted = fitted
         self._started += time.perf_counter() - arrived
-        return self.until is not None and self.until(self.test[-1])
+        return self.test[-1]
 
 
-def train_lbfgs(problem: Problem, _: Settings, until: Until | None = None) -> Curve:
+def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
     """Minimise the objective by scipy's L-BFGS over all rows; a step is an iteration.
 
-    It starts at the best constant score.
+    It starts at the best constant score, and ends at the first metrics that are enough.
     """
-    curve = Curve(problem, until)
+    curve = Curve(problem)
     outputs, width = problem.loss.outputs, problem.train.shape[1]
     start = np.zeros((width + 1, outputs))
     start[-1] = problem.loss.base_score(problem.train_labels)
@@ -168,7 +162,8 @@ def train_lbfgs(problem: Problem, _: Settings, until: Until | None = None) -> Cu
         return value, np.vstack(gradient).ravel()
 
     def on_iteration(flat: FloatArray) -> None:
-        if curve.measure(model_of(flat)):
+        metrics = curve.measure(model_of(flat))
+        if until is not None and until(metrics):
             raise StopIteration
 
     minimize(
@@ -178,76 +173,4 @@ def train_lbfgs(problem: Problem, _: Settings, until: Until | None = None) -> Cu
         callback=on_iteration,
         options=LBFGS_OPTIONS,
     )
-    return curve
-
-
-def train_sgd(
-    problem: Problem, settings: Settings, until: Until | None = None
-) -> Curve:
-    """Minimise the objective by mini-batches with momentum.
-
-    The settings are read as the federated run reads them: ``batch_size`` (0: N / 100),
-    ``learning_rate`` (0: what is safe), ``momentum``, ``decay``, ``num_epochs``,
-    ``seed``.
-    """
-    curve = Curve(problem, until)
-    rng = np.random.default_rng(settings.seed)
-    rows = len(problem.train_labels)
-    size = settings.batch_size or max(rows // 100, 1)
-    first_rate = settings.learning_rate or _safe_rate(
-        problem, size * (1.0 - settings.momentum), rng
-    )
-    weights = np.zeros((problem.train.shape[1], problem.loss.outputs))
-    intercept = problem.loss.base_score(problem.train_labels)
-    speed, intercept_speed = np.zeros_like(weights), np.zeros_like(intercept)
-    # the rows in random order once, so that a batch is a slice of them; copied batch by
-    # batch, the whole table need not be there twice
-    batches = np.array_split(rng.permutation(rows), -(-rows // size))
-    for epoch in range(settings.num_epochs or SGD_EPOCHS):
-        rate = first_rate / (1.0 + settings.decay * epoch)
-        for number in rng.permutation(len(batches)):
-            batch = batches[number]
-            features = problem.train[batch]
-            scores = LinearFit(weights, intercept).scores(features)
-            excess = problem.loss.gradient(scores, problem.train_labels[batch])
-            excess /= len(batch)
-            gradient = features.T @ excess.astype(np.float32) + problem.l2 * weights
-            speed = settings.momentum * speed - rate * gradient
-            intercept_speed *= settings.momentum
-            intercept_speed -= rate * excess.sum(axis=0)
-            weights, intercept = weights + speed, intercept + intercept_speed
-        if curve.measure(LinearFit(weights, intercept, epoch + 1)):
-            break
-    return curve
-
-
-def _safe_rate(problem: Problem, averaged: float, rng: np.random.Generator) -> float:
-    """Return 1 / (L + 4 T / averaged), as TablePuppetSGD does, from a sample of rows.
-
-    L and T are the largest eigenvalue and the trace of the second moments of features
-    and intercept, times the loss's curvature; ``averaged`` is batch size * (1 -
-    momentum).
-    """
-    rows = len(problem.train_labels)
-    sample = problem.train[np.sort(rng.permutation(rows)[:SAMPLED_ROWS])]
-    sample = sample.toarray() if sp.issparse(sample) else sample
-    moments = sample.T @ sample / len(sample)
-    largest, trace = np.linalg.norm(moments, 2) + 1.0, np.trace(moments) + 1.0
-    bound = float(largest + NOISE_MARGIN * trace / averaged)
-    return 1.0 / (problem.loss.max_curvature * bound + problem.l2)
-
-
-def train_scikit_learn(
-    problem: Problem, _: Settings, until: Until | None = None
-) -> Curve:
-    """Fit scikit-learn's Ridge or LogisticRegression: one step."""
-    curve = Curve(problem, until)
-    data = (problem.train, problem.train_labels)
-    if problem.loss.name == "squared":
-        model = Ridge(alpha=len(problem.train_labels) * problem.l2).fit(*data)
-        intercept = np.atleast_1d(np.asarray(model.intercept_, np.float64))
-        fitted = LinearFit(model.coef_.astype(np.float64)[:, None], intercept)
-    else:
-        fitted = fit_logistic(*data, problem.l2)
-    curve.measure(fitted)
     return curve

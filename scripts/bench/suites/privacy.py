@@ -11,11 +11,13 @@ the runs of ``--repeats``.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
 
 from scripts.bench import datasets
+from scripts.bench.datasets import Dataset
 from scripts.bench.harness import (
     Options,
     Outcome,
@@ -30,11 +32,9 @@ from strategies.setup.labels import label_plan
 from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.label_noise import ClassNoise
-from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import PrivacySettings, Settings
-from tp_flower.sources.flights import FLIGHTS_SQL
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LABEL_EPSILONS = (0.5, 1.0, 2.0, 4.0)
@@ -56,96 +56,79 @@ METHODS: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class Task:
-    """A data set with a query.
+    """A data set with a query, and what a run without privacy learns of it.
 
     Attributes:
         name: before its figures; empty for flights.
         metrics: those that are reported; the first one is the method's.
-        settings: of a run without privacy.
         label_range: of the labels; empty for classes.
     """
 
     name: str
-    loss: str
     metrics: Sequence[str]
-    sql: str
-    settings: Settings
+    data: Dataset
     sites: Sites
     label_range: tuple[float, ...] = ()
 
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of a run without privacy."""
+        return Settings.from_run_config(self.data.settings)
 
-def flights() -> Task:
-    """Return the built-in federation: is a flight late?"""
-    settings = Settings(task="classification")
-    metrics = ("auc", "log_loss", "accuracy")
-    return Task("", "logistic", metrics, FLIGHTS_SQL, settings, ORGANISATIONS)
+    @cached_property
+    def truth(self) -> TrainingProblem:
+        """The problem without noise: its loss, and the true labels."""
+        return self.run(self.settings)[0]
+
+    def run(self, settings: Settings) -> tuple[TrainingProblem, FloatArray]:
+        """Train; return the problem, and h of the held-out rows, (N, d)."""
+        local: dict[str, list[FloatArray]] = {}
+
+        def on_round(report: RoundReport, grid: InProcessGrid) -> None:
+            if report.train and report.epoch == settings.epochs:
+                for part in sorted(participants_of(grid), key=lambda x: x.number):
+                    scores = part.model.scores(part.data.features)
+                    local.setdefault(part.data.table, []).append(scores)
+
+        problem = problem_of(train(self.data.sql, settings, self.sites, on_round))
+        if problem.test is None:
+            raise RuntimeError("the run has no held-out rows")
+        tables = {table: np.concatenate(shards) for table, shards in local.items()}
+        return problem, problem.test.sum_scores(problem.base_score, tables)
+
+    def mean_metrics(self, runs: Iterable[Settings]) -> Mapping[str, float]:
+        """Return the means of the runs' test metrics by the true labels."""
+        truth = self.truth.test_labels
+        metrics = [
+            evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs
+        ]
+        return {key: fmean(each[key] for each in metrics) for key in self.metrics}
 
 
 def tasks(options: Options) -> Iterator[Task]:
     """Yield flights, and MovieLens where its files are: which rating does one get?"""
-    yield flights()
+    metrics = ("auc", "log_loss", "accuracy")
+    yield Task("", metrics, datasets.flights(), ORGANISATIONS)
     try:
         data = datasets.movielens(options.movielens)
     except SkippedSuite:
         return
-    settings = Settings.from_run_config(data.settings)
-    name, metrics = "MovieLens-100K, ", ("rmse", "r2")
-    yield Task(name, "squared", metrics, data.sql, settings, data.join_only(), RATINGS)
+    yield Task("MovieLens-100K, ", ("rmse", "r2"), data, data.join_only(), RATINGS)
 
 
-def run(task: Task, settings: Settings) -> tuple[TrainingProblem, FloatArray]:
-    """Train in this process; return the problem, and h of the held-out rows, (N, d)."""
-    local: dict[str, FloatArray] = {}
-
-    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-        if report.train and report.epoch == settings.epochs:
-            local.update(_local_scores(grid))
-
-    problem = problem_of(train(task.sql, settings, task.sites, on_round))
-    if problem.test is None:
-        raise RuntimeError("the run has no held-out rows")
-    return problem, problem.test.sum_scores(problem.base_score, local)
-
-
-def _local_scores(grid: InProcessGrid) -> dict[str, FloatArray]:
-    """Return the scores of every table's rows, (n_i, d_c), straight from the models."""
-    scores: dict[str, list[FloatArray]] = {}
-    for part in sorted(participants_of(grid), key=lambda part: part.number):
-        shard = part.model.scores(part.data.features)
-        scores.setdefault(part.data.table, []).append(shard)
-    return {table: np.concatenate(shards) for table, shards in scores.items()}
-
-
-def true_labels(task: Task) -> FloatArray:
-    """Return the held-out rows' labels, which only a run without noise knows."""
-    return run(task, task.settings)[0].test_labels
-
-
-def mean_metrics(
-    task: Task, runs: Iterable[Settings], truth: FloatArray
-) -> Mapping[str, float]:
-    """Return the means of the runs' test metrics by these labels, (N_test,)."""
-    metrics = []
-    for settings in runs:
-        scores = run(task, settings)[1]
-        loss = LOSSES[task.loss](outputs=scores.shape[1])
-        metrics.append(evaluate(loss, scores, truth))
-    return {key: fmean(each[key] for each in metrics) for key in task.metrics}
-
-
-def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> Outcome:
+def measure_privacy(options: Options) -> Outcome:
     """Return the test metric of private models, by method and epsilon."""
     outcome = Outcome()
     for task in tasks(options):
-        truth, metric = true_labels(task), task.metrics[0]
+        metric = task.metrics[0]
         label = f"test {metric.upper()}"
         for title, (strategy, mechanism) in METHODS.items():
             clear, name = replace(task.settings, strategy=strategy), task.name + title
-            plain = mean_metrics(task, [clear], truth)[metric]
+            plain = task.mean_metrics([clear])[metric]
             outcome.facts[f"{name}, no privacy: {label}"] = plain
-            for head, settings in _private(task, clear, mechanism, epsilons):
+            for head, settings in _private(task, clear, mechanism):
                 runs = options.repeats * [settings]
-                value = mean_metrics(task, runs, truth)[metric]
+                value = task.mean_metrics(runs)[metric]
                 outcome.facts[f"{name}, {head}: {label}"] = value
                 if (name, head) == (STATISTICS, "eps 1"):
                     lost = plain - value
@@ -155,10 +138,10 @@ def measure_privacy(options: Options, epsilons: Sequence[float] = EPSILONS) -> O
 
 
 def _private(
-    task: Task, clear: Settings, mechanism: str, epsilons: Sequence[float]
+    task: Task, clear: Settings, mechanism: str
 ) -> Iterator[tuple[str, Settings]]:
     """Yield title and settings of private runs, the papers' setting last."""
-    for epsilon in epsilons:
+    for epsilon in EPSILONS:
         privacy = PrivacySettings(features=mechanism, epsilon=epsilon, delta=DELTA)
         yield f"eps {epsilon:g}", replace(clear, privacy=privacy)
     papers = PrivacySettings(
@@ -195,8 +178,7 @@ def measure_labels(options: Options) -> Outcome:
     """Return test metrics by mechanism of the labels' noise."""
     outcome = Outcome()
     for task in tasks(options):
-        truth = true_labels(task)
-        for key, value in mean_metrics(task, [task.settings], truth).items():
+        for key, value in task.mean_metrics([task.settings]).items():
             outcome.facts[f"{task.name}no noise on labels: {key}"] = value
         for title, privacy in noises(task):
             name = f"{task.name}{title}"
@@ -214,6 +196,6 @@ def measure_labels(options: Options) -> Outcome:
                         privacy, label_epsilon=epsilon, label_correction=is_corrected
                     )
                     runs.append(replace(task.settings, privacy=drawn))
-                for key, value in mean_metrics(task, runs, truth).items():
+                for key, value in task.mean_metrics(runs).items():
                     outcome.facts[f"{name}: {key}, {kind}"] = value
     return outcome

@@ -77,7 +77,7 @@ def test_suites_are_named_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--datasets", "flihgts"], "no dataset 'flihgts'; there are flights,"),
+        (["--suite", "flihgts"], "no suite 'flihgts'; there are all, "),
         (["--output", __file__], "--output: "),
         (["--update", __file__], "--update: "),
         (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),

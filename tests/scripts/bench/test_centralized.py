@@ -24,7 +24,6 @@ from scripts.joined.models import (
     fit_logistic,
     fit_ridge,
     train_lbfgs,
-    train_sgd,
 )
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
@@ -208,43 +207,21 @@ def test_scikit_learn_solves_the_same_problem() -> None:
 
 @each_loss
 def test_steps_reach_the_optimum(loss: str) -> None:
-    problem, settings = problem_of(loss)
+    problem, _ = problem_of(loss)
     optimum = problem.objective(problem.optimum())
-    curve = train_lbfgs(problem, settings)
+    curve = train_lbfgs(problem)
     # the products are in float32
     assert problem.objective(curve.fitted) == pytest.approx(optimum, rel=1e-5)
     assert len(curve.test) == len(curve.seconds) > 5
     assert curve.seconds == sorted(curve.seconds)
-    slow = replace(settings, num_epochs=80, batch_size=100, decay=0.1)
-    curve = train_sgd(problem, slow)
-    assert len(curve.test) == 80
-    assert problem.objective(curve.fitted) < 1.005 * optimum
-
-
-@pytest.mark.parametrize("train", [train_lbfgs, train_sgd])
-@each_loss
-def test_a_sparse_table_gives_the_same_steps(loss: str, train) -> None:
-    dense, settings = problem_of(loss)
+    ends = train_lbfgs(problem, lambda metrics: metrics == curve.test[1])
+    assert ends.test == curve.test[:2]
     sparse = replace(
-        dense, train=sp.csr_matrix(dense.train), test=sp.csr_matrix(dense.test)
+        problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test)
     )
-    settings = replace(settings, num_epochs=2, learning_rate=0.01)
-    one, other = (train(problem, settings) for problem in (dense, sparse))
-    for metrics, expected in zip(one.test[:4], other.test[:4], strict=True):
+    same = zip(train_lbfgs(sparse).test[:4], curve.test[:4], strict=True)
+    for metrics, expected in same:
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
-    ends = train(dense, settings, lambda metrics: metrics == one.test[1])
-    assert ends.test == one.test[:2]
-
-
-def test_one_batch_and_no_momentum_is_gradient_descent() -> None:
-    problem, settings = problem_of("squared")
-    size, mean = len(problem.train_labels), problem.train_labels.mean()
-    changes = {"batch_size": size, "momentum": 0.0, "learning_rate": 0.1}
-    curve = train_sgd(problem, replace(settings, num_epochs=1, **changes))
-    weights = -0.1 * problem.train.T @ (mean - problem.train_labels) / size
-    fitted = curve.fitted
-    np.testing.assert_allclose(fitted.weights[:, 0], weights, rtol=1e-4, atol=1e-6)
-    np.testing.assert_allclose(fitted.intercept, [mean], rtol=1e-9)
 
 
 @pytest.mark.parametrize(
