@@ -102,20 +102,14 @@ def by_table(sites: Frames) -> Tables:
 
 def flights(_: Path | None = None) -> Dataset:
     """Return the built-in flights: is a flight late?"""
-    return Dataset(
-        *("flights", "Flights, late or not", "auc", FLIGHTS_SQL),
-        {"task": "classification"},
-        by_table(flights_frames()),
-    )
+    names = ("flights", "Flights, late or not", "auc", FLIGHTS_SQL)
+    return Dataset(*names, {"task": "classification"}, by_table(flights_frames()))
 
 
 def flights_delay(_: Path | None = None) -> Dataset:
     """Return the built-in flights: how late is a flight?"""
-    return Dataset(
-        *("flights-delay", "Flights, minutes late", "rmse", FLIGHTS_REGRESSION_SQL),
-        {"task": "regression"},
-        by_table(flights_frames()),
-    )
+    names = ("flights-delay", "Flights, minutes late", "rmse", FLIGHTS_REGRESSION_SQL)
+    return Dataset(*names, {"task": "regression"}, by_table(flights_frames()))
 
 
 def store(_: Path | None = None) -> Dataset:

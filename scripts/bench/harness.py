@@ -26,6 +26,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
 from client_apps.app import app
 from client_apps.operator.participant import Participant
 from client_apps.rounds.site import Site
@@ -34,7 +36,7 @@ from strategies.run.grid import InProcessGrid, Tables
 from strategies.setup.problem import TrainingProblem
 from tp_flower.files import write_file
 from tp_flower.query import Query
-from tp_flower.reports.records import Metrics, RoundReport, plain
+from tp_flower.reports.records import RoundReport, plain
 from tp_flower.settings import Settings
 
 SCHEMA: Final = 1
@@ -99,7 +101,8 @@ class Outcome:
         """Return JSON types, numbers with six digits."""
         checks = [{**vars(check), "is-met": check.is_met} for check in self.checks]
         content = {"checks": checks, "facts": self.facts, "curves": self.curves}
-        rounded: Results = _rounded(plain(content))
+        text = json.dumps(plain(content), allow_nan=False)
+        rounded: Results = json.loads(text, parse_float=_rounded)
         return rounded
 
 
@@ -132,18 +135,12 @@ def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:
     return problem
 
 
-@dataclass
-class Trace:
-    """A run by epoch: training objective, test metrics, seconds from the start."""
+def run_traced(sql: str, settings: Settings, sites: Sites) -> pd.DataFrame:
+    """Train in this process and record every epoch; recording takes no time of it.
 
-    objective: Sequence[float]
-    test: Sequence[Metrics]
-    seconds: Sequence[float]
-
-
-def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
-    """Train in this process and record every epoch; recording takes no time of it."""
-    epochs: list[tuple[float, Metrics, float]] = []
+    Returns the training ``objective``, ``seconds`` from the start, and test metrics.
+    """
+    epochs: list[Mapping[str, float | None]] = []
     watching = 0.0
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
@@ -151,12 +148,13 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> Trace:
         arrived = time.perf_counter()
         if report.train:
             objective = report.train["loss"] + 0.5 * settings.l2 * _squared_norm(grid)
-            epochs.append((objective, report.test, arrived - started - watching))
+            seconds = arrived - started - watching
+            epochs.append({**report.test, "objective": objective, "seconds": seconds})
         watching += time.perf_counter() - arrived
 
     started = time.perf_counter()
     train(sql, settings, sites, on_round)
-    return Trace(*zip(*epochs, strict=True))
+    return pd.DataFrame(epochs)
 
 
 def _squared_norm(grid: InProcessGrid) -> float:
@@ -228,12 +226,6 @@ def machine() -> dict[str, object]:
     }
 
 
-def _rounded(value: Any) -> Any:
-    """Return JSON content with every float to six digits."""
-    if isinstance(value, Mapping):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
-    return value
+def _rounded(text: str) -> float:
+    """Return a number of JSON to six digits."""
+    return float(f"{float(text):.{SIGNIFICANT_DIGITS}g}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -104,19 +105,17 @@ def measured(value: float | None, unit: str) -> str:
 
 def facts_of(facts: Found) -> dict[str, str]:
     """Return figures without a limit as texts, nested ones by their path."""
-    return dict(_flat("", facts))
+    flat = pd.json_normalize(dict(facts), sep=": ").to_dict("records")
+    return {
+        str(name): _text(value) for record in flat for name, value in record.items()
+    }
 
 
-def _flat(prefix: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _flat(f"{prefix}: {key}" if prefix else str(key), item)
-    elif isinstance(value, list):
-        yield prefix, ", ".join(text for item in value for _, text in _flat("", item))
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield prefix, number(value, 4)
-    else:
-        yield prefix, NEVER if value is None else str(value)
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_text, value))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number(value, 4) if is_number else str(value or NEVER)
 
 
 def render(results: Results, images: str = "") -> str:

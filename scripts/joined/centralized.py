@@ -10,7 +10,6 @@ Notation
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -133,11 +132,10 @@ def join_tables(
     return JoinedTable(np.hstack(blocks), columns, labels, is_test, rows, loss)
 
 
-@contextmanager
-def _utc_connection() -> Iterator[Connection]:
-    with closing(duckdb.connect()) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        yield connection
+def _utc_connection() -> Connection:
+    connection = duckdb.connect()
+    connection.execute("SET TimeZone = 'UTC'")
+    return connection
 
 
 def _load(

@@ -5,7 +5,6 @@ linear ADMM on MovieLens-100K, beside the published seconds of an epoch.
 """
 
 from dataclasses import replace
-from statistics import median
 
 import numpy as np
 import torch
@@ -63,10 +62,9 @@ def _measure_linear(
         "SGD": replace(settings, strategy="sgd"),
     }
     gaps = {
-        name: [
-            value / optimum - 1.0
-            for value in run_traced(sql, chosen, ORGANISATIONS).objective
-        ]
+        name: (
+            run_traced(sql, chosen, ORGANISATIONS)["objective"] / optimum - 1.0
+        ).tolist()
         for name, chosen in runs.items()
     }
     outcome.curves[f"{task}, linear: objective above the optimum's"] = gaps
@@ -90,10 +88,10 @@ def _measure_mlp(
 ) -> None:
     trace = run_traced(sql, replace(settings, model="mlp"), ORGANISATIONS)
     joint = fit_additive_mlp(joined, settings, np.random.default_rng(settings.seed))
-    losses = [float(metrics["loss"]) for metrics in trace.test]
+    losses, seconds = trace["loss"].tolist(), trace["seconds"].tolist()
     task = settings.task
     outcome.curves[f"{task}, MLP: test loss"] = {"ADMM": losses, "joint Adam": joint}
-    outcome.facts[f"{task}, MLP: seconds of the run"] = trace.seconds[-1]
+    outcome.facts[f"{task}, MLP: seconds of the run"] = seconds[-1]
     outcome.facts[f"{task}, MLP: test loss, run and joint"] = [losses[-1], joint[-1]]
     outcome.check(
         f"{task}, MLP: test loss at epoch {len(losses)} over joint training's",
@@ -161,12 +159,11 @@ def measure_movielens(options: Options) -> Outcome:
     trace = run_traced(dataset.sql, settings, dataset.join_only())
     problem = Problem.of(dataset.joined(settings), replace(settings, l2=0.0))
     optimum = problem.test_metrics(problem.optimum())["rmse"]
-    above = [float(metrics["rmse"]) - optimum for metrics in trace.test]
-    seconds = median(np.diff(trace.seconds).tolist())
+    seconds = float(trace["seconds"].diff().median())
     outcome = Outcome()
     outcome.check(
         f"epochs to the optimum's test RMSE + {RMSE_MARGIN:g}",
-        first_within(above, RMSE_MARGIN),
+        first_within((trace["rmse"] - optimum).tolist(), RMSE_MARGIN),
         MOVIELENS_EPOCHS,
     )
     outcome.check(

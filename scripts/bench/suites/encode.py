@@ -96,17 +96,9 @@ def ours(path: Path) -> dict[str, float]:
     return seconds
 
 
-def ours_and_peak(path: str) -> dict[str, float]:
-    """Return the seconds of `ours` and the process's peak memory."""
-    return _summary(ours(Path(path)))
-
-
-def baseline_and_peak(path: str) -> dict[str, float]:
-    """Return the seconds of `baseline` and the process's peak memory."""
-    return _summary(baseline(Path(path)))
-
-
-def _summary(parts: dict[str, float]) -> dict[str, float]:
+def seconds_and_peak(path: str, is_site: bool) -> dict[str, float]:
+    """Return the seconds of a side and the process's peak memory."""
+    parts = (ours if is_site else baseline)(Path(path))
     return {"total": sum(parts.values()), "megabytes": peak_memory() / 2**20}
 
 
@@ -118,8 +110,8 @@ def measure_encode(_: "Options") -> "Outcome":
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "shard.csv"
         write_file(path, SUITE_ROWS, mixed=False)
-        plain = in_process_of_its_own(baseline_and_peak, str(path))
-        site = in_process_of_its_own(ours_and_peak, str(path))
+        plain = in_process_of_its_own(seconds_and_peak, str(path), False)
+        site = in_process_of_its_own(seconds_and_peak, str(path), True)
     outcome = Outcome()
     outcome.facts |= {"rows": SUITE_ROWS, "columns": COLUMNS}
     for title, side in (("a site", site), ("DuckDB's scan into numpy", plain)):

@@ -103,8 +103,16 @@ def measure_methods(options: Options) -> Outcome:
 
 def measure_dataset(dataset: Dataset) -> Results:
     """Run the reference and the methods."""
-    facts = measure_reference(dataset, Settings.from_run_config(dataset.settings))
-    facts["methods"] = {}
+    settings = Settings.from_run_config(dataset.settings)
+    problem = Problem.of(dataset.joined(settings), settings)
+    facts: Results = {
+        "title": dataset.title,
+        "metric": dataset.metric,
+        "reference": problem.test_metrics(problem.optimum())[dataset.metric],
+        "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
+        "features": problem.train.shape[1],
+        "methods": {},
+    }
     for name, method in METHODS.items():
         config = {**dataset.settings, "strategy": method.strategy}
         settings = Settings.from_run_config(config | dict(method.settings))
@@ -113,18 +121,6 @@ def measure_dataset(dataset: Dataset) -> Results:
         curve = curve_of(history, dataset.metric)
         facts["methods"][name] = {"title": method.title, **summary(facts, curve)}
     return facts
-
-
-def measure_reference(dataset: Dataset, settings: Settings) -> Results:
-    """Return the test metric of the optimum on the joined table."""
-    problem = Problem.of(dataset.joined(settings), settings)
-    return {
-        "title": dataset.title,
-        "metric": dataset.metric,
-        "reference": problem.test_metrics(problem.optimum())[dataset.metric],
-        "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
-        "features": problem.train.shape[1],
-    }
 
 
 def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
