@@ -18,7 +18,14 @@ from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.plan import PartPlan
-from tp_flower.protocol.packet import Packet, message_bytes, pack, unpack, unpack_bits
+from tp_flower.protocol.packet import (
+    ArrayKey,
+    Packet,
+    message_bytes,
+    pack,
+    unpack,
+    unpack_bits,
+)
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 
@@ -147,8 +154,25 @@ class Seen:
     arrays: dict
 
 
+class Watched:
+    """Messages that have been seen, in their order."""
+
+    seen: list[Seen]
+
+    def sent(self, action: str, *, replies: bool = False) -> list[Seen]:
+        kind = action, replies
+        return [s for s in self.seen if (s.action, s.is_reply) == kind]
+
+    def arrays(
+        self, action: str, *, replies: bool = False
+    ) -> dict[ArrayKey, np.ndarray]:
+        """The arrays of all messages of a type, by part and name."""
+        messages = self.sent(action, replies=replies)
+        return dict(pair for seen in messages for pair in seen.arrays.items())
+
+
 @dataclass
-class Run:
+class Run(Watched):
     """A finished run.
 
     Attributes:
@@ -181,6 +205,16 @@ class Run:
     def flat(self) -> np.ndarray:
         """All parameters at the end, table after table in the query's order."""
         return np.concatenate(list(self.theta.values()))
+
+    @property
+    def sizes(self) -> dict[int, int]:
+        """By part number, how many rows the site says it has."""
+        replies = self.sent("query.extract", replies=True)
+        return {
+            part["id"]: part["rows"]
+            for seen in replies
+            for part in seen.header["parts"]
+        }
 
     @property
     def losses(self) -> list[float]:
@@ -224,14 +258,16 @@ def run_query(
     sql: str,
     sites: Sites,
     strategy: str = "admm",
-    grid_class: type[InProcessGrid] = InProcessGrid,
+    change: Callable[[Seen], object] | None = None,
+    state: Path | None = None,
     **settings: object,
 ) -> Run:
-    """Train on any query."""
+    """Train on any query, and keep all that can be seen; see ``WatchedGrid``."""
     query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].has_label)
     finished = Run(STRATEGIES[strategy](query, **settings))
     finished.strategy._on_round = lambda report: _after_round(finished, grid, report)
-    grid = grid_class(app, sites, observe=lambda m: finished.seen.append(read(m)))
+    grid = WatchedGrid(sites, change, state=state)
+    finished.seen = grid.seen
     with closing(grid):
         finished.result = finished.strategy.start(grid)
     _masks(finished)
@@ -253,7 +289,7 @@ def read(message: Message) -> Seen:
     )
 
 
-class WatchedGrid(InProcessGrid):
+class WatchedGrid(Watched, InProcessGrid):
     """Messages as they arrived, in ``seen``; ``change`` may change each before that."""
 
     def __init__(
@@ -264,11 +300,7 @@ class WatchedGrid(InProcessGrid):
     ) -> None:
         super().__init__(app, sites, **options)
         self.change = change
-        self.seen: list[Seen] = []
-
-    def sent(self, action: str, *, replies: bool = False) -> list[Seen]:
-        kind = action, replies
-        return [s for s in self.seen if (s.action, s.is_reply) == kind]
+        self.seen = []
 
     def _deliver(self, message: Message) -> Message:
         self._note(message)
@@ -319,16 +351,7 @@ def _masks(finished: Run) -> None:
     if isinstance(finished.strategy, VflADMM | VflSGD):
         return
     federation = finished.strategy.training_problem
-    sizes = {
-        facts["id"]: facts["rows"]
-        for seen in finished.seen
-        if seen.action == "query.extract" and seen.is_reply
-        for facts in seen.header["parts"]
-    }
-    told = {}
-    for seen in finished.seen:
-        if seen.action == "train.prepare" and not seen.is_reply:
-            told |= seen.arrays
+    sizes, told = finished.sizes, finished.arrays("train.prepare")
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):
         for alias, table in federation.tables.items():
             target[alias] = np.concatenate(

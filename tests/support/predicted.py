@@ -15,15 +15,12 @@ import pandas as pd
 import pyarrow as pa
 import torch
 
-from client_apps.app import app
 from client_apps.data.saved_models import SavedModel
-from strategies import STRATEGIES
 from strategies.inference.manifest import Manifest, make_manifest
 from strategies.inference.predict import Evaluate, Predict
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import Frames, store_sql
+from tests.support import federated
+from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
 from tp_flower.extraction.extract import extract
-from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
@@ -70,19 +67,11 @@ class Model:
         self.start(strategy, sites)
         return strategy.metrics
 
-    def start(self, strategy: Predict | Evaluate, sites: NamedSites) -> list:
-        """Run a strategy on the sites; return (action, is reply, packet) of all."""
-        seen = []
-
-        def watch(message):
-            is_reply = bool(message.metadata.reply_to_message_id)
-            packet = unpack(message.content)
-            seen.append((message.metadata.message_type, is_reply, packet))
-
-        grid = InProcessGrid(app, sites, state=self.state, observe=watch)
-        with closing(grid):
+    def start(self, strategy: Predict | Evaluate, sites: NamedSites) -> list[Seen]:
+        """Run a strategy on the sites; return all messages."""
+        with closing(WatchedGrid(sites, state=self.state)) as grid:
             strategy.start(grid)
-        return seen
+        return grid.seen
 
     def saved(self, alias: str) -> SavedModel:
         """Return a part of the model of a table."""
@@ -139,12 +128,9 @@ def train(
     state: Path, sites: NamedSites, sql: str, strategy: str = "admm", **settings: object
 ) -> Model:
     """Train, and let the sites keep their parts."""
-    chosen = {"num_epochs": 2, "device": "cpu", **settings}
-    query = Query.from_sql(sql, needs_label=STRATEGIES[strategy].has_label)
-    method = STRATEGIES[strategy](query, **chosen)
-    with closing(InProcessGrid(app, sites, state=state)) as grid:
-        method.start(grid)
-    return Model(sql, state, make_manifest(method))
+    with closing(WatchedGrid(sites, state=state)) as grid:
+        done = federated.train(grid, sql, strategy, **{"device": "cpu", **settings})
+    return Model(sql, state, make_manifest(done))
 
 
 def train_store(state: Path, loss: str, sites: NamedSites, **settings: object) -> Model:

@@ -7,9 +7,8 @@ from typing import Any
 import pandas as pd
 
 from client_apps.app import app
-from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
-from tp_flower.query import Query
+from tests.support.federated import train
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 
@@ -18,9 +17,8 @@ def run_prepared(output: Path, **changes: Any) -> RunReport:
     """Train two epochs in process, on two nodes, as OUTPUT/my-run.toml says."""
     config = tomllib.loads((output / "my-run.toml").read_text(encoding="utf-8"))
     settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
-    strategy = STRATEGIES[settings.strategy](Query.from_sql(settings.sql), settings)
-    strategy.start(InProcessGrid(app, 2, run_config={"tables": settings.tables}))
-    return strategy.report
+    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
+    return train(grid, settings.sql, settings.strategy, settings=settings).report
 
 
 def table(output: Path, name: str) -> pd.DataFrame:

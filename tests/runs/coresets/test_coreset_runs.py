@@ -222,12 +222,7 @@ def test_clusters_of_shards_are_those_of_their_table():
 def test_the_server_sees_sums_of_scores_alone():
     finished = drawn(store_sql("squared"), sharded, coreset_size=40)
     federation = finished.strategy.training_problem
-    masked = {
-        part: array
-        for seen in finished.seen
-        if seen.is_reply and seen.action == Action.WEIGH
-        for (part, _), array in seen.arrays.items()
-    }
+    masked = finished.arrays(Action.WEIGH, replies=True)
     sample, rows = federation.coreset.sample, federation.coreset.joined_rows
     assert len(masked) == 7  # shards
     total = sum(masked.values())
@@ -273,8 +268,7 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
         trained = sum(rows.trained * own.outputs for own in tables for rows in own.rows)
         scores = [
             array.nbytes
-            for seen in last.seen
-            if seen.is_reply and seen.action == Action.CONSENSUS
+            for seen in last.sent(Action.CONSENSUS, replies=True)
             for array in seen.arrays.values()
         ]
         per_epoch = np.array(scores).reshape(3, -1).sum(axis=1)

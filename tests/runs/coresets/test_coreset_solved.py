@@ -217,13 +217,8 @@ def test_centres_are_those_of_the_sample_of_the_joined_rows():
 def test_with_distdim_only_local_clusters_leave():
     own = {"clusters": 3, "coreset_solver": "distdim", "seed": 5, **ALL}
     done = solve("coreset-kmeans", **own)
-    sent = {
-        name
-        for seen in done.seen
-        if seen.action == "train.rows" and seen.is_reply
-        for _, name in seen.arrays
-    }
-    assert sent == {"centres", "nearest"}
+    sent = done.arrays("train.rows", replies=True)
+    assert {name for _, name in sent} == {"centres", "nearest"}
     local, labels = [], []
     mapping = done.strategy.training_problem.train
     for number, (name, rows) in enumerate(done.features.items()):

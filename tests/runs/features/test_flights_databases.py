@@ -7,11 +7,10 @@ import pytest
 
 from client_apps.app import app
 from scripts.data.load_flights import load_flights
-from strategies import STRATEGIES
 from strategies.app import choose_sql
 from strategies.run.grid import InProcessGrid
+from tests.support.federated import train
 from tests.support.servers import uri
-from tp_flower.query import Query
 from tp_flower.reports.records import write_report
 from tp_flower.settings import Settings
 
@@ -29,9 +28,8 @@ def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
     settings = Settings(num_epochs=3, **fields)
     settings = settings.with_fields(sql=choose_sql(settings), tables=tables)
     grid = InProcessGrid(app, SITES, {"tables": tables})
-    strategy = STRATEGIES[settings.strategy](Query.from_sql(settings.sql), settings)
-    strategy.start(grid)
-    return json.loads(write_report(strategy.report, folder).read_text())
+    done = train(grid, settings.sql, settings.strategy, settings=settings)
+    return json.loads(write_report(done.report, folder).read_text())
 
 
 def flat(value: object, path: str = "") -> dict[str, object]:

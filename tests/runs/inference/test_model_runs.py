@@ -19,7 +19,7 @@ from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request
-from tests.support.federated import train
+from tests.support.federated import WatchedGrid, train
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -63,12 +63,9 @@ def sites(folder, policy=""):
 
 
 def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
-    seen = []
-    grid = InProcessGrid(
-        app, sites(folder, policy), observe=seen.append, state=folder / "state"
-    )
+    grid = WatchedGrid(sites(folder, policy), state=folder / "state")
     settings = {"num_epochs": 3, "test_fraction": 0.0, **settings}
-    return train(grid, sql, method, **settings), seen
+    return train(grid, sql, method, **settings), grid
 
 
 @pytest.fixture(scope="module")
@@ -76,15 +73,6 @@ def trained(tmp_path_factory):
     """A run that others only look at: its folder and its strategy."""
     folder = tmp_path_factory.mktemp("trained")
     return folder, run(folder, model_name="qty")[0]
-
-
-def finish_arrays(seen):
-    """What the sites' last replies carried."""
-    found = {}
-    for message in seen:
-        if message.metadata.message_type == "query.finish":
-            found |= unpack(message.content).arrays
-    return found
 
 
 def test_manifest_says_what_the_sites_keep(trained):
@@ -283,8 +271,10 @@ def test_coefficients_that_are_none_are_refused(trained, array, match):
 
 
 def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
-    strategy, seen = run(tmp_path, policy="coefficients = true\nmin-count = 2")
-    assert {name for _, name in finish_arrays(seen)} == {"coefficients"}
+    strategy, grid = run(tmp_path, policy="coefficients = true\nmin-count = 2")
+    assert {name for _, name in grid.arrays("query.finish", replies=True)} == {
+        "coefficients"
+    }
     report = report_dict(strategy.report)
     assert report["coefficients"].keys() == {"c"}
     shown = report["coefficients"]["c"]
@@ -330,8 +320,8 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
 def test_coefficients_of_private_models_cost_nothing_more(
     tmp_path, policy, privacy, parts
 ):
-    strategy, seen = run(tmp_path, policy=f"{policy}min-count = 2", privacy=privacy)
-    assert {number for number, _ in finish_arrays(seen)} == parts
+    strategy, grid = run(tmp_path, policy=f"{policy}min-count = 2", privacy=privacy)
+    assert {number for number, _ in grid.arrays("query.finish", replies=True)} == parts
     totals = report_dict(strategy.report)["privacy"]["totals"]
     assert not any("coefficients" in own["uncovered"] for own in totals)
 

@@ -356,7 +356,7 @@ def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
     query = Query.from_sql(UNLABELLED, needs_label=False)
     strategy = Predict(query, logistic.manifest, **settings)
     seen = logistic.start(strategy, on(sharded, store()))
-    names = {name for action, back, p in seen if back for _, name in p.arrays}
+    names = {name for s in seen if s.is_reply for _, name in s.arrays}
     assert names == {"codes/0", "hashes/0", "codes/1", "hashes/1", "scores"}
 
 

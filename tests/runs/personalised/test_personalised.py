@@ -14,6 +14,7 @@ from strategies.personalised.descent import Descent
 from strategies.report_page import render, result_view
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
+from tests.support.federated import WatchedGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol.packet import Action, unpack
@@ -39,8 +40,8 @@ def frames(sites: int = 3, rows: int = 30) -> dict[str, pd.DataFrame]:
     return found
 
 
-def grid_of(tables: dict[str, pd.DataFrame], **kwargs: object) -> InProcessGrid:
-    return InProcessGrid(app, {s: {"t": own} for s, own in tables.items()}, **kwargs)
+def grid_of(tables: dict[str, pd.DataFrame], **options: object) -> WatchedGrid:
+    return WatchedGrid({s: {"t": own} for s, own in tables.items()}, **options)
 
 
 def train(
@@ -182,9 +183,10 @@ def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone()
 
 
 def test_labels_and_rows_stay():
-    tables, sent = frames(), []
-    train(grid=grid_of(tables, observe=sent.append), graph="data", num_epochs=3)
-    replies = [unpack(own.content) for own in sent if own.metadata.reply_to_message_id]
+    tables = frames()
+    grid = grid_of(tables)
+    train(grid=grid, graph="data", num_epochs=3)
+    replies = [seen for seen in grid.seen if seen.is_reply]
     extracted = [own for own in replies if "engine" in str(own.header)]
     assert len(extracted) == 3
     assert not any(own.arrays for own in extracted)

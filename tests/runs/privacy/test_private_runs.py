@@ -120,11 +120,8 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
 @each_layout
 def test_each_site_has_paid_what_was_asked_for(layout):
     finished = trained(STATISTICS, layout=layout)
-    ledgers = [
-        seen.header["ledger"]
-        for seen in finished.seen
-        if seen.action == "query.finish" and seen.is_reply
-    ]
+    replies = finished.sent("query.finish", replies=True)
+    ledgers = [seen.header["ledger"] for seen in replies]
     assert len(ledgers) == (7 if layout == "sharded" else 3)
     for lines in ledgers:
         used = {
@@ -253,11 +250,7 @@ def test_moments_are_of_what_the_server_told_less_the_scores_it_had():
     privacy = dataclasses.replace(UNBOUNDED, target_clip=100.0, predictions=2.0)
     finished = trained(privacy, loss="squared", **PLAIN)
     parts, scores = parts_of(finished), replies(finished, "scores")
-    requests = [
-        seen
-        for seen in finished.seen
-        if seen.action == "train.admm" and not seen.is_reply
-    ]
+    requests = finished.sent("train.admm")
     kappas = {seen.round: seen.header["fit"]["kappa"] for seen in requests}
     targets = {
         (seen.round, number): array
@@ -342,8 +335,7 @@ def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():
     one, other = (
         [
             array.tolist()
-            for seen in finished.seen
-            if seen.action == "train.prepare"
+            for seen in finished.sent("train.prepare")
             for (_, name), array in seen.arrays.items()
             if name == "batch-rows"
         ]

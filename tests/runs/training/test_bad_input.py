@@ -9,10 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.app import app
 from strategies import TablePuppetADMM, TablePuppetSGD
-from strategies.run.grid import InProcessGrid
-from tests.support.federated import train
+from tests.support.federated import WatchedGrid, train
 from tp_flower.errors import (
     MappingError,
     QueryError,
@@ -54,13 +52,12 @@ def uk(*ids, **changes):
 
 def start(changed=None, sql=SQL, method=TablePuppetADMM, seen=None, **settings):
     """Train on three sites, or what is changed of them; refused runs train nothing."""
-    seen = [] if seen is None else seen
-    sites = shop() | us() | uk() | (changed or {})
-    grid = InProcessGrid(app, sites, observe=seen.append)
+    grid = WatchedGrid(shop() | us() | uk() | (changed or {}))
+    grid.seen = [] if seen is None else seen
     try:
         return train(grid, sql, method, **settings)
     except TPFlowerError:
-        actions = {message.metadata.message_type for message in seen}
+        actions = {message.action for message in grid.seen}
         assert not {"train.admm", "train.sgd"} & actions
         raise
 
@@ -228,8 +225,7 @@ def test_line_of_a_file_is_not_quoted(tmp_path):
 
 def assert_no_secret(seen):
     assert seen
-    for message in seen:
-        assert "secret" not in str(message.content.config_records["message"]["header"])
+    assert not [message for message in seen if "secret" in str(message.header)]
 
 
 def test_enumerated_types_do_not_travel(tmp_path):

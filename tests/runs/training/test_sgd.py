@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from client_apps.data import run_store as store_module
-from strategies.run.grid import InProcessGrid
 from strategies.training.batches import stale_limit
 from tests.support.examples.store_runs import (
     FRAMES,
@@ -152,18 +151,11 @@ def test_the_limit_of_stale_steps_is_where_their_modes_stop_to_die_away(momentum
 def test_no_process_needs_to_know_what_another_did(tmp_path):
     """In deployment every message is answered by a process of its own."""
 
-    class ForgetfulGrid(InProcessGrid):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            for context in self.contexts.values():
-                context.node_config["state-dir"] = str(tmp_path)
-
-        def _deliver(self, message):
-            store_module._CACHE.clear()
-            return super()._deliver(message)
+    def forget(_):
+        store_module._CACHE.clear()
 
     how = {"staleness": 1, "num_epochs": 2}
-    found = trained("logistic", "mixed", grid_class=ForgetfulGrid, **how)
+    found = trained("logistic", "mixed", state=tmp_path, change=forget, **how)
     np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
 
 

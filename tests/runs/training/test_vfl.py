@@ -100,12 +100,7 @@ def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
     twin = trained("vfl-sgd", "sharded", **SGD[1])
     own = trained("sgd", "sharded", **SGD[1])
     federation = own.strategy.training_problem
-    told = {
-        key: array
-        for seen in twin.seen
-        if seen.action == "train.prepare" and not seen.is_reply
-        for key, array in seen.arrays.items()
-    }
+    told = twin.arrays("train.prepare")
     assert not any(name in ("trained", "tested", "multiplicity") for _, name in told)
     for alias, table in federation.tables.items():
         rows = federation.train.tables[alias].row_of

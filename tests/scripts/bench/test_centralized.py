@@ -25,8 +25,8 @@ from scripts.joined.models import (
     fit_ridge,
     train_lbfgs,
 )
-from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
+from tests.support import federated
 from tp_flower.features.statistics import category_purpose
 from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import SquaredLoss
@@ -129,10 +129,8 @@ def test_matches_merge_and_encoding_by_pandas(store, token, condition) -> None:
 
 def test_is_the_problem_that_a_run_trains_on(store, token) -> None:
     table = joined_store(token, STORE_CLASSIFICATION_SQL)
-    strategy = TablePuppetADMM(
-        Query.from_sql(STORE_CLASSIFICATION_SQL), num_epochs=1, seed=SETTINGS.seed
-    )
-    strategy.start(InProcessGrid(app, [store]))
+    how = {"num_epochs": 1, "seed": SETTINGS.seed}
+    strategy = federated.train([store], STORE_CLASSIFICATION_SQL, **how)
     problem = strategy.training_problem
     assert problem is not None
     assert problem.loss == table.loss
@@ -257,9 +255,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     settings = Settings(
         sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
     )
-    strategy = TablePuppetADMM(Query.from_sql(STORE_SQL), settings)
-    strategy.start(InProcessGrid(app, 2, run_config={"tables": settings.tables}))
-    write_report(strategy.report, folder)
+    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
+    write_report(federated.train(grid, STORE_SQL, settings=settings).report, folder)
     return folder
 
 

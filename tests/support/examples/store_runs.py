@@ -140,17 +140,10 @@ def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralis
 
 def held_out_orders(run: Run) -> np.ndarray:
     """The orders held out, also those that no joined row comes from."""
-    sizes = {
-        facts["id"]: facts["rows"]
-        for seen in run.seen
-        if seen.action == "query.extract" and seen.is_reply
-        for facts in seen.header["parts"]
-    }
+    sizes, packed = run.sizes, run.arrays("query.statistics")
     masks = [
-        np.unpackbits(seen.arrays[part.number, "rows"], count=sizes[part.number])
+        np.unpackbits(packed[part.number, "rows"], count=sizes[part.number])
         for part in run.strategy.training_problem.tables["o"].parts
-        for seen in run.seen
-        if seen.action == "query.statistics" and (part.number, "rows") in seen.arrays
     ]
     mask = np.concatenate(masks).astype(bool)
     assert len(mask) == len(FRAMES["orders"])

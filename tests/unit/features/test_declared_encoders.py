@@ -91,8 +91,7 @@ def test_no_value_decides_what_is_encoded():
 
 def statistics_of(finished):
     """What sites replied of each part's features; there are no arrays."""
-    answers = (seen for seen in finished.seen if seen.is_reply)
-    replies = [seen for seen in answers if seen.action == "query.statistics"]
+    replies = finished.sent("query.statistics", replies=True)
     assert not any(reply.arrays for reply in replies)
     return [part for reply in replies for part in reply.header["parts"]]
 
