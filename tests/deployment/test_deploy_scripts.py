@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 
 DEPLOY = ROOT / "scripts" / "deploy"
 SHELL_SCRIPTS = sorted(path.name for path in DEPLOY.glob("*.sh"))

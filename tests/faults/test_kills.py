@@ -19,9 +19,9 @@ from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.privacy.guard import source_id
 from tests.support.children import ledger_child, run_child
 from tests.support.children.ledger_child import LIMIT, SOURCE
-from tests.support.examples.noisy_labels import LabelPlan, booleans, make_site, release
+from tests.support.examples.site_examples import LabelPlan, booleans, make_site, release
 from tests.support.federated import store_on_disk
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
@@ -106,7 +106,7 @@ def test_at_every_statement_the_ledger_has_what_left(mode, tmp_path):
 LABELS = """
 import sys, zlib
 from pathlib import Path
-from tests.support.examples.noisy_labels import LabelPlan, booleans, make_site, release
+from tests.support.examples.site_examples import LabelPlan, booleans, make_site, release
 
 site = make_site(Path(sys.argv[1]))
 for step in range(int(sys.argv[2]), 10_000):

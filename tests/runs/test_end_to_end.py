@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 
 SECONDS = 240
 Run = Future[tuple[int, str]]

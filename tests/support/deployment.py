@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tests.support.servers import free_port
 
 SCRIPTS = ROOT / "scripts" / "deploy"

@@ -12,6 +12,7 @@ from decimal import Decimal
 
 import duckdb
 import numpy as np
+import pandas as pd
 
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedShard, KeyColumn
@@ -20,7 +21,7 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.sources.shards import ShardSource
+from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
 Value = float | str | None
 Row = tuple[tuple[str, Value], ...]
@@ -64,6 +65,18 @@ def joined_rows(
         for row, is_there in zip(rows, present, strict=True)
         if is_there or not matched
     )
+
+
+def run(
+    frame: pd.DataFrame, wanted: Fragment, folder=None, order_key=b""
+) -> ExtractedShard:
+    """Extract a table of a frame."""
+    token = register_frames({"table": frame}, site="here")
+    try:
+        (source,) = load_tables(f"memory:{token}")
+        return extract(source, wanted, folder, order_key)
+    finally:
+        release(token)
 
 
 def map_rows(

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.examples.benchmark_data import (
+from tests.support.datasets import (
     SQL,
     each_data_set,
     few_rows,

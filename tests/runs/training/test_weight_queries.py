@@ -12,15 +12,14 @@ from client_apps.privacy.guard import check_fragment
 from strategies.explain.explanation import explanation_dict
 from tests.support.database_tables import fill, source_of
 from tests.support.examples.explained import explain, printed
-from tests.support.examples.policies import (
+from tests.support.examples.site_examples import (
+    body,
     check,
     features,
     fragment,
     policy_of,
     site_of,
 )
-from tests.support.examples.requests import body
-from tests.support.extraction import run as extracted
 from tests.support.federated import (
     FEATURES,
     SOURCE,
@@ -29,6 +28,7 @@ from tests.support.federated import (
     store,
     whole,
 )
+from tests.support.joined import run as extracted
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.protocol.packet import pack_bits

@@ -10,8 +10,8 @@ import pytest
 from scipy.stats import skew
 
 from scripts.data.prepare_mimic import main
-from tests.support.paths import ROOT
-from tests.support.prepared import run_prepared, table
+from tests.support.datasets import run_prepared, table
+from tests.support.files import ROOT
 
 PERIODS = ["all", *(f"{end}_{p}" for end in ("first", "last") for p in (10, 25, 50))]
 FUNCTIONS = ["least", "largest", "mean", "deviation", "skewness", "count"]

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from scripts.data.prepare_movielens import main, read_movielens
-from tests.support.examples.benchmark_data import FOLDER, is_absent
-from tests.support.prepared import run_prepared, table
+from tests.support.datasets import FOLDER, is_absent, run_prepared, table
 
 GENRES = [
     *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),

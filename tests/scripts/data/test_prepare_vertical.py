@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scripts.data.prepare_vertical import HOUSE_FEATURES, TIMBRES, main
-from tests.support.prepared import run_prepared, table
+from tests.support.datasets import run_prepared, table
 
 ROWS = 40
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scripts.data.prepare_yelp import COMPLIMENTS, WIDTH, main
-from tests.support.prepared import run_prepared, table
+from tests.support.datasets import run_prepared, table
 
 CATEGORIES = ("Restaurants, Pizza", "Hair Salons", "Fast Food, restaurants", None)
 # b0 and b2 are open restaurants, b4 is one that has closed

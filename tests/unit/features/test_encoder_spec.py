@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.features.choice import (
     TableChoice,

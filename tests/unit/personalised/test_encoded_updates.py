@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.errors import ReplyError
 from tp_flower.personalised.update_codec import (
     MOST_CODES,

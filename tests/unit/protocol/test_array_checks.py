@@ -8,7 +8,7 @@ import pytest
 from client_apps.handlers.training_rows import read_batches
 from strategies.run.exchange import Part, Requests
 from strategies.run.replies import array_of, collect_replies, read_key
-from tests.support.examples.requests import body
+from tests.support.examples.site_examples import body
 from tp_flower.errors import MessageError, RangeError, ReplyError
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action, Packet, pack

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tests.support.peers.message_values import (
     EXTRA,
     MESSAGES,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlglot import exp
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tests.support.sql_pairs import ACCEPTED
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import (

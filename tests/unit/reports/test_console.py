@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from strategies.report_page import result_view
-from tests.support.examples.report_example import small_report
+from tests.support.examples.reports import small_report
 from tp_flower.reports.console import (
     epoch_line,
     format_bytes,

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.examples.report_example import small_report
-from tests.support.paths import ROOT
+from tests.support.examples.reports import small_report
+from tests.support.files import ROOT
 from tp_flower.reports.records import report_dict, report_line, write_report
 
 

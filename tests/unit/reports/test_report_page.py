@@ -36,9 +36,9 @@ from strategies.report_page.plots import (
 )
 from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
-from tests.support.examples.report_example import small_report
+from tests.support.examples.reports import small_report
+from tests.support.files import ROOT
 from tests.support.page_reading import Page
-from tests.support.paths import ROOT
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tp_flower.protocol.fields import layout_of
 from tp_flower.protocol.messages import EXCHANGES
 

@@ -15,7 +15,7 @@ from client_apps.app import ANSWERS, answer_of, app
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tp_flower.protocol.packet import Action, Packet, unpack
 from tp_flower.query import Query
 

@@ -18,7 +18,7 @@ from strategies.inference.manifest import (
     resolve,
     write_manifest,
 )
-from tests.support.examples.manifest_example import small_manifest
+from tests.support.examples.reports import small_manifest
 from tp_flower.errors import ModelError
 from tp_flower.model_names import (
     ModelVersion,

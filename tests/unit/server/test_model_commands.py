@@ -7,7 +7,7 @@ import client_apps.cli
 import strategies.cli
 from client_apps.data.saved_models import SavedModel, part_folder, parts_of
 from strategies.inference.manifest import manifest_path, write_manifest
-from tests.support.examples.manifest_example import small_manifest
+from tests.support.examples.reports import small_manifest
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.encodings import NumberEncoding
 from tp_flower.keyed_hash import KeyedHasher

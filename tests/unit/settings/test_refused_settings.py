@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.errors import SettingsError
 from tp_flower.settings import KEYS, Settings
 

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from scripts import render_settings
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
 from tp_flower.settings import GROUPS, KEYS, SETTINGS, PrivacySettings, Settings

@@ -12,7 +12,7 @@ import pytest
 
 from client_apps.data import cache as cache_module
 from client_apps.data.cache import ENTRY_FILE, ONCE, Cache, entry_name
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 
 LIMIT = 10_000
 

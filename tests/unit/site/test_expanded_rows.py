@@ -14,7 +14,7 @@ from client_apps.handlers.training_rows import (
     once_each,
 )
 from strategies import TablePuppetSGD, VflADMM, VflSGD
-from tests.support.examples.requests import body
+from tests.support.examples.site_examples import body
 from tests.support.peers.hostile import (
     FOREIGN,
     ORDERS,

@@ -13,7 +13,7 @@ from client_apps.data.ledger import Ledger, open_ledger
 from client_apps.privacy import noisy_labels
 from client_apps.privacy.guard import source_id
 from client_apps.privacy.noisy_labels import released_label
-from tests.support.examples.noisy_labels import (
+from tests.support.examples.site_examples import (
     RESPONSE,
     bind,
     booleans,

@@ -13,7 +13,7 @@ from client_apps.data import run_store as store
 from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tests.support.peers.faulty_grid import lose_state
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.choice import TableChoice

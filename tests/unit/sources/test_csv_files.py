@@ -9,7 +9,7 @@ import pytest
 from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.shards import ShardSource, describe
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.errors import SourceError
 from tp_flower.sources.databases.session import parse_url
 

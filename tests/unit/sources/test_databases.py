@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from tests.support.case_tables import case_table
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.files import case_table
 from tests.support.servers import uri
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError

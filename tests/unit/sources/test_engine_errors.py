@@ -6,7 +6,7 @@ import duckdb
 import pandas as pd
 import pytest
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.duckdb_engine import safe_message
 
 CASES = case_table(__file__)

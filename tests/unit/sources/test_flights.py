@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.files import ROOT
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.choice import choose_encoders

@@ -20,8 +20,14 @@ from client_apps.privacy.guard import (
     source_id,
     visible_schema,
 )
-from tests.support.case_tables import case_table
-from tests.support.examples.policies import check, features, fragment, shards, site_of
+from tests.support.examples.site_examples import (
+    check,
+    features,
+    fragment,
+    shards,
+    site_of,
+)
+from tests.support.files import case_table
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
 from tp_flower.privacy.mechanisms import Budget

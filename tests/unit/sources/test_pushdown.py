@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.case_tables import case_table
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
+from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, result_names
 from tests.support.sql_pairs import ACCEPTED, SCRIPT, TABLES, by_name, read_tables
 from tp_flower.errors import SourceError

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.case_tables import case_table
+from tests.support.files import case_table
 from tp_flower.errors import SourceError
 from tp_flower.sources.shards import (
     ShardSource,

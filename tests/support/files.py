@@ -1,8 +1,10 @@
-"""Case tables: texts that go in and texts that come out, a case a line, in TOML."""
+"""The root of the checkout, and case tables: a case a line, in TOML."""
 
 import tomllib
 from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def case_table(test_file: str) -> dict[str, Any]:

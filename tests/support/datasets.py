@@ -1,18 +1,24 @@
-"""The data sets of the benchmarks, whole or in part, in one shard per table or two."""
+"""The data sets of the benchmarks, and runs over what the scripts have prepared."""
 
 import functools
 import os
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from client_apps.app import app
 from scripts.bench.datasets import by_table, flights_frames
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.prepare_movielens import SQL as MOVIELENS_SQL
 from scripts.data.prepare_movielens import read_movielens
-from tests.support.federated import Sites, one_per_site, pieces
-from tests.support.paths import ROOT
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import Sites, one_per_site, pieces, train
+from tests.support.files import ROOT
+from tp_flower.reports.records import RunReport
+from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
 DEFAULT = ROOT.parent / "shared" / "data" / "ml-100k"
@@ -53,3 +59,16 @@ def sites_of(tables: dict[str, pd.DataFrame], *, is_sharded: bool) -> Sites:
         for name, frame in tables.items()
     }
     return one_per_site(cut)
+
+
+def run_prepared(output: Path, **changes: Any) -> RunReport:
+    """Train two epochs in process, on two nodes, as OUTPUT/my-run.toml says."""
+    config = tomllib.loads((output / "my-run.toml").read_text(encoding="utf-8"))
+    settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
+    grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
+    return train(grid, settings.sql, settings.strategy, settings=settings).report
+
+
+def table(output: Path, name: str) -> pd.DataFrame:
+    """Read a table that was written."""
+    return pd.read_parquet(output / f"{name}.parquet")

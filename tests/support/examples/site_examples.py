@@ -1,0 +1,110 @@
+"""Sites on their own: policies of tables, noisy labels, and requests as decoded."""
+
+import msgspec
+import numpy as np
+from flwr.app import Context, RecordDict
+
+from client_apps.privacy.noisy_labels import released_label
+from client_apps.rounds.site import Site
+from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.learning.label_noise import LabelPlan
+from tp_flower.protocol.codec import decode
+from tp_flower.protocol.packet import Packet
+from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
+from tp_flower.query import Feature, Fragment
+from tp_flower.query.fragment import reads
+from tp_flower.settings import PrivacySettings
+from tp_flower.sources.shards import load_tables
+
+TABLE = "customer,amount,day,is_fraud,salary\n1,2.5,3,0,9\n2,1.5,4,1,8\n"
+
+
+def shards(folder, policy, more=""):
+    """The shards of a tables file with one policy."""
+    (folder / "t.csv").write_text(TABLE)
+    file = folder / "tables.toml"
+    file.write_text(f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{policy}\n{more}")
+    return load_tables(str(file))
+
+
+def policy_of(folder, text):
+    (source,) = shards(folder, text)
+    return source.policy
+
+
+def fragment(**pieces):
+    return Fragment("p", "t", **pieces)
+
+
+def features(**expressions):
+    return tuple(Feature(name, sql) for name, sql in expressions.items())
+
+
+def check(policy, wanted):
+    for read in reads(wanted):
+        policy.check_read(read)
+
+
+def site_of(folder, text, more=""):
+    sources = shards(folder, text, more)
+    config = {"tables": str(folder / "tables.toml"), "state-dir": ":memory:"}
+    return Site(Context(1, 2, config, RecordDict(), {})), sources
+
+
+RESPONSE = LabelPlan("randomised-response", 1.0)
+FRAGMENT = Fragment("o", "orders", label="qty > 3")
+
+
+def make_site(folder, run=7, policy="", state="state"):
+    """A site with a tables file of its own: not a simulation."""
+    (folder / "orders.csv").write_text("qty\n" + "1\n5\n" * 2000)
+    file = folder / "tables.toml"
+    file.write_text(
+        "[tables.orders]\npath='orders.csv'\n[tables.orders.policy]\n" + policy
+    )
+    state_dir = state if state == ":memory:" else str(folder / state)
+    node = {"tables": str(file), "state-dir": state_dir}
+    return Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
+
+
+def bind(site, fragment=FRAGMENT):
+    """Make the site's table part 0 of the run."""
+    assert len(site.shards) == 1
+    site.bind(0, 0, fragment)
+
+
+def together(site):
+    """The changes of one message."""
+    return site.store.together(site.features.make_room)
+
+
+def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
+    with together(site):
+        bind(site, fragment)
+        return released_label(site, 0, plan, label)
+
+
+def booleans(rows=4000):
+    return LabelColumn("boolean", (np.arange(rows) % 2).astype(float))
+
+
+CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))
+OUTLINE = {"strategy": "vfl-sgd", "epochs": 1}
+PART = {
+    "id": 0,
+    "encoder": {},
+    "model": {},
+    "update": "local",
+    "l2": 0.0,
+    "device": "cpu",
+    "label-scale": 1.0,
+    "mean-multiplicity": 1.0,
+}
+
+
+def body(joined_rows, arrays, **facts):
+    """A part of a request with these arrays, as a site decodes it."""
+    part = {**PART, "joined-rows": joined_rows, **facts}
+    header = {"privacy": CLEAR, "outline": OUTLINE, "parts": [part]}
+    named = {(0, name): np.asarray(values) for name, values in arrays.items()}
+    return decode(PrepareRequest, Packet(header, named)).parts[0]
