@@ -26,7 +26,7 @@ from tp_flower.settings import Settings
 
 TOLERANCE = 0.01
 HIGHER_IS_BETTER = frozenset({"auc", "accuracy", "r2"})
-COSTS = ("rounds", "bytes", "server-seconds", "client-seconds")
+COSTS = ("rounds", "bytes")
 ADMM_CLAIM = (
     "TP-ADMM's communication time to 1 % over the least of the others, any network"
 )
@@ -133,10 +133,8 @@ def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
         [
             (
                 *(item.epoch, item.test.get(metric, math.nan), 1),
-                sum(item.bytes_up.values())
-                + sum(item.bytes_down.values())
-                + item.overhead_bytes,
-                *(item.server_seconds, item.client_seconds),
+                item.overhead_bytes
+                + sum((*item.bytes_up.values(), *item.bytes_down.values())),
             )
             for item in history
         ],
@@ -148,21 +146,20 @@ def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
     return curve.assign(metric=epochs["metric"].last())
 
 
-def is_within(
-    value: float, metric: str, reference: float, tolerance: float = TOLERANCE
-) -> bool:
-    """Whether a test metric is within a relative tolerance of a reference.
+def worst_within(metric: str, reference: float) -> float:
+    """Return the worst value of a test metric that is within 1 % of a reference.
 
-    At tolerance 0.01, an RMSE or a loss of at most 1.01 times the reference is, and so
-    is an AUC, an accuracy or an R2 of at least 0.99 times it. A better value than the
-    reference always is; NaN never is.
-
-    >>> is_within(1.009, "rmse", 1.0), is_within(0.692, "auc", 0.7)
-    (True, False)
+    >>> worst_within("rmse", 1.0), worst_within("auc", 1.0)
+    (1.01, 0.99)
     """
-    if metric in HIGHER_IS_BETTER:
-        return value >= (1.0 - tolerance) * reference
-    return value <= (1.0 + tolerance) * reference
+    sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
+    return (1.0 + sign * TOLERANCE) * reference
+
+
+def is_within(value: float, metric: str, reference: float) -> bool:
+    """Whether a test metric is within 1 % of a reference, or better; NaN never is."""
+    worst = worst_within(metric, reference)
+    return value >= worst if metric in HIGHER_IS_BETTER else value <= worst
 
 
 def summary(dataset: Results, curve: pd.DataFrame) -> Results:
@@ -171,10 +168,8 @@ def summary(dataset: Results, curve: pd.DataFrame) -> Results:
     The data set's figures have the ``metric`` and its ``reference``.
     """
     epochs = curve.loc[1:]
-    reached = [
-        is_within(value, dataset["metric"], dataset["reference"])
-        for value in epochs["metric"]
-    ]
+    goal = dataset["metric"], dataset["reference"]
+    reached = [is_within(value, *goal) for value in epochs["metric"]]
     lists = {name: epochs[name].tolist() for name in ("metric", *COSTS)}
     facts: Results = {
         "curve": {**lists, "set-up": curve.loc[0, list(COSTS)].tolist()},

@@ -150,21 +150,21 @@ def _products(matrices: FloatArray, vectors: FloatArray) -> FloatArray:
     return products
 
 
-def codes() -> Mapping[str, Send]:
-    """Return the ways to send an update, by name."""
-    return {
-        "float32": lambda update, _: (
-            update.astype(np.float32).astype(np.float64),
-            4.0 * SIZE,
-        ),
-        "Eq. 7": lambda update, at: encoded(update, GAMMA, at, 0),
-        f"{CODES} codes": lambda update, at: encoded(update, 0.0, at, CODES),
-        MEANT: lambda update, at: encoded(update, GAMMA, at, CODES),
-    }
+CODINGS: Mapping[str, tuple[float, int]] = {
+    "Eq. 7": (GAMMA, 0),
+    f"{CODES} codes": (0.0, CODES),
+    MEANT: (GAMMA, CODES),
+}
+"""Gamma, and the number of codes, by name."""
+
+
+def plain(update: FloatArray, _: int) -> tuple[FloatArray, float]:
+    """Return the update in float32."""
+    return update.astype(np.float32).astype(np.float64), 4.0 * SIZE
 
 
 def encoded(
-    update: FloatArray, gamma: float, rounds_before: int, entries: int
+    gamma: float, entries: int, update: FloatArray, rounds_before: int
 ) -> tuple[FloatArray, float]:
     """Return the communication-efficient update, as the server decodes it."""
     penalty = penalty_of_round(gamma, rounds_before, ROUNDS)
@@ -173,7 +173,9 @@ def encoded(
 
 
 def _measure_codes(name: str, problem: Problem, outcome: Outcome) -> None:
-    runs = {code: run(problem, send) for code, send in codes().items()}
+    runs = {"float32": run(problem, plain)}
+    for code, coding in CODINGS.items():
+        runs[code] = run(problem, partial(encoded, *coding))
     objective, test, sent = runs["float32"]
     goal = WITHIN * float(test[-1])
     needed = {code: bytes_to(goal, *curves) for code, (_, *curves) in runs.items()}

@@ -198,10 +198,8 @@ def measure_linearity(
     ``rows`` are joined rows, about; ``shards`` of the orders, at one site.
     """
     outcome = Outcome()
-    runs = [
-        in_process_of_its_own(run_store, round(n / PARTS_PER_ITEM), STORE_EPOCHS)
-        for n in rows
-    ]
+    orders = [round(n / PARTS_PER_ITEM) for n in rows]
+    runs = [in_process_of_its_own(run_store, number) for number in orders]
     joined = [run["joined-rows"] for run in runs]
     outcome.facts |= {f"store, {run['joined-rows']:,} rows": run for run in runs}
     for part in ("epoch", "set-up"):
@@ -216,11 +214,11 @@ def measure_linearity(
     return outcome
 
 
-def run_store(orders: int, num_epochs: int) -> Results:
+def run_store(orders: int) -> Results:
     """Train on a store with so many orders, from files; 2.5 joined rows each."""
     with tempfile.TemporaryDirectory() as text:
         tables = _write_store(Path(text), orders)
-        settings = Settings(num_epochs=num_epochs)
+        settings = Settings(num_epochs=STORE_EPOCHS)
         figures, epochs = train_watched(STORE_SQL, settings, tables)
     return figures | {
         "epoch-cpu-seconds": float(epochs["cpu"].loc[2:].min()),
