@@ -25,7 +25,6 @@ from tests.support.federated import (
     run_query,
     sharded,
     store,
-    store_on_disk,
     store_sql,
     whole,
 )
@@ -302,11 +301,9 @@ def test_rows_that_may_lack_a_part_are_not_clustered():
     ],
 )
 def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp_path):
-    file = store_on_disk(tmp_path)
-    tables = ("orders", "customers", "items")
-    rules = "".join(f"[tables.{t}.policy]\nreleases = {{ {policy} }}\n" for t in tables)
-    file.write_text(file.read_text() + rules)
-    grid = WatchedGrid([file])
+    tables = store()
+    policies = dict.fromkeys(tables, f"releases = {{ {policy} }}")
+    grid = WatchedGrid([federated.write_site(tmp_path, tables, policies)])
     sql = SQL if strategy.has_label else CLUSTERS
     with nullcontext() if refused is None else pytest.raises(SiteError, match=refused):
         federated.train(

@@ -19,7 +19,7 @@ from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request
-from tests.support.federated import WatchedGrid, train
+from tests.support.federated import WatchedGrid, train, write_site
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.joins.mapping import TableMapping, TableRows
@@ -292,9 +292,8 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     orders, _ = frames()
-    path = tmp_path / "tables.toml"
-    orders.to_csv(tmp_path / "o.csv", index=False)
-    path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
+    policies = {"o": "coefficients = true"}
+    path = write_site(tmp_path, {"o": orders}, policies)
     sql = "SELECT CASE WHEN c > 5 THEN 'x' WHEN c > 2 THEN 'y' ELSE 'z' END AS label, "
     strategy = train({"shop": path}, f"{sql} price FROM o", num_epochs=1)
     shown = report_dict(strategy.report)["coefficients"]["o"]

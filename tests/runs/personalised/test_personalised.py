@@ -225,10 +225,9 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
 
 
 def test_a_policy_that_keeps_models_refuses(tmp_path):
-    frames()["s0"].to_csv(tmp_path / "t.csv", index=False)
-    text = "[tables.t]\npath='t.csv'\nsite='s0'\npolicy.releases.models='never'\n"
-    (tmp_path / "tables.toml").write_text(text)
-    grid = InProcessGrid(app, [tmp_path / "tables.toml"])
+    policies = {"t": "releases.models = 'never'"}
+    file = federated.write_site(tmp_path / "s0", {"t": frames()["s0"]}, policies)
+    grid = WatchedGrid([file])
     with pytest.raises(SiteError, match=r"releases\.models = never"):
         train(grid=grid, baselines=False)
 

@@ -257,14 +257,13 @@ def test_numbers_with_noise_are_regressed():
 
 def site_files(folder):
     a, b = pairs(400)
-    for name, frame in (("a", a), ("b", b)):
-        frame.to_csv(folder / f"{name}.csv", index=False)
-        text = f"[tables.{name}]\npath = '{name}.csv'\n"
-        if name == "a":
-            text += "[tables.a.policy]\nepsilon = 2\nreleases = {models = 'clear', "
-            text += "scores = 'clear', statistics = 'clear'}\n"
-        (folder / f"{name}.toml").write_text(text)
-    grid = WatchedGrid({name: folder / f"{name}.toml" for name in ("a", "b")})
+    policy = "epsilon = 2\nreleases = {models = 'clear', scores = 'clear', "
+    policies = {"a": policy + "statistics = 'clear'}"}
+    sites = {
+        name: federated.write_site(folder / name, {name: frame}, policies)
+        for name, frame in (("a", a), ("b", b))
+    }
+    grid = WatchedGrid(sites)
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder / "state")
     return grid

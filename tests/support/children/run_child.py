@@ -12,12 +12,10 @@ import sys
 from pathlib import Path
 
 from client_apps.app import app
-from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import store_sql
+from tests.support.federated import store_sql, train
 from tp_flower.protocol.packet import unpack
-from tp_flower.query import Query
-from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.settings import PrivacySettings
 
 PRIVACY = PrivacySettings(
     labels="randomised-response",
@@ -42,9 +40,8 @@ def main(folder: Path, epochs: int) -> None:
     grid = InProcessGrid(app, [str(folder / "tables.toml")], observe=left)
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder / "state")
-    settings = Settings(num_epochs=epochs, device="cpu", privacy=PRIVACY)
-    query = Query.from_sql(store_sql("logistic"))
-    TablePuppetADMM(query, settings).start(grid)
+    how = {"num_epochs": epochs, "device": "cpu", "privacy": PRIVACY}
+    train(grid, store_sql("logistic"), **how)
 
 
 if __name__ == "__main__":

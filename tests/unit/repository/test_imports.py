@@ -14,10 +14,9 @@ from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 from client_apps.app import ANSWERS, answer_of, app
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import store, store_sql
+from tests.support.federated import store, store_sql, train
 from tests.support.files import ROOT
 from tp_flower.protocol.packet import Action, Packet, unpack
-from tp_flower.query import Query
 
 PROCESS = """
 import json, sys
@@ -113,7 +112,7 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
     if method is Personalised:
         sql = "SELECT qty AS label, day FROM orders"
         settings = {"graph": "data", "update_penalty": 0.1}
-    method(Query.from_sql(sql), num_epochs=1, **settings).start(grid)
+    train(grid, sql, method, num_epochs=1, **settings)
     elsewhere, here = grid.elsewhere.arrays, grid.here.arrays
     assert elsewhere
     for key in {*elsewhere, *here}:

@@ -8,18 +8,16 @@ from client_apps.app import app
 from client_apps.cli import main
 from client_apps.data.ledger import open_ledger
 from strategies.run.grid import InProcessGrid
-from tests.support.federated import store_on_disk, store_sql, train
+from tests.support.federated import store, store_sql, train, write_site
 from tp_flower.privacy.mechanisms import Gaussian, Release, Reservation
 from tp_flower.settings import PrivacySettings
 
 
 @pytest.fixture
 def tables(tmp_path):
-    file = store_on_disk(tmp_path)
-    with file.open("a") as text:
-        text.write('[tables.orders.policy]\nepsilon = 4.5\nbudget-name = "orders"\n')
-        text.write('releases = { scores = "clear", statistics = "clear" }\n')
-    return file
+    policy = 'epsilon = 4.5\nbudget-name = "orders"\n'
+    policy += 'releases = { scores = "clear", statistics = "clear" }'
+    return write_site(tmp_path, store(), {"orders": policy}, "shop")
 
 
 def planned(source):

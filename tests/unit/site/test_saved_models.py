@@ -123,9 +123,8 @@ def test_damaged_model_is_refused(tmp_path):
 
 def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     orders, _ = frames()
-    orders.to_csv(tmp_path / "o.csv", index=False)
-    path = tmp_path / "tables.toml"
-    path.write_text("[tables.o]\npath='o.csv'\npolicy = { coefficients = true }\n")
+    policies = {"o": "coefficients = true"}
+    path = federated.write_site(tmp_path, {"o": orders}, policies)
     sql = "SELECT qty AS label, price FROM o"
     strategy = federated.train({"shop": path}, sql, num_epochs=1, model="mlp")
     assert strategy.outcome.coefficients == {}
