@@ -21,7 +21,6 @@ from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
 from scripts.joined.models import (
     Problem,
-    fit_logistic,
     fit_ridge,
     train_lbfgs,
 )
@@ -127,19 +126,6 @@ def test_matches_merge_and_encoding_by_pandas(store, token, condition) -> None:
     assert list(table.columns) == ["o", "i", "c"]
 
 
-def test_is_the_problem_that_a_run_trains_on(store, token) -> None:
-    table = joined_store(token, STORE_CLASSIFICATION_SQL)
-    how = {"num_epochs": 1, "seed": SETTINGS.seed}
-    strategy = federated.train([store], STORE_CLASSIFICATION_SQL, **how)
-    problem = strategy.training_problem
-    assert problem is not None
-    assert problem.loss == table.loss
-    assert problem.train_labels.sum() == table.part(test=False)[1].sum()
-    assert len(problem.test_labels) == table.is_test.sum()
-    widths = {name: prepared.features for name, prepared in problem.tables.items()}
-    assert widths == {n: s.stop - s.start for n, s in table.columns.items()}
-
-
 def test_a_joined_row_without_a_row_of_a_table_has_zeros_there(store) -> None:
     store["customers"][1] = store["customers"][1].iloc[:0]
     name = register_frames(store, site="all")
@@ -193,14 +179,6 @@ def test_the_optimum_has_no_gradient(loss: str) -> None:
     # labels are about ten: these are relative errors of 1e-9
     assert np.abs(gradient).max() < 1e-8
     assert np.abs(excess.mean(axis=0)).max() < 1e-8
-
-
-def test_scikit_learn_solves_the_same_problem() -> None:
-    problem, _ = problem_of("logistic")
-    data = (problem.train, problem.train_labels, problem.l2)
-    other = fit_logistic(*data, tol=1e-8, max_iter=10_000)
-    optimum = problem.objective(problem.optimum())
-    assert problem.objective(other) == pytest.approx(optimum, rel=1e-6)
 
 
 @each_loss

@@ -3,22 +3,18 @@
 import numpy as np
 import pytest
 
-from client_apps.app import app
-from client_apps.rounds.site import Site
-from scripts.bench.harness import Options
+from scripts.bench.harness import Options, Outcome, participants_of, train
+from scripts.bench.suites import scale
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.scale import (
     anonymous_bytes,
     log_slope,
     measure_linearity,
-    paper_tables,
     run_paper_scale,
     shard_set_up,
 )
 from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
-from strategies import TablePuppetADMM
-from strategies.run.grid import InProcessGrid
-from tp_flower.query import Query
+from tp_flower.settings import Settings
 
 SMALL = 1e-3
 FACTOR = 1e-4
@@ -54,22 +50,15 @@ def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
 
 def test_features_stay_mapped_from_message_to_message(tmp_path):
     tables = write_paper_scale("yelp", tmp_path, FACTOR)
-    grid = InProcessGrid(app, {"all": tables}, state=tmp_path / "state")
     seen: list[dict[int, np.ndarray]] = []
 
-    def on_round(report) -> None:
+    def on_round(report, grid) -> None:
         if report.epoch:
-            (context,) = grid.contexts.values()
-            parts = Site(context, grid.run_name).parts()
-            seen.append({part.number: part.data.features for part in parts})
+            seen.append({x.number: x.data.features for x in participants_of(grid)})
 
-    strategy = TablePuppetADMM(
-        Query.from_sql(PAPER_SCALES["yelp"].sql),
-        task="classification",
-        num_epochs=2,
-        on_round=on_round,
-    )
-    strategy.start(grid)
+    settings = Settings(task="classification", num_epochs=2)
+    sites, state = {"all": tables}, tmp_path / "state"
+    train(PAPER_SCALES["yelp"].sql, settings, sites, on_round, state)
     first, second = seen
     assert sorted(first) == [0, 1, 2]
     for number, features in first.items():
@@ -88,11 +77,33 @@ def test_set_up_of_shards_is_timed_at_the_site():
     assert 0 < shard_set_up(3) < 60
 
 
-def test_tables_are_written_once(tmp_path):
-    tables = paper_tables("mimic", tmp_path, FACTOR)
-    before = tables.stat().st_mtime_ns
-    assert paper_tables("mimic", tmp_path, FACTOR) == tables
-    assert tables.stat().st_mtime_ns == before
+def test_both_devices_are_compared(monkeypatch, tmp_path):
+    def measure(loss: float, device: str) -> tuple[list[str], Outcome]:
+        devices = []
+
+        def run(*arguments):
+            devices.append(arguments[-1])
+            is_cpu = devices[-1] == "cpu"
+            return {
+                "epoch-seconds": 6.0 if is_cpu else 1.5,
+                "train-loss": 0.5 if is_cpu else loss,
+            }
+
+        monkeypatch.setattr(scale, "in_process_of_its_own", run)
+        monkeypatch.setattr(scale, "resolve", lambda _: device)
+        options = Options(paper_scale=tmp_path, factor=FACTOR)
+        return devices, scale.measure_gpu(options, "mimic", 3)
+
+    devices, outcome = measure(0.5 + 1e-5, "cuda")
+    assert devices == ["cpu", "cuda"] * 3
+    assert outcome.facts["sgd: times as fast as on the CPU"] == 4.0
+    assert [check.is_met for check in outcome.checks] == [True] * 3
+    outcome = measure(0.5 + 1e-3, "cuda")[1]
+    assert [check.is_met for check in outcome.checks] == [False, False, True]
+    devices, outcome = measure(0.5, "cpu")
+    assert devices == ["cpu"] * 3
+    assert "CUDA was not measured" in outcome.facts["gpu"]
+    assert not outcome.checks
 
 
 def test_every_kernel_is_measured_beside_its_floor():

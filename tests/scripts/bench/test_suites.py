@@ -24,10 +24,8 @@ from scripts.bench.suites.materialised import (
 from scripts.bench.suites.methods import (
     COSTS,
     METHODS,
-    PAPER_NETWORKS,
     check_claims,
     curve_of,
-    is_within,
     measure_dataset,
     summary,
 )
@@ -78,9 +76,10 @@ def test_all_ways_come_within_a_percent(case) -> None:
     optimum = best_metric("small")
     until, more_is_better = case.until(optimum), CASES["flights"].until(0.7)
     assert until({"rmse": 1.009 * optimum})
-    assert not until({"rmse": 1.011 * optimum})
     assert more_is_better({"auc": 0.6931})
-    assert not more_is_better({"auc": 0.6929})
+    for near, metrics in ((until, 1.011 * optimum), (more_is_better, 0.6929)):
+        assert not near({"rmse": metrics, "auc": metrics})
+        assert not near({"rmse": math.nan, "auc": math.nan})
     assert 1 <= to_good_model("small", OURS, optimum)["steps"] <= 12
     for way in ENCODERS:
         run = to_good_model("small", way, optimum)
@@ -119,32 +118,6 @@ def test_a_metric_that_was_not_computed_is_not_reached() -> None:
     found = summary({"metric": "auc", "reference": 0.5}, curve)
     assert found["epochs-to-1%"] == 0
     assert "to-1%" not in found
-
-
-def test_modelled_communication() -> None:
-    # by hand, from sections 6.1.2 and 6.3: 10 rounds and 21 megabytes
-    seconds = {
-        "US-UK": 1.36 + 168.0 / 420.0,
-        "US-US": 0.67 + 168.0 / 1150.0,
-        "US-East, US-West": 0.63 + 21.0 / 60.0,
-        "US-West, EU": 1.53 + 21.0 / 26.2,
-        "US-East, EU": 1.10 + 21.0 / 33.8,
-    }
-    modelled = {own.name: own.seconds(10, 21_000_000) for own in PAPER_NETWORKS}
-    assert modelled == pytest.approx(seconds)
-
-
-def test_within_one_per_cent() -> None:
-    for metric, value, reference in (
-        ("rmse", 1.0101, 1.0005),
-        ("rmse", 0.5, 1.0005),
-        ("auc", 0.9901, 1.0),
-        ("auc", 1.0, 1.0),
-    ):
-        assert is_within(value, metric, reference)
-    for metric, value in (("rmse", 1.0112), ("loss", 1.02), ("auc", 0.9889)):
-        assert not is_within(value, metric, 1.0)
-        assert not is_within(math.nan, metric, 1.0)
 
 
 def dataset_of(**metrics):
@@ -208,17 +181,6 @@ def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
     tables = dataset.tables
     joined = tables["orders"].merge(tables["items"]).merge(tables["customers"])
     assert sum(facts["joined-rows"]) == len(joined)
-
-
-def test_two_shards_hold_the_rows_in_order() -> None:
-    dataset = small_store()
-    sites = dataset.two_shards()
-    assert list(sites)[:4] == ["orders-0", "orders-1", "items-0", "items-1"]
-    for name, frame in dataset.tables.items():
-        first, second = (sites[f"{name}-{number}"][name] for number in (0, 1))
-        assert abs(len(first) - len(second)) <= 1
-        ids = [*first.iloc[:, 0], *second.iloc[:, 0]]
-        assert ids == frame.iloc[:, 0].tolist()
 
 
 def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
