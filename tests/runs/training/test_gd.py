@@ -14,8 +14,6 @@ from tests.support.examples.store_runs import (
 )
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import SOURCE
-from tp_flower.errors import SettingsError
-from tp_flower.settings import Settings
 
 RATE, EPOCHS = 0.1, 3
 trained = functools.partial(
@@ -73,9 +71,3 @@ def test_its_default_step_comes_close_to_the_optimum():
     reference = reference_of(finished)
     best = reference.objective(reference.optimum())
     assert reference.objective(finished.flat) <= 1.01 * best
-
-
-def test_it_has_one_batch():
-    with pytest.raises(SettingsError, match=r"batch-size: 5 does not go with strategy"):
-        Settings(strategy="gd", batch_size=5)
-    assert Settings(strategy="gd").epochs == 100
