@@ -10,8 +10,7 @@ behind; counts and bytes if they have grown at all. Times of less than 5 ms, and
 of other methods than ours, are printed only. A full run takes about six minutes per
 side and repeat on two idle cores.
 
-Exit status: 0 no figure is worse, 1 some are or a suite failed, 2 the arguments are not
-usable.
+Exit status: 0 no figure is worse, 1 some are or a suite failed.
 """
 
 import argparse
@@ -27,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.checks.same_numbers import Checkout, CheckoutError, check_out, leaves
+from scripts.checks.checkouts import Checkout, check_out
+from scripts.checks.same_numbers import leaves
 
 SUITES = "speed,bytes,rounds,micro,convergence,linearity,encode"
 MARGIN = 1.1
@@ -129,24 +129,18 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     figures: dict[str, list[Figures]] = {"old": [], "new": []}
     failed: list[str] = []
-    try:
-        with ExitStack() as stack:
-            versions = {
-                side: stack.enter_context(check_out(getattr(options, side)))
-                for side in figures
-            }
-            for number in range(options.repeats):
-                # who is first has the colder caches: so they take turns
-                for side in list(figures)[:: 1 if number % 2 == 0 else -1]:
-                    results = _benchmark(versions[side], options.suites)
-                    figures[side].append(flatten(results))
-                    failed += [
-                        f"{side}: {suite} failed: {error}"
-                        for suite, error in results["failed"].items()
-                    ]
-    except (CheckoutError, RuntimeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    with ExitStack() as stack:
+        versions = {
+            side: stack.enter_context(check_out(getattr(options, side)))
+            for side in figures
+        }
+        for number in range(options.repeats):
+            # who is first has the colder caches: so they take turns
+            for side in list(figures)[:: 1 if number % 2 == 0 else -1]:
+                results = _benchmark(versions[side], options.suites)
+                figures[side].append(flatten(results))
+                for suite, error in results["failed"].items():
+                    failed.append(f"{side}: {suite} failed: {error}")
     return print_pairs(pair_up(**figures), failed)
 
 
@@ -156,13 +150,12 @@ def _benchmark(checkout: Checkout, suites: str) -> dict[str, Any]:
         folder = Path(text)
         started = time.perf_counter()
         options = ["--suite", suites, "--output", str(folder / "results")]
-        done = checkout.run("benchmark", options, folder, environment={})
+        _, printed = checkout.run("benchmark", options, folder)
         seconds = time.perf_counter() - started
         print(f"{checkout.commit[:10]}: {suites} in {seconds:.0f} s", flush=True)
         path = folder / "results" / "benchmark.json"
         if not path.exists():
-            message = f"no results of {checkout.folder}:\n{done.stdout[-2000:]}"
-            raise RuntimeError(message)
+            raise RuntimeError(f"no results of {checkout.folder}:\n{printed[-2000:]}")
         results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return results
 

@@ -19,9 +19,7 @@ Exit status: 0 all faults are caught (with ``--against``: all that were caught t
 
 import argparse
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -29,20 +27,20 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
 import hypothesis
 
-ROOT = Path(__file__).resolve().parents[2]
+from scripts.checks.checkouts import ROOT, run_python
+
 FAULTS = Path(__file__).with_name("faults.toml")
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 CAUGHT, MISSED, LATE, STALE = "caught", "missed", "late", "stale"
 SECONDS = 180.0
 """Time limit of a test file with a fault."""
-CLEAN_SECONDS = 3600.0
 PASSED, FAILED = 0, 1
 """Exit status of pytest."""
 
@@ -127,13 +125,10 @@ def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
 def checkout_copy() -> Iterator[Path]:
     """Yield a copy of the checkout's files, those not committed included."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.check_output(command, cwd=ROOT, text=True)
+    listed = subprocess.check_output(command, cwd=ROOT, text=True).split("\0")
+    files = [name for name in listed if (ROOT / name).is_file()]
     with tempfile.TemporaryDirectory(prefix="tp_flower-faults-") as folder:
-        for name in filter(None, listed.split("\0")):
-            source, target = ROOT / name, Path(folder) / name
-            if source.is_file():
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, target)
+        subprocess.run(["cp", "-p", "--parents", *files, folder], cwd=ROOT, check=True)
         yield Path(folder)
 
 
@@ -150,13 +145,8 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
 
 
 def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> tuple[int, str]:
-    """Run test files until one fails; return pytest's exit status and its output.
-
-    Raises:
-        subprocess.TimeoutExpired: the time limit is over.
-    """
+    """Run test files until one fails; return pytest's exit status and its output."""
     environment = {
-        **os.environ,
         "PYTHONPATH": str(copy),
         # a cached module of before the fault must not be taken for that of after it
         "PYTHONDONTWRITEBYTECODE": "1",
@@ -164,22 +154,8 @@ def run_tests(copy: Path, tests: Sequence[str], seconds: float) -> tuple[int, st
     }
     options = ("-q", "-x", "-m", "", "--tb=no", "-p", "no:cacheprovider")
     plugin = ("-p", "scripts.checks.plant_faults")
-    with subprocess.Popen(
-        [sys.executable, "-m", "pytest", *options, *plugin, *tests],
-        cwd=copy,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=seconds)
-        except BaseException:
-            # tests start processes of their own, which go with the group
-            os.killpg(process.pid, 9)
-            raise
-    return process.returncode, output
+    command = ("-m", "pytest", *options, *plugin, *tests)
+    return run_python(command, copy, environment, seconds)
 
 
 def try_fault(fault: Fault, copy: Path, seconds: float) -> Verdict:
@@ -204,30 +180,11 @@ def try_fault(fault: Fault, copy: Path, seconds: float) -> Verdict:
     return Verdict(fault.name, status, time.perf_counter() - started, detail)
 
 
-def run_without_fault(faults: Sequence[Fault], copy: Path) -> str:
-    """Return pytest's output if the faults' tests fail without a fault, else ""."""
-    tests: dict[str, None] = {}
-    for fault in faults:
-        # a pattern that matches nothing is reported with its fault
-        with suppress(StaleFaultError):
-            tests |= dict.fromkeys(find_tests(fault.tests, copy))
-    status, output = run_tests(copy, list(tests), CLEAN_SECONDS)
-    return "" if status == PASSED else output
-
-
 def lost(verdicts: Sequence[Verdict], path: Path) -> list[str]:
     """Return the faults that were caught in the file of ``--json`` and are not now."""
     now = {verdict.name: verdict.status for verdict in verdicts}
     before = [v["name"] for v in json.loads(path.read_text()) if v["status"] == CAUGHT]
     return [name for name in before if now.get(name, CAUGHT) != CAUGHT]
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return how many faults were caught, missed, late and stale."""
-    counts = Counter(verdict.status for verdict in verdicts)
-    seconds = sum(verdict.seconds for verdict in verdicts)
-    listed = [f"{counts[status]} {status}" for status in (CAUGHT, MISSED, LATE, STALE)]
-    return f"{len(verdicts)} faults: {', '.join(listed)}; {seconds:.0f} s of tests"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -242,13 +199,17 @@ def main(arguments: Sequence[str]) -> int:
     faults = [by_name[name] for name in options.only]
     verdicts = []
     with checkout_copy() as copy:
-        if failures := run_without_fault(faults, copy):
-            print(f"{failures}\nthe tests fail without a fault", file=sys.stderr)
+        tests = {test for fault in faults for test in find_tests(fault.tests, copy)}
+        code, output = run_tests(copy, sorted(tests), SECONDS * len(tests))
+        if code != PASSED:
+            print(f"{output}\nthe tests fail without a fault", file=sys.stderr)
             return 2
         for fault in faults:
             verdicts.append(try_fault(fault, copy, SECONDS))
             print(verdicts[-1], flush=True)
-    print(summary(verdicts))
+    counts = Counter(verdict.status for verdict in verdicts)
+    listed = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print(f"{len(verdicts)} faults: {listed}")
     if options.json:
         text = json.dumps([asdict(verdict) for verdict in verdicts], indent=1)
         options.json.write_text(f"{text}\n", encoding="utf-8")

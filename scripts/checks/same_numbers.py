@@ -10,39 +10,32 @@ version to another, so nothing of them is imported. Every run is a real one, sta
 a user starts it, in one thread, and with the key of all noise fixed: what a site draws
 by a key of its own, such as a coreset, differs from run to run otherwise. --record
 writes the figures of the old version (--new is not run), to be compared with by
---old-record; runs that the file has of the same commit stay in it. Each side takes
-about ten minutes on an idle core.
+--old-record. Each side takes about ten minutes on an idle core.
 
 Equal are metrics, residuals, sizes, fan-out, contributions and what was chosen, to
 `TOLERANCE`; payload bytes may fall. What depends on host, clock or version is left out.
 
-Exit status: 0 all numbers are equal, 1 some are not or a run failed, 2 the arguments
-are not usable.
+Exit status: 0 all numbers are equal, 1 some are not or a run failed.
 """
 
 import argparse
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
+from scripts.checks.checkouts import Checkout, check_out
 from scripts.data.run_files import let_rows_leave
 
-ROOT = Path(__file__).resolve().parents[2]
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
-LOG_LINES = 25
 
 ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 """Sums over several threads depend on their number in the last digits."""
@@ -89,15 +82,9 @@ All noise, draws and masks of the sites come of this cipher; masks still cancel.
 Figures = dict[str, Any]
 Record = dict[str, Any]
 
-_DECLARED = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_DECLARED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 RUNS: Mapping[str, Mapping[str, Any]] = _DECLARED["runs"]
 """The runs that are compared; their file says what is declared of each."""
-
-
-class CheckoutError(Exception):
-    """A version cannot be checked out, or it lacks a script."""
 
 
 class FailedRun(Exception):  # noqa: N818 - a run of the version, not of this script
@@ -112,109 +99,27 @@ def main(arguments: Sequence[str]) -> int:
     old_version.add_argument("--old-record", type=Path, metavar="FILE")
     parser.add_argument("--new", default="HEAD", metavar="VERSION")
     help_text = f"some of: {', '.join(RUNS)} (default: all)"
-    parser.add_argument("--runs", type=run_names, default=list(RUNS), help=help_text)
+    parser.add_argument("--runs", default=",".join(RUNS), help=help_text)
     parser.add_argument("--record", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
-    try:
-        if options.old_record:
-            old = json.loads(options.old_record.read_text(encoding="utf-8"))
-        else:
-            old = measure(options.old, options.runs)
-        if options.record:
-            write_record(options.record, old)
-            return int(any(name not in old["runs"] for name in options.runs))
-        new = measure(options.new, options.runs)
-    except (CheckoutError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return print_comparison(old, new, options.runs)
-
-
-@dataclass(frozen=True)
-class Checkout:
-    """One version of the project: its root, and its commit, if that is known."""
-
-    folder: Path
-    commit: str
-
-    def run(
-        self,
-        name: str,
-        arguments: Sequence[str],
-        home: Path,
-        environment: Mapping[str, str] = ONE_THREAD,
-    ) -> subprocess.CompletedProcess[str]:
-        """Run this version's script of a name, in whichever folder of scripts it lies.
-
-        ``home`` is for what runs and sites keep; a PYTHONPATH of ``environment`` comes
-        after the version's.
-        """
-        script = next(self.folder.glob(f"scripts/**/{name}.py"), None)
-        if script is None:
-            raise CheckoutError(f"{self.folder} has no {name}.py in scripts")
-        modules = [str(self.folder), str(self.folder / "scripts")]
-        modules += filter(None, [environment.get("PYTHONPATH")])
-        return subprocess.run(
-            [sys.executable, str(script), *arguments],
-            env={
-                **os.environ,
-                **environment,
-                "PYTHONPATH": os.pathsep.join(modules),
-                "TP_FLOWER_HOME": str(home),
-            },
-            cwd=home,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-
-
-@contextmanager
-def check_out(version: str) -> Iterator[Checkout]:
-    """Yield a commit's checkout, removed afterwards, or that in a folder as it is."""
-    folder = Path(version)
-    if (folder / "pyproject.toml").exists():
-        yield Checkout(folder.resolve(), _git(folder, "rev-parse", "HEAD") or version)
-        return
-    commit = _git(ROOT, "rev-parse", "--verify", f"{version}^{{commit}}")
-    if not commit:
-        raise CheckoutError(
-            f"{version!r} is neither a commit nor the root of a checkout"
-        )
-    with tempfile.TemporaryDirectory(prefix="tp-flower-checkout-") as text:
-        tree = Path(text) / "tree"
-        _git(ROOT, "worktree", "add", "--detach", str(tree), commit)
-        try:
-            yield Checkout(tree, commit)
-        finally:
-            _git(ROOT, "worktree", "remove", "--force", str(tree))
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    """Return what git prints; "" where it fails."""
-    command = ["git", "-C", str(folder), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return "" if done.returncode else done.stdout.strip()
+    names = run_names(options.runs)
+    if options.old_record:
+        old = json.loads(options.old_record.read_text(encoding="utf-8"))
+    else:
+        old = measure(options.old, names)
+    if options.record:
+        options.record.write_text(json.dumps(old, indent=0) + "\n", encoding="utf-8")
+        return int(any(name not in old["runs"] for name in names))
+    return print_comparison(old, measure(options.new, names), names)
 
 
 def run_names(text: str) -> list[str]:
     """Return the runs of ``"store-2,evaluate"`` in order, with those that they need."""
     names = set(text.split(","))
     if unknown := sorted(names - RUNS.keys()):
-        message = f"no run {unknown[0]!r}; there are {', '.join(RUNS)}"
-        raise argparse.ArgumentTypeError(message)
+        raise SystemExit(f"no run {unknown[0]!r}; there are {', '.join(RUNS)}")
     names |= {RUNS[name].get("after", name) for name in names}
     return [name for name in RUNS if name in names]
-
-
-def write_record(path: Path, record: Record) -> None:
-    """Write a record; one of the same commit that is there keeps its other runs."""
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else record
-    if before["commit"] == record["commit"]:
-        record["runs"] = {**before["runs"], **record["runs"]}
-    path.write_text(json.dumps(record, indent=0) + "\n", encoding="utf-8")
 
 
 def measure(version: str, names: Sequence[str]) -> Record:
@@ -230,10 +135,10 @@ def measure(version: str, names: Sequence[str]) -> Record:
             try:
                 runs[name] = run_figures(checkout, name, Path(folder))
             except FailedRun as error:
-                print(f"  {name} failed:\n{error}", flush=True)
+                print(f"  {name} failed:\n{str(error)[-2000:]}", flush=True)
             else:
                 print(f"  {name}: {time.perf_counter() - started:.1f} s", flush=True)
-        return {"commit": checkout.commit, "runs": runs}
+    return {"commit": checkout.commit, "runs": runs}
 
 
 def run_figures(checkout: Checkout, name: str, folder: Path) -> Figures:
@@ -257,28 +162,28 @@ def run_figures(checkout: Checkout, name: str, folder: Path) -> Figures:
     nodes = f"num-supernodes={run.get('supernodes', 5)} client-resources-num-cpus=1"
     options = ["-c", str(config), "--federation-config", nodes]
     environment = {**ONE_THREAD, "PYTHONPATH": str(noise)}
-    done = checkout.run("run_app", options, folder, environment)
-    if done.returncode:
-        raise FailedRun("\n".join(done.stdout.splitlines()[-LOG_LINES:]))
+    _run(checkout, "run_app", options, folder, environment)
     report = json.loads((output / "report.json").read_text(encoding="utf-8"))
     return {**flatten(report), **prediction_figures(output)}
+
+
+def _run(checkout: Checkout, *arguments: Any) -> None:
+    status, printed = checkout.run(*arguments)
+    if status:
+        raise FailedRun(printed)
 
 
 def make_data(checkout: Checkout, name: str, folder: Path) -> Path:
     """Return a folder with tables and a run file, made by this version's own script."""
     data = folder / "data" / name
-    if data.exists():
-        return data
-    data.mkdir(parents=True)
-    if name == "carriers":
-        done = checkout.run("make_carriers", [str(data)], folder)
-    else:
-        done = checkout.run("make_store", [str(data), *STORE_SIZES], folder)
-    if done.returncode:
-        raise FailedRun(done.stdout)
-    if name == "store-rows":
-        # what coresets need
-        let_rows_leave(data / "tables.toml", ["orders", "items", "customers"])
+    if not data.exists():
+        data.mkdir(parents=True)
+        sizes = STORE_SIZES if name.startswith("store") else ()
+        script = "make_store" if sizes else "make_carriers"
+        _run(checkout, script, [str(data), *sizes], folder, ONE_THREAD)
+        if name == "store-rows":
+            # what coresets need
+            let_rows_leave(data / "tables.toml", ["orders", "items", "customers"])
     return data
 
 
@@ -292,9 +197,8 @@ def prediction_figures(output: Path) -> Figures:
         summary = numbers.quantile([0.0, 0.25, 0.5, 0.75, 1.0])
         summary.index = pd.Index([f"quartile {k}" for k in range(5)])
         summary.loc["mean"] = numbers.mean()
-        for column, values in summary.items():
-            for name, value in values.items():
-                figures[f"{path.stem}/{column}/{name}"] = float(value)
+        for (column, name), value in summary.unstack().items():
+            figures[f"{path.stem}/{column}/{name}"] = float(value)
     return figures
 
 
@@ -337,29 +241,26 @@ def _named(items: Sequence[Any]) -> Iterator[tuple[str, Any]]:
         name = ", ".join(f"{key} {record[key]}" for key in keys) or str(number)
         seen[name] += 1
         rest = {key: value for key, value in record.items() if key not in keys}
-        if seen[name] > 1:
-            name = f"{name} ({seen[name]})"
-        yield name, rest if record else item
+        repeat = f" ({seen[name]})" if seen[name] > 1 else ""
+        yield name + repeat, rest if record else item
 
 
-@dataclass
-class Difference:
+class Difference(NamedTuple):
     """How a new report differs from an old one.
 
-    Attributes:
-        failures: figures that differ, are missing, or bytes that have grown.
-        notes: what differs and may.
-        furthest: the largest relative difference of a number that must be equal.
+    Failures are figures that differ, are missing, or bytes that have grown; notes are
+    what differs and may; furthest is the largest relative difference of a number that
+    must be equal.
     """
 
-    failures: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    furthest: float = 0.0
+    failures: list[str]
+    notes: list[str]
+    furthest: float
 
 
 def compare(old: Figures, new: Figures) -> Difference:
     """Return how the figures of a new report differ from those of an old one."""
-    result = Difference()
+    failures, notes, furthest = [], [], 0.0
     for path in dict.fromkeys([*old, *new]):
         before: Any = old.get(path)
         now: Any = new.get(path)
@@ -369,16 +270,16 @@ def compare(old: Figures, new: Figures) -> Difference:
                 is_equal = now <= before
             elif not isinstance(before, str | bool) and not isinstance(now, str | bool):
                 difference = relative_difference(float(before), float(now))
-                result.furthest = max(result.furthest, difference)
+                furthest = max(furthest, difference)
                 is_equal = difference <= TOLERANCE
         if not is_equal:
             # words may be replaced by others, but for the run's status; so may what
             # concerns a setting that is gone
             is_word = isinstance(before, str) and path != "status"
             is_note = is_word or path not in old or path.startswith("chosen/")
-            texts = result.notes if is_note else result.failures
+            texts = notes if is_note else failures
             texts.append(f"{path}: {before!r} before, {now!r} now")
-    return result
+    return Difference(failures, notes, furthest)
 
 
 def relative_difference(old: float, new: float) -> float:
@@ -395,10 +296,6 @@ def relative_difference(old: float, new: float) -> float:
     return difference / max(abs(old), abs(new)) if difference > NEGLIGIBLE else 0.0
 
 
-def _payload(figures: Figures) -> int:
-    return int(figures.get("bytes_up", 0) + figures.get("bytes_down", 0))
-
-
 def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
     """Print how a new record differs from an old one; return the exit status."""
     print(f"old {old['commit'][:10]}, new {new['commit'][:10]}")
@@ -411,13 +308,14 @@ def print_comparison(old: Record, new: Record, names: Sequence[str]) -> int:
         before, now = old["runs"][name], new["runs"][name]
         result = compare(before, now)
         is_equal &= not result.failures
+        payloads = (run["bytes_up"] + run["bytes_down"] for run in (before, now))
         print(
             f"{name}: {len(before)} figures, furthest apart {result.furthest:.1e}; "
-            f"payload {_payload(before):,} bytes before, {_payload(now):,} now"
+            "payload {:,} bytes before, {:,} now".format(*payloads),
+            *(f"  DIFFERS {text}" for text in result.failures),
+            *(f"  note: {text}" for text in result.notes),
+            sep="\n",
         )
-        lines = [f"  DIFFERS {text}" for text in result.failures]
-        lines += [f"  note: {text}" for text in result.notes]
-        print(*lines, sep="\n", end="\n" if lines else "")
     print("all numbers are equal" if is_equal else "NOT all numbers are equal")
     return 0 if is_equal else 1
 
