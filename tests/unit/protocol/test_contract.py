@@ -6,7 +6,8 @@ import pytest
 
 import tp_flower.privacy.plan as plan_module
 from client_apps.privacy import ledger_entries
-from scripts.render_messages import PAGE, TABLES, page, with_table
+from scripts.render_pages import render_pages
+from tests.support.files import ROOT
 from tp_flower.methods import ADMM, CORESET, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
 from tp_flower.protocol.messages import EXCHANGES
 from tp_flower.protocol.packet import Action
@@ -21,16 +22,12 @@ DISCLOSURES = [
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
 
 
-def test_the_reference_page_is_made_from_the_messages():
-    assert PAGE.read_text("utf-8") == page(), "run scripts/render_messages.py"
-
-
-def test_tables_of_messages_are_made_from_the_declarations():
-    rows = "| `train.admm` | server | ", "| `train.admm` | One epoch "
-    for path, row in zip(TABLES, rows, strict=True):
-        text = path.read_text("utf-8")
-        assert text == with_table(path), "run scripts/render_messages.py"
-        assert row in text
+def test_pages_are_rendered_from_the_declarations():
+    pages = render_pages()
+    for path, text in pages.items():
+        assert (ROOT / path).read_text("utf-8") == text, "run scripts/render_pages.py"
+    assert "| `train.admm` | server | " in pages["PRIVACY.md"]
+    assert "| `train.admm` | One epoch " in pages["ARCHITECTURE.md"]
 
 
 def test_every_kind_of_planned_release_is_declared():

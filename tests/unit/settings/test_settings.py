@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from scripts import render_settings
 from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
@@ -41,13 +40,6 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
     # `1` for a float default would make Flower show users an int
     types = {key: type(value) for key, value in shipped_config().items()}
     assert types == {key: type(value) for key, value in Settings().to_dict().items()}
-
-
-def test_pyproject_and_the_reference_page_are_rendered_from_the_declarations() -> None:
-    text = PYPROJECT.read_text(encoding="utf-8")
-    assert render_settings.replace_config(text) == text
-    page = render_settings.REFERENCE.read_text(encoding="utf-8")
-    assert render_settings.render_reference() == page, "scripts/render_settings.py"
 
 
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:

@@ -1,0 +1,274 @@
+"""Write the pages that follow from the declarations of settings and messages.
+
+    python scripts/render_pages.py
+
+Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of
+pyproject.toml and docs/reference/settings.md are made from there. Messages are declared
+in `tp_flower/protocol`: docs/reference/messages.md is made from there, and the tables
+of PRIVACY.md and ARCHITECTURE.md between their markers. A test compares all of them
+with what this script would write.
+"""
+
+import inspect
+import json
+import re
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin
+
+import msgspec
+
+from client_apps.app import ANSWERS
+from tp_flower.methods import METHODS
+from tp_flower.protocol.fields import Body, Message, layout_of
+from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.settings import GROUPS, PrivacySettings
+from tp_flower.settings.declare import Setting, declared
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+
+TABLE: Final = "[tool.flwr.app.config]"
+PRIVACY_TABLE: Final = "[tool.flwr.app.config.privacy]"
+TABLE_END: Final = "\n# --- tools"
+"""The line of pyproject.toml that follows the settings."""
+
+WIDTH: Final = 127
+"""Of a comment in pyproject.toml."""
+
+SETTINGS_HEAD: Final = """\
+# Settings
+
+Every key of the run config with its default, the values it may have, and the
+strategies that read it; written by `scripts/render_pages.py`. Set them with
+
+    flwr run . --stream -c 'strategy="sgd" seed=7'      # no spaces around =
+    flwr run . --stream -c /abs/my-run.toml             # one file, same keys
+
+`0`, `""` or `"auto"` stands for "chosen by the program" where the text says so; the
+report says what was chosen. An encoder may also be set by a key of its own,
+`encode.<table>.<column> = "cyclic(12)"`.
+"""
+START: Final = "<!-- messages: made by scripts/render_pages.py -->"
+END: Final = "<!-- end of messages -->"
+_LIMITS: Final = {
+    "minimum": "from",
+    "exclusiveMinimum": "above",
+    "maximum": "to",
+    "maxLength": "of length at most",
+    "pattern": "of the form",
+}
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+MESSAGES_HEAD: Final = """# Messages
+
+Every request that the server may send and every reply that a site may give, as
+`tp_flower/protocol` declares them; `scripts/render_pages.py` writes this page. What
+is not declared can be neither sent nor read. A name in the shape of an array is a size
+that both ends know; `n/8` is a bit for each of n.
+"""
+
+
+def render_pages() -> dict[str, str]:
+    """Return the text of every page by its path, as it should be."""
+    texts = {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in ("pyproject.toml", "PRIVACY.md", "ARCHITECTURE.md")
+    }
+    return {
+        "pyproject.toml": replace_config(texts["pyproject.toml"]),
+        "docs/reference/settings.md": render_settings(),
+        "docs/reference/messages.md": render_messages(),
+        "PRIVACY.md": _replace_table(texts["PRIVACY.md"], privacy_table()),
+        "ARCHITECTURE.md": _replace_table(texts["ARCHITECTURE.md"], message_table()),
+    }
+
+
+def replace_config(pyproject: str) -> str:
+    """Return the text of pyproject.toml with its settings replaced by the declared."""
+    head, _, rest = pyproject.partition(f"{TABLE}\n")
+    parts = [TABLE]
+    for group in GROUPS:
+        parts += [f"{_comment(_title(group))}\n", *_config_lines(group), ""]
+    private = _comment(_title(PrivacySettings))
+    parts += [private, PRIVACY_TABLE, *_config_lines(PrivacySettings), ""]
+    return head + "\n".join(parts) + TABLE_END + rest.partition(TABLE_END)[2]
+
+
+def render_settings() -> str:
+    """Return the reference page of the settings."""
+    groups = [*GROUPS, PrivacySettings]
+    return "\n".join([SETTINGS_HEAD, *map(_settings_section, groups)])
+
+
+def readers_of(setting: Setting) -> str:
+    """Return who reads a setting, in words.
+
+    >>> readers_of(declared(PrivacySettings)[0])
+    'all'
+    """
+    readers, parts = setting.readers, []
+    others = [name for name in METHODS if name not in readers.strategies]
+    if readers.strategies and len(others) < len(readers.strategies):
+        parts.append("all but " + ", ".join(others))
+    elif readers.strategies:
+        parts.append(", ".join(readers.strategies))
+    if readers.modes:
+        parts.append("mode " + ", ".join(readers.modes))
+    if readers.switch:
+        parts.append(f"where `{PrivacySettings.prefix}{readers.switch}` is set")
+    return "; ".join(parts) or "all"
+
+
+def _title(group: type) -> str:
+    return (inspect.getdoc(group) or "").splitlines()[0]
+
+
+def _comment(text: str) -> str:
+    lines = textwrap.wrap(
+        text, WIDTH - 2, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def _config_lines(group: type) -> Iterator[str]:
+    for setting in declared(group):
+        key = setting.key.removeprefix(PrivacySettings.prefix)
+        yield f"{_comment(setting.doc)}\n{key} = {_default(setting)}"
+
+
+def _default(setting: Setting) -> str:
+    """Return the default as TOML; JSON writes the same values alike."""
+    return json.dumps(setting.render(setting.default), ensure_ascii=False)
+
+
+def _settings_section(group: type) -> str:
+    rows = []
+    for setting in declared(group):
+        allowed = "true, false" if setting.type is bool else setting.allowed
+        cells = (
+            f"`{setting.key}`",
+            f"`{_default(setting)}`",
+            "any" if allowed is None else str(allowed),
+            readers_of(setting),
+            setting.doc,
+        )
+        # a cell shows what stands in backticks unchanged
+        escaped = (
+            re.sub(r"`[^`]*`|([<*|])", lambda m: f"\\{m[1]}" if m[1] else m[0], cell)
+            for cell in cells
+        )
+        rows.append(list(escaped))
+    table = _table("| setting | default | allowed | read by | |", rows)
+    return f"## {_title(group).rstrip('.')}\n\n{table}\n"
+
+
+def render_messages() -> str:
+    """Return the reference page of the messages."""
+    sections = [MESSAGES_HEAD]
+    for action, exchange in EXCHANGES.items():
+        sections.append(f"## `{action}`\n")
+        sections += [_section(message) for message in exchange]
+    return "\n".join(sections)
+
+
+def privacy_table() -> str:
+    """Return the table of PRIVACY.md: the disclosures of each message."""
+    rows = [
+        (
+            *(f"`{action}`", disclosure.reader or message.reader),
+            *(_plain(disclosure.carries), disclosure.covered_by),
+            *(", ".join(disclosure.kinds), disclosure.policy),
+        )
+        for action, exchange in EXCHANGES.items()
+        for message in exchange
+        for disclosure in message.discloses
+    ]
+    return _table(
+        "| message | to | tells | covered by | in the ledger | policy |", rows
+    )
+
+
+def message_table() -> str:
+    """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
+    rows = []
+    for action, exchange in EXCHANGES.items():
+        module = ANSWERS[action].partition(":")[0].replace(".", "/")
+        rows.append((f"`{action}`", *map(_summary, exchange), f"`{module}.py`"))
+    return _table(
+        "| message | request | reply | at the site, in `client_apps/` |", rows
+    )
+
+
+def _table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    lines = [head, "|---" * (head.count("|") - 1) + "|"]
+    lines += [f"| {' | '.join(map(str, row))} |" for row in rows]
+    return "\n".join(lines)
+
+
+def _replace_table(text: str, table: str) -> str:
+    """Return the text of a page with its table of messages replaced."""
+    before, _, rest = text.partition(START)
+    return f"{before}{START}\n{table}\n{END}{rest.partition(END)[2]}"
+
+
+def _section(message: type[Message]) -> str:
+    part = layout_of(message).part
+    lines = [f"### {message.__name__}\n", _summary(message), "", *_fields(message, "")]
+    lines += _fields(part, "of each part: ") if part else ()
+    for disclosure in message.discloses:
+        reader = disclosure.reader or message.reader
+        lines.append(f"- tells the {reader}: {_plain(disclosure.carries)}")
+    return "\n".join([*lines, ""])
+
+
+def _fields(body: type[Body], prefix: str) -> Iterator[str]:
+    layout = layout_of(body)
+    for field in msgspec.structs.fields(body):
+        name, hint = field.encode_name, field.type
+        if name not in layout.values:
+            continue
+        choices = (c for c in (hint, *get_args(hint)) if isinstance(c, type))
+        if structure := next((c for c in choices if issubclass(c, Body)), None):
+            each = "each " if get_origin(hint) is list else ""
+            yield from _fields(structure, f"{prefix}{each}`{name}`: ")
+        else:
+            # the values that it may have, from its JSON schema
+            (schema,), parts = msgspec.json.schema_components([hint])
+            allowed = _in_words({**schema, **next(iter(parts.values()), {})})
+            yield f"- {prefix}`{name}`: {allowed}"
+    for name, (_, spec) in {**layout.arrays, **layout.families}.items():
+        shape = " x ".join(map(str, spec.shape)) or "a number"
+        of_key = " by key" if name in layout.families else ""
+        yield f"- {prefix}`{name}`{of_key}: {spec.dtype}, {shape}"
+
+
+def _in_words(schema: Mapping[str, Any]) -> str:
+    if "anyOf" in schema:
+        choices = (choice for choice in schema["anyOf"] if choice.get("type") != "null")
+        return " or ".join(map(_in_words, choices))
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    inner = schema.get("items") or schema.get("additionalProperties")
+    if inner:
+        return f"{schema['type']}, each {_in_words(inner)}"
+    limits = (f"{_LIMITS[key]} {schema[key]}" for key in _LIMITS if key in schema)
+    return ", ".join(filter(None, [schema["type"], " ".join(limits)]))
+
+
+def _summary(message: type[Message]) -> str:
+    return (message.__doc__ or "").partition("\n")[0]
+
+
+def _plain(carries: str) -> str:
+    """Return the text of a disclosure, with facts of a run by name."""
+    return _PLACE.sub(lambda match: f"*{match[1].replace('_', ' ')}*", carries)
+
+
+def main() -> None:
+    """Write all pages."""
+    for path, text in render_pages().items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
