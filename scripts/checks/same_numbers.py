@@ -260,7 +260,9 @@ class Difference(NamedTuple):
 
 def compare(old: Figures, new: Figures) -> Difference:
     """Return how the figures of a new report differ from those of an old one."""
-    failures, notes, furthest = [], [], 0.0
+    failures: list[str] = []
+    notes: list[str] = []
+    furthest = 0.0
     for path in dict.fromkeys([*old, *new]):
         before: Any = old.get(path)
         now: Any = new.get(path)
