@@ -249,7 +249,7 @@ def _table_clusters(
         if count > clusters:
             raise refuse(part, f"{count} centres, but was asked for {clusters} at most")
         if labels.size and int(labels.max()) >= count:
-            raise refuse(part, f"the number of a centre that is not among its {count}")
+            raise refuse(part, f"centre numbers beyond its {count} centres")
         nearest[rows.trained_slice] = labels + np.int64(len(centres))
         centres = np.concatenate([centres, of_shard])
     return nearest, centres

@@ -241,7 +241,7 @@ class Database:
             )
         elif version != self._version:
             raise SettingsError(
-                f"{path.name} is of version {version}, expected "
+                f"{path.name} has version {version}, expected "
                 f"{self._version}: use the version of tp_flower that wrote it, or "
                 "move it away"
             )
@@ -265,7 +265,7 @@ def _check_private(path: Path) -> None:
         return
     status = path.lstat()
     if not stat.S_ISREG(status.st_mode):
-        raise SettingsError(f"{path.name} is not a file (a link, say)")
+        raise SettingsError(f"{path.name} is not a regular file (perhaps a link)")
     if status.st_uid != os.geteuid():
         raise SettingsError(
             f"{path.name} belongs to another user (number {status.st_uid}): run this "

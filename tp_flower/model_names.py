@@ -60,7 +60,7 @@ class ModelVersion:
         name, _, version = text.partition("@")
         if not version:
             raise ModelError(
-                f"{_quoted(text)} names no version: write name@version, as `list` does"
+                f"{_quoted(text)} has no version: write name@version, as `list` does"
             )
         return cls(name, version)
 

@@ -224,7 +224,7 @@ def _refuse_old(folder: Path) -> None:
     if old:
         names = ", ".join(str(path.relative_to(folder)) for path in old[:3])
         raise SettingsError(
-            f"the state folder {folder} is of version 0.1.0 ({names}), which this "
+            f"the state folder {folder} is from version 0.1.0 ({names}), which this "
             "version does not read: let its runs end with that version, then move "
             "the folder away (its ledger is the record of what was released), or name "
             "another in node config state-dir; a new account begins there"

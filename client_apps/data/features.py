@@ -154,9 +154,9 @@ def place(
             return features
         if free < LEAST_BYTES:
             raise SettingsError(
-                f"device is {device!r}, but {free / 1e9:.1f} GB of this site's GPU are "
-                f"free and {LEAST_BYTES / 1e9:.1f} GB are the least that training "
-                "takes; allowed: 'cpu' and 'auto'"
+                f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's "
+                f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "
+                "GB; allowed: 'cpu' and 'auto'"
             )
         copy = _COPIES[key] = _Copy(DeviceFeatures.place(features, gpu), now)
     copy.used = now

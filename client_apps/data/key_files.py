@@ -57,7 +57,7 @@ def read_secret(path: str | Path) -> GroupSecret:
     if len(set(value)) < _FEWEST_VALUES:
         raise SettingsError(
             f"{SECRET_FILE} is not random: it has {len(set(value))} different bytes, "
-            f"of at least {_FEWEST_VALUES}; openssl rand -hex 32 writes a secret"
+            f"expected at least {_FEWEST_VALUES}; openssl rand -hex 32 writes a secret"
         )
     derived = HKDF(hashes.SHA256(), KEY_BYTES, None, _CONTEXT).derive(value)
     return GroupSecret(derived)
@@ -94,7 +94,7 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
         if key in allowed or name in allowed.values():
             twice = "key" if key in allowed else "name"
             raise SettingsError(
-                f"{ALLOWED_KEYS}, line {number}: the {twice} stands there twice; every "
+                f"{ALLOWED_KEYS}, line {number}: the {twice} is listed twice; every "
                 "site has a name and a key of its own (SuperNodes on one machine need "
                 "a state-dir each)"
             )

@@ -179,8 +179,8 @@ class Ledger:
                     raise BudgetError(f"{name} are not reserved")
                 if used + count > limit:
                     raise BudgetError(
-                        f"{name} are used up: {limit} were planned of key {key}, "
-                        f"{used} are used, asked for is {count} more"
+                        f"{name} are used up: of key {key}, {limit} were planned "
+                        f"and {used} are used; requested: {count} more"
                     )
                 use = {"part": part, "what": what, "key": key, "times": count}
                 lines.append({"event": SPEND, "run": run, "ident": ident, **use})
@@ -317,7 +317,7 @@ class Ledger:
         """Return seq and checksum of the last line, having checked the chain."""
         seq, checksum = self._seen
         if seq and _checksum_at(connection, seq) != checksum:
-            raise self._damaged("lines that were there are gone")
+            raise self._damaged("earlier lines are missing")
         end = connection.execute("SELECT seq, checksum FROM ledger_end").fetchall()
         if is_whole and not self._is_checked:
             # the sums go by the indices
@@ -336,9 +336,9 @@ class Ledger:
         for number, line, stored in rows:
             seq, checksum = seq + 1, checksum_of(line, checksum)
             if (number, stored) != (seq, checksum):
-                raise self._damaged(f"the checksum of line {seq} does not fit")
+                raise self._damaged(f"the checksum of line {seq} does not match")
         if end != ([(seq, checksum)] if seq else []):
-            raise self._damaged("its last lines are gone")
+            raise self._damaged("its last lines are missing")
         return seq, checksum
 
     def _damaged(self, reason: str) -> LedgerError:
@@ -502,8 +502,8 @@ def _check_budget(
     if together > budget.epsilon * (1 + _ROUNDING):
         raise BudgetError(
             f"table {table} has spent epsilon {epsilon_of(spent):.4g} of "
-            f"{budget.epsilon:.4g} (delta {budget.delta:g}); asked for is "
-            f"{epsilon_of(costs):.4g}, together {together:.4g}"
+            f"{budget.epsilon:.4g} (delta {budget.delta:g}); requested: "
+            f"{epsilon_of(costs):.4g}, in total {together:.4g}"
         )
 
 

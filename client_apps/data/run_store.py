@@ -216,7 +216,7 @@ class SiteStore:
                 return Parcel(*(entry.arrays[name].data for name in Parcel._fields))
         except (FileNotFoundError, *_MALFORMED):
             pass
-        raise LostStateError("the kept reply of the last round is damaged")
+        raise LostStateError("the stored reply of the last round is damaged")
 
     def commit(self, last: CommittedRound, reply: Parcel) -> None:
         """Have this round be the committed one; of a run that is over all else goes."""
@@ -298,8 +298,8 @@ class SiteStore:
             entry = entry or self._load(_LABELS, name)
         except _MALFORMED as error:
             raise SiteError(
-                f"the kept labels {name} are damaged: restore the site's database from "
-                "a copy, as others would be drawn, and paid for, again"
+                f"the stored labels {name} are damaged: restore the site's database "
+                "from a copy, because drawing new ones would cost epsilon again"
             ) from error
         if entry is None:
             entry = Entry({_LABELS: draw()}, {"ident": secrets.token_hex(16)})
@@ -472,11 +472,11 @@ class SiteStore:
                 arrays[key] = np.load(path, mmap_mode="r", allow_pickle=False)
                 large.append(arrays[key])
                 if (arrays[key].dtype.str, list(arrays[key].shape)) != (dtype, shape):
-                    raise ValueError(f"{place} is another array")
+                    raise ValueError(f"{place} has another dtype or shape")
             else:
                 arrays[key] = np.ndarray(shape, np.dtype(dtype), data, place)
         if checksum != _checksum(name, (meta, layout), data, large):
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         return Entry(arrays, json.loads(meta))
 
 

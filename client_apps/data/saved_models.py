@@ -71,7 +71,7 @@ class SavedModel:
             # of the same run: its last message has come twice
             if digest_of(_read(folder)) == digest:
                 return digest
-            raise ModelError(f"{folder} holds another model: it is not replaced")
+            raise ModelError(f"{folder} already holds another model")
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         prefix = f".{folder.name}-"
         temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
@@ -113,13 +113,13 @@ class SavedModel:
             facts: Any = json.loads(files[_FACTS])
             if facts["version"] != VERSION:
                 raise ModelError(
-                    f"the model in {folder} is of version {facts['version']!r}, "
+                    f"the model in {folder} has version {facts['version']!r}, "
                     f"expected {VERSION}"
                 )
             if digest and digest_of(files) != digest:
                 raise ModelError(
                     f"the model in {folder} is not the one that was trained: its "
-                    "digest is another"
+                    "digest differs"
                 )
             return cls(
                 table=str(facts["table"]),

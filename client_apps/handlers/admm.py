@@ -193,4 +193,4 @@ def _accept(part: Participant, common: CommonParameters) -> None:
     elif part.data.update in (Update.GRAM, Update.GIVEN):
         part.model.parameters = parameters
     else:
-        raise SiteError(f"table {part.data.table}: its model is not another's to set")
+        raise SiteError(f"table {part.data.table}: the server may not set its model")

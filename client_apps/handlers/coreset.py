@@ -96,10 +96,7 @@ def _sampled(site: Site, part: Participant, request: RowsRequest) -> SampledRows
         site.source(part.number).policy.check_release(ROWS, is_private=False)
         return SampledRows(rows=row_numbers(points))
     if not data.plan.allows(CENTRES):
-        raise SiteError(
-            f"table {data.table}: its rows are not to leave in this run: it was not "
-            "planned so"
-        )
+        raise SiteError(f"table {data.table}: this run did not plan to release rows")
     if not len(points):
         return SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
     weights = np.asarray(data.multiplicity, np.float64)
@@ -177,7 +174,7 @@ def _measure_columns(
     for block, rows in columns.blocks():
         matrix += gram(rows, weights[block])
     if not is_gram(matrix):
-        raise SiteError("a feature or the label is too large for a sum of its squares")
+        raise SiteError("a feature or the label is too large to be squared")
     arrays = {"multiplicity": weights, "gram": matrix}
     if columns.label is not None:
         arrays["label"] = columns.label
@@ -225,10 +222,10 @@ def _label(
         raise MessageError("the part has no label")
     values = label.values[rows]
     if not np.isfinite(values).all():
-        raise MessageError("rows without a label are to be trained on")
+        raise MessageError("some training rows have no label")
     if classes is None:
         if label.kind == "text":
-            raise MessageError("the label is text, and needs classes")
+            raise MessageError("the label is text: 'classes' is missing")
         return values, 0
     numbers = parse(classes, "classes", label.positions_in)[rows]
     if np.isnan(numbers).any():
@@ -258,7 +255,7 @@ def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
     clusters = ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
     cost = clusters.cost if whole_cost is None else whole_cost
     if cost < clusters.cost * (1.0 - TOLERANCE):
-        raise MessageError("'cost' is no sum over shards of which this is one")
+        raise MessageError("'cost' is below the cost of this shard alone")
     return kmeans_scores(clusters, cost)
 
 
@@ -274,7 +271,7 @@ def _leverages(
             )
         matrix = whole_gram
         if not is_gram(matrix):
-            raise MessageError("array 'gram' is no Gram matrix")
+            raise MessageError("array 'gram' is not a Gram matrix")
     encoder = SiteEncoder.from_json(measured.meta["encoder"])
     features = site.tables.encode(number, encoder, measured.arrays["positions"])
     label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
@@ -284,7 +281,7 @@ def _leverages(
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = leverages(rows, basis)
     if (measured.arrays["multiplicity"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
-        raise MessageError("array 'gram' is no sum over shards of which this is one")
+        raise MessageError("array 'gram' is not a sum that includes this shard")
     return scores
 
 

@@ -121,8 +121,8 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
     ):
         if queried != saved_one:
             raise ModelError(
-                f"the model's part is of another table or query: its {aspect} differs "
-                f"from that of {fragment.table!r} in this one"
+                f"the model's part is for another table or query: its {aspect} differs "
+                f"from that of {fragment.table!r} in this query"
             )
 
 

@@ -243,7 +243,7 @@ def _labels(
     if not classes:
         return label.values
     if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
-        raise MessageError("'classes' are not those of the loss")
+        raise MessageError("'classes' do not fit the loss")
     numbers = label.positions_in(classes)
     if np.isnan(numbers).any():
         raise MessageError("'classes' lacks one of the site's")

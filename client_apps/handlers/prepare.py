@@ -175,8 +175,8 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
         key = next(key for key, is_covered in covered.items() if is_covered)
         sent = "rows in the clear" if method.solvers else "expanded rows"
         raise SiteError(
-            f"privacy.{key} is of methods that send a row of a table once, with "
-            f"noise, not of those on {sent}"
+            f"privacy.{key} is for methods that send a row of a table once, with "
+            f"noise, not for those on {sent}"
         )
     is_for_outsiders = privacy.adversary == OUTSIDER and privacy.features == DP_SGD
     if is_for_outsiders and not privacy.covers_predictions:
@@ -242,7 +242,7 @@ def _check_model(
     if is_given != bool(METHODS[outline.strategy].solvers):
         raise MessageError(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
-            f"{by_server!r} is of those that solve on a coreset, and they have no other"
+            f"{by_server!r} is for strategies on a coreset, which take no other"
         )
     if spec.kind == CENTRES_MODEL and not is_given:
         raise MessageError(
@@ -251,14 +251,14 @@ def _check_model(
         )
     if is_given and spec.kind not in NUMPY_KINDS:
         raise MessageError(
-            f"update {update.value!r} is of models of kinds "
+            f"update {update.value!r} is for models of kinds "
             f"{', '.join(sorted(NUMPY_KINDS))}, not {spec.kind!r}"
         )
     is_exact = spec.kind == "linear" and update in (Update.LOCAL, Update.GRAM)
     if privacy.features == NOISY_STATISTICS and not is_exact:
         raise SiteError(
-            f"privacy.features = {NOISY_STATISTICS!r} is of linear models that are "
-            f"fitted exactly, not of {spec.kind!r} by {update.value!r}"
+            f"privacy.features = {NOISY_STATISTICS!r} is for linear models that are "
+            f"fitted exactly, not for {spec.kind!r} by {update.value!r}"
         )
 
 

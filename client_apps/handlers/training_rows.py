@@ -43,15 +43,13 @@ class TrainingRows:
         """Refuse rows whose cost is not known where models or scores are protected."""
         if self.place is not None:
             raise SiteError(
-                "the run is to protect models or scores, and lists a row of the table "
-                "for every joined row: clips and noise are for rows that are in a "
-                "message once"
+                "the run protects models or scores, but lists a row of the table for "
+                "every joined row: clips and noise need rows that a message has once"
             )
         if self.multiplicity.dtype.kind == "f":
             raise SiteError(
-                "the run is to protect models or scores, and its joined rows are "
-                "weighted: clips and noise are for rows that count as often as they "
-                "are joined"
+                "the run protects models or scores, but its joined rows are weighted: "
+                "clips and noise need rows that count as often as they are joined"
             )
 
     @property
@@ -177,7 +175,7 @@ def read_batches(body: PreparePart, trained: int) -> Batches:
     begins = np.zeros(len(rows), np.bool_)
     begins[start[start < len(rows)]] = True
     if np.any((np.diff(rows) <= 0) & ~begins[1:]):
-        raise MessageError("a batch has a row twice, or in disorder")
+        raise MessageError("the rows of a batch are not ascending and distinct")
     return Batches(start, rows)
 
 

@@ -186,7 +186,7 @@ class Participant:
         """Return parameters or scores; raise DivergedError unless they are finite."""
         if not np.isfinite(numbers).all():
             raise DivergedError(
-                f"table {self.data.table}: the model is not finite any more: training "
+                f"table {self.data.table}: the model is no longer finite: training "
                 "diverged. Lower learning-rate (0 chooses one)"
             )
         return numbers
@@ -293,8 +293,8 @@ class Releaser:
         """
         if self.plan.is_private:
             raise SiteError(
-                f"the run is to protect the models, and its plan has no noise for "
-                f"{what}: the run does not go as it was announced"
+                f"the run protects the models, but its plan has no noise for {what}: "
+                "the run does not follow its announced schedule"
             )
 
     def scores(self, scores: FloatArray, batch: int | None = None) -> AnyArray:
@@ -356,7 +356,7 @@ class Releaser:
 def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
     """Return a request's body of a part."""
     if part.number not in bodies:
-        raise MessageError(f"it says nothing of part {part.number}")
+        raise MessageError(f"it has no entry for part {part.number}")
     return bodies[part.number]
 
 

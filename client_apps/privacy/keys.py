@@ -42,8 +42,8 @@ def key_source(site: Site) -> KeySource:
     is_file, is_pinned = bool(_path(site, SECRET_FILE)), bool(_path(site, ALLOWED_KEYS))
     if is_file and is_pinned:
         raise SettingsError(
-            f"node config has {SECRET_FILE} and {ALLOWED_KEYS}: with a secret in a "
-            "file no key is sealed by anybody; leave one of them out"
+            f"node config has {SECRET_FILE} and {ALLOWED_KEYS}: a secret that is "
+            "read from a file is not sealed with keys; leave one of them out"
         )
     if is_file:
         return KeySource.FILE
@@ -75,7 +75,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
     if source is KeySource.FILE:
-        raise SiteError(f"this site's secret is in its {SECRET_FILE}: it seals none")
+        raise SiteError(f"this site reads its {SECRET_FILE}: it seals no secret")
     recipients = _recipients(request, source)
     if source is KeySource.PINNED:
         trusted = _allowed(site) | {keys.public.site}
@@ -106,9 +106,7 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
     site.round.forget(_KEYS)
     if site.store.has(SECRET):
         if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
-            raise SiteError(
-                "the rows of this run were asked for before, by another request"
-            )
+            raise SiteError("another request has already extracted this run's rows")
         return
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
@@ -119,9 +117,9 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
     public = [bytes.fromhex(key) for key in request.public_keys]
     if keys.public.run not in public:
         raise SiteError(
-            "the public keys of the run lack this site's: the key of the hashes would "
-            "not be one that is new in this run; if the site has lost its keys of the "
-            "run, start the run again"
+            "the public keys of the run lack this site's: the key of the hashes might "
+            "not be new in this run; if the site has lost its keys of the run, start "
+            "the run again"
         )
     of_run = np.frombuffer(secret.of_run(int(site.run, 16), public), np.uint8)
     site.store.save(SECRET, Entry({SECRET: of_run}, {_REQUEST: site.round.digest}))
@@ -148,7 +146,7 @@ def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
     secret = keys.open(sealed, leader, int(site.run, 16))
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
-            "the run's secret is that of a simulation, which is known to everybody: "
+            "the run's secret is for simulations, and known to everybody: "
             "refused, because this site has a tables file of its own"
         )
     return secret
@@ -169,7 +167,7 @@ def _site_keys(site: Site) -> SiteKeys:
         run = KeyPair(site.store.load(_KEYS).arrays[_KEYS].tobytes())
     elif site.store.has(_PUBLIC):
         raise SiteError(
-            "the site's key of this run is gone: it is used once; start the run again"
+            "the site's key of this run is gone: it works once; start the run again"
         )
     else:
         run = KeyPair()
@@ -205,7 +203,7 @@ def _check_source(source: KeySource, requested: str) -> None:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
             f"server asks for {requested!r}: all sites of a run must have a "
-            f"{SECRET_FILE}, or all {ALLOWED_KEYS}, or none of them either"
+            f"{SECRET_FILE}, or all {ALLOWED_KEYS}, or none may have either"
         )
 
 

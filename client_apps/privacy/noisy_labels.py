@@ -113,8 +113,8 @@ def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     low, high = plan.limits
     if label.kind == "boolean" and (low, high) != (0.0, 1.0):
         raise SettingsError(
-            "the label is true or false, which has no other privacy.label-range than "
-            '"0, 1" (of a regression); leave it out for a classification'
+            "the label is true or false: privacy.label-range must be "
+            '"0, 1" (regression) or left out (classification)'
         )
     return np.clip(label.values, low, high)
 
@@ -122,8 +122,8 @@ def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     if not plan.classes and label.kind != "boolean":
         raise SettingsError(
-            f"the label is of type {label.kind}: which classes it has is a fact of the "
-            "data, so list them in privacy.label-classes (or, for a regression, give "
+            f"the label is of type {label.kind}: its classes would disclose data, "
+            "so list them in privacy.label-classes (or, for a regression, set "
             "privacy.label-range)"
         )
     if label.kind == "text":
@@ -152,7 +152,7 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
     if len(set(numbers)) != len(classes):
         raise SettingsError(
             f"the label is of type {kind}, and privacy.label-classes "
-            f"({', '.join(classes)}) are not different values of that type"
+            f"({', '.join(classes)}) are not distinct values of that type"
         )
     return numbers
 

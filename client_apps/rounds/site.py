@@ -186,8 +186,8 @@ class Site:
         """Refuse what the server asks of a part before its rows were extracted."""
         if not self.store.has(name):
             raise MessageError(
-                f"part {number} is none of this run at this site, "
-                "or it is not at this point of the run"
+                f"part {number} does not belong to this run at this site, "
+                "or not at this point of the run"
             )
 
     @property

@@ -86,7 +86,7 @@ class IncomingRequest:
             raise SiteError(f"malformed request: {error}") from None
         run, number, after = envelope.run, envelope.round, envelope.after
         if run == NO_RUN:
-            raise SiteError(f"malformed request: 'run' is {run!r}, which names none")
+            raise SiteError(f"malformed request: 'run' is {run!r}, which is not a run")
         if action is Action.DESCRIBE and number:
             raise SiteError(f"malformed request: 'round' of {action} must be 0")
         if after is not None and after >= number and action is not Action.DESCRIBE:
@@ -179,7 +179,7 @@ def _is_answered(
     if request.after is not None and (at is None or at < request.after):
         rounds = "no round" if at is None else f"the rounds up to {at}"
         raise BehindError(
-            f"the site has {rounds} of this run, and not round {request.after}, which "
+            f"the site has {rounds} of this run, but not round {request.after}, which "
             "the request builds on (was it restarted, or its state restored?)",
             at,
         )
@@ -219,7 +219,7 @@ def _encoded(site: Site, reply: Reply) -> Packet:
     except MessageError as error:
         site.changes.part = error.part
         kind = DivergedError if isinstance(error, RangeError) else SiteError
-        raise kind(f"the site has nothing that may be sent: {error}") from None
+        raise kind(f"the site's reply cannot be sent: {error}") from None
 
 
 class MessageLog:

@@ -258,7 +258,7 @@ def _parties_of_columns(
     grams = [array_of(replies, part, "gram", (width, width)) for part in parts]
     for part, gram in zip(parts, grams, strict=True):
         if not is_gram(gram):
-            raise refuse(part, "second moments that no columns have")
+            raise refuse(part, "an impossible matrix of second moments")
     whole: FloatArray = np.sum(grams, axis=0)
     basis = whitening(penalised(whole, columns[0], penalty))
     totals = [
@@ -289,7 +289,7 @@ def _parties_of_clusters(
         counts.append(body.clusters)
     whole = sum(costs)
     if whole > LARGEST:
-        raise refuse(parts[int(np.argmax(costs))], "clusters of an absurd cost")
+        raise refuse(parts[int(np.argmax(costs))], "clusters of an absurdly large cost")
     totals = [
         kmeans_total(cost, whole, count) if count else 0.0
         for cost, count in zip(costs, counts, strict=True)
@@ -329,7 +329,7 @@ def _draw(
         part, trained = party.part, party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
         if positions.max(initial=0) >= max(trained, 1):
-            raise refuse(part, f"rows that it has drawn beyond its {trained}")
+            raise refuse(part, f"drawn row numbers beyond its {trained} rows")
         table = joined.train.tables[part.table]
         drawn.append(draw_joined(table, positions + party.rows.start, weights, rng))
     return np.concatenate(drawn)
@@ -384,6 +384,6 @@ def check_scores(
         sites = ", ".join(dict.fromkeys(part.site for part in joined.parts))
         raise ReplyError(
             f"the sensitivities of {count} of {len(drawn)} drawn rows sum to more "
-            f"than rows can have: one of the sites {sites} sent others than its own. "
-            "coreset-kind = 'uniform' asks none of them"
+            f"than is possible: one of the sites {sites} sent wrong ones. Use "
+            "coreset-kind = 'uniform', which needs no sensitivities"
         )

@@ -172,14 +172,12 @@ def decode_manifest(data: object) -> Manifest:
     try:
         file = msgspec.convert(data, _File)
         if file.format != FORMAT:
-            raise ModelError(f"the file is of format {file.format!r}, not {FORMAT!r}")
+            raise ModelError(f"the file has format {file.format!r}, not {FORMAT!r}")
         if file.version != VERSION:
-            raise ModelError(
-                f"the manifest is of version {file.version}, expected {VERSION}"
-            )
+            raise ModelError(f"the manifest has version {file.version}, not {VERSION}")
         if _digest(file.model) != file.sha256:
             raise ModelError(
-                "the manifest is damaged: its content is not what its digest says"
+                "the manifest is damaged: its content does not match its digest"
             )
         return msgspec.convert(file.model, Manifest)
     # a number that is not finite has no digest
@@ -203,7 +201,7 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     try:
         manifest = decode_manifest(json.loads(path.read_bytes()))
         if manifest.model != model:
-            raise ModelError(f"it is the manifest of {manifest.model}")
+            raise ModelError(f"the file is the manifest of {manifest.model}")
     except ModelError as error:
         raise ModelError(f"model {model}: {error} (in {path})") from None
     except FileNotFoundError:
@@ -213,7 +211,7 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
-        raise ModelError(f"model {model}: {path} is damaged: it is no JSON") from None
+        raise ModelError(f"model {model}: {path} is damaged: it is not JSON") from None
     return manifest
 
 
@@ -385,13 +383,13 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
     tables, model = [table.table for table in manifest.tables], manifest.model
     if set(tables) != set(bound.tables):
         raise QueryError(
-            f"model {model} is of other tables than the query"
+            f"model {model} was trained on other tables than the query's"
             + _difference(tables, bound.tables)
         )
     if bound.label_table != manifest.label_table:
         raise QueryError(
-            f"the label of model {model} is of table {manifest.label_table!r}, that of "
-            f"the query of {bound.label_table!r}"
+            f"the label is in table {manifest.label_table!r} in model {model}, but in "
+            f"{bound.label_table!r} in the query"
         )
     for table in manifest.tables:
         fragments = bound.fragments_of(table.table)
@@ -406,8 +404,8 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
         if features != table.features:
             difference = _difference(table.features, features)
             raise QueryError(
-                f"table {table.table!r}: the features of the query are not those of "
-                f"model {model}" + (difference or ": they are in another order")
+                f"table {table.table!r}: the query's features differ from those of "
+                f"model {model}" + (difference or ": their order differs")
             )
 
 
@@ -434,21 +432,21 @@ def without_missing(
         return bound
     if policy != MEAN:
         raise ModelError(
-            f"sites of model {manifest.model} are not there: {missing}; start them, or "
-            f"set on-missing = {MEAN!r} to predict with the mean score of their tables"
+            f"sites of model {manifest.model} are unavailable: {missing}; start them, "
+            f"or set on-missing = {MEAN!r} to predict with their tables' mean scores"
         )
     lacking = missing.tables - {bound.label_table}
     if bound.label_table in missing.gone:
         raise ModelError(
-            f"table {bound.label_table!r}, whose rows are to be predicted, is not "
-            f"there: no site hosts it (it was at {missing.sites[bound.label_table]})"
+            f"table {bound.label_table!r}, whose rows are to be predicted, has no "
+            f"site that hosts it (it was at {missing.sites[bound.label_table]})"
         )
     for table in sorted(lacking):
         if behind := _behind(bound, table):
             raise ModelError(
-                f"table {table!r} is not there (missing: {missing}), and "
-                f"{', '.join(map(repr, behind))} can only be joined through it: no "
-                "mean stands for that"
+                f"table {table!r} is unavailable (missing: {missing}), and "
+                f"{', '.join(map(repr, behind))} can only be joined through it: a "
+                "mean score cannot replace it"
             )
     return replace(bound, outer=bound.outer | lacking)
 
@@ -487,8 +485,8 @@ def model_parts(
         if not choice:
             raise ModelError(
                 f"site {part.site!r} hosts shard {shard.index} of table "
-                f"{part.table!r}, but no part of model {manifest.model} for it: it was "
-                "not there when the model was trained. Train again, or leave it out"
+                f"{part.table!r}, but no part of model {manifest.model} for it: the "
+                "shard was not in training. Train again, or leave the shard out"
             )
         if not choice[0].digest:
             raise ModelError(

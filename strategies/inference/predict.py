@@ -381,9 +381,9 @@ class Predict(ModelStrategy):
         for part in parts:
             body = replies.body(part, DeliveredPart)
             if body.rows != len(bodies[part.number].rows):
-                raise refuse(part, "another number of predictions than it was sent")
+                raise refuse(part, "a different number of predictions than it got")
             if not _FILE.fullmatch(body.file):
-                raise refuse(part, "no name of the file that it wrote")
+                raise refuse(part, "a malformed name of its predictions file")
             delivered.append(Delivered(part.site, body.file, body.rows))
         return tuple(delivered)
 
@@ -395,8 +395,8 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
     if taken := sorted(RESERVED & {name.lower() for name in names}):
         raise SettingsError(
-            f"row-key: a column called {taken[0]!r} would be taken for one of the "
-            "predictions: rename it in a sub-query"
+            f"row-key: a column called {taken[0]!r} would clash with a column of "
+            "the predictions: rename it in a sub-query"
         )
     return names
 

@@ -171,5 +171,5 @@ def _decoded(part: Part, code: AnyArray, size: int) -> FloatArray:
     except ReplyError as error:
         raise refuse(part, f"an update that cannot be used: {error}") from None
     if np.abs(values).max(initial=0.0) > LARGEST:
-        raise refuse(part, "an update that is absurdly large")
+        raise refuse(part, "an absurdly large update")
     return values

@@ -109,7 +109,7 @@ def set_up_personalised(
     if len(values) == 1:
         raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
     if settings.task == "classification" and not values:
-        raise QueryError("no site has told the classes of its label")
+        raise QueryError("no site has sent the classes of its label")
     classes = tuple(v if isinstance(v, str) else repr(v) for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
@@ -218,7 +218,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
             f"the label differs in type between the shards: {sorted(kinds)}"
         )
     if any(is_class) and not all(is_class):
-        raise QueryError("only some sites take the label for a class: set task")
+        raise QueryError("only some sites take the label as a class: set task")
     if len(classes) > MAX_CLASSES:
         raise QueryError(
             f"the label has {len(classes)} distinct values; classification takes at "
@@ -236,10 +236,10 @@ def _label_sums(
     """Return the sums over all sites: rows per class, or count, sum and squares."""
     for part, body, rows in zip(parts, bodies, trained, strict=True):
         if body.rows != rows:
-            raise refuse(part, "another number of rows than it was told to train on")
+            raise refuse(part, "a different number of rows than it trains on")
         sums = body.label_sums
         if len(sums) != (classes or 3) or max(map(abs, sums)) > LARGEST_SUM:
-            raise refuse(part, "sums that cannot be those of its labels")
+            raise refuse(part, "impossible sums of its labels")
     total: FloatArray = np.array([body.label_sums for body in bodies]).sum(axis=0)
     return total
 

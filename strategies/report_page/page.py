@@ -303,12 +303,12 @@ def read_report(folder: Path) -> Document:
     file = folder / REPORT_FILE
     try:
         if file.stat().st_size > MOST_BYTES:
-            raise ReportError(f"{file} is larger than {MOST_BYTES} bytes: no report")
+            raise ReportError(f"{file} is larger than {MOST_BYTES} bytes: not a report")
         content = json.loads(file.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ReportError(f"{file} cannot be read: {error}") from None
     if not isinstance(content, dict) or "status" not in content:
-        raise ReportError(f"{file} is no report of a run")
+        raise ReportError(f"{file} is not the report of a run")
     return content
 
 

@@ -190,7 +190,7 @@ class Journal:
             parcels[int(node)] = Parcel(header, layout, data)
         text, checksum = frame
         if _checksum(text, parcels) != checksum:
-            raise ValueError("its checksum does not fit")
+            raise ValueError("its checksum does not match")
         return Frame(json.loads(text), parcels)
 
     def _read_head(self) -> Document:
@@ -249,7 +249,7 @@ def _no_checkpoint(folder: Path) -> str:
     """Say why a folder has no journal of this version's form."""
     if (folder / _OLD_HEAD).exists():
         return (
-            f"the checkpoint in {folder} is of version 0.1.0, which this version does "
+            f"the checkpoint in {folder} is from version 0.1.0, which this one does "
             "not read: resume the run with that version, or remove the folder and "
             "start the run again"
         )

@@ -276,7 +276,7 @@ def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
     if len(codes) != rows:
         raise refuse(part, f"codes of join key {key} for {len(codes)} of {rows} rows")
     if codes.max(initial=-1) >= len(hashes):
-        raise refuse(part, f"codes of join key {key} that name no hash")
+        raise refuse(part, f"codes of join key {key} beyond its hashes")
     return KeyColumn(codes, hashes, body.keys[key])
 
 
@@ -289,7 +289,7 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     names = tuple(label.categories or ())
     present = values[~np.isnan(values)]
     if label.kind == "text" and not np.isin(present, np.arange(len(names))).all():
-        raise refuse(part, "labels that are none of its categories")
+        raise refuse(part, "labels outside its categories")
     return LabelColumn(label.kind, values, names)
 
 

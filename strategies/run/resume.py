@@ -41,8 +41,8 @@ def resumed(settings: Settings) -> Settings:
     began = read_head(folder / FOLDER)["settings"]
     if began["tables"] and not settings.tables:
         raise SettingsError(
-            f"the run of {folder} began with tables={began['tables']!r}: give it "
-            "again, as simulated sites read it from the run config"
+            f"the run of {folder} began with tables={began['tables']!r}: set it "
+            "again, because simulated sites read it from the run config"
         )
     defaults = Settings().to_dict()
     began["output-dir"] = str(folder)
@@ -54,8 +54,8 @@ def resumed(settings: Settings) -> Settings:
     if fixed := [key for key in changed if key not in FREE]:
         listed = "; ".join(f"{k}: {began[k]!r}, not {changed[k]!r}" for k in fixed)
         raise SettingsError(
-            f"the run of {folder} goes on with the settings that it began with: "
-            f"{listed}. Others may change: {', '.join(sorted(FREE))}"
+            f"the run of {folder} resumes with the settings it began with: "
+            f"{listed}. Only these may change: {', '.join(sorted(FREE))}"
         )
     return Settings.from_run_config({**began, **changed, "resume": str(folder)})
 
@@ -72,7 +72,7 @@ def check_same(settings: Settings, began: Document) -> None:
             f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items()
         )
         raise SettingsError(
-            f"the run goes on with the settings that it began with: {listed}"
+            f"the run resumes with the settings it began with: {listed}"
         )
 
 
@@ -92,9 +92,9 @@ def find_again(
     if missing := [node for shards, node in hosts.items() if shards not in now]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
         raise MissingSiteError(
-            f"the run cannot go on without all of its sites: {names} did not come "
-            f"within wait-seconds = {settings.wait_seconds:g}, with the tables that "
-            "the run began with"
+            f"the run cannot go on without all of its sites: {names} did not "
+            f"connect within wait-seconds = {settings.wait_seconds:g} with the tables "
+            "that the run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
     positions = {node: sites.positions[new] for node, new in addresses.items()}

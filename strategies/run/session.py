@@ -128,7 +128,7 @@ class Session:
             head = journal.head
             check_same(settings, head["settings"])
             if query.to_sql() != head["query"]:
-                raise SettingsError(f"the run of {settings.resume} is of another query")
+                raise SettingsError(f"the run of {settings.resume} has another query")
             described = {n: Packet(header) for n, header in head["described"]}
             before = read_inventory(described)
             addresses, positions = find_again(
@@ -214,7 +214,7 @@ class Session:
             )
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
-            raise SiteError(f"{listed}: the state of this run does not last there")
+            raise SiteError(f"{listed}: the state of this run keeps getting lost")
         self.log.write(WARNING, "behind", sites=positions_text(positions, positions))
         self.behind |= positions
         self.is_replaying = True
@@ -232,8 +232,8 @@ class Session:
         if request is None or frame.facts["action"] != request.action:
             raise SettingsError(
                 f"round {number} of the checkpoint is {frame.facts['action']}, which "
-                "this version does not ask for there: resume with the version that the "
-                "run began with"
+                "this version does not send at that point: resume with the version "
+                "that the run began with"
             )
         packets = {n: unpack(open_parcel(each)) for n, each in frame.parcels.items()}
         self._bring_up(request, number, packets)

@@ -51,17 +51,16 @@ def label_plan(settings: Settings) -> LabelPlan | None:
     limits, classes = privacy.label_range, privacy.label_classes
     if limits and (classes or task == "classification"):
         other = "privacy.label-classes" if classes else "task = 'classification'"
-        raise SettingsError(f"privacy.label-range is of a regression: not with {other}")
+        raise SettingsError(f"privacy.label-range is for regression: not with {other}")
     if (limits or task == "regression") and privacy.labels != LAPLACE:
         raise SettingsError(
-            f"privacy.labels: {privacy.labels!r} is of classes; a regression takes "
-            f"{LAPLACE!r}"
+            f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}"
         )
     if task == "regression" and (classes or not limits):
         state = "not privacy.label-classes" if classes else "it is not set"
         raise SettingsError(
             "private labels of a regression need privacy.label-range, the lowest and "
-            f"highest value that a label counts with; {state}"
+            f"highest value that labels are clipped to; {state}"
         )
     noise = privacy.label_noise
     epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)

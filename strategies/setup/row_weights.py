@@ -40,7 +40,7 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
     if matches[0] in bound.outer:
         raise SettingsError(
             f"row-weight is {settings.row_weight!r}, but {matches[0]} is LEFT JOINed: "
-            f"joined rows without a match are rows of no entity; join {matches[0]} "
+            f"joined rows without a match have no entity; join {matches[0]} "
             "with JOIN, or name another table"
         )
     return matches[0]
@@ -72,8 +72,8 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
     if both := sorted(columns[Role.LABEL] & columns[Role.WEIGHT]):
         table, column = both[0]
         raise QueryError(
-            f"privacy.labels is {labels!r}, and the weight, which leaves as it is, "
-            f"reads column {column!r} of {table!r}, which the label is made of"
+            f"privacy.labels is {labels!r}, but the weight, which leaves without "
+            f"noise, reads column {column!r} of {table!r}, as the label does"
         )
 
 

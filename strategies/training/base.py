@@ -80,10 +80,10 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
     if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
         return
     raise DivergedError(
-        f"training diverged in epoch {epoch}: its loss is {loss:.4g}, that of the same "
-        f"score for all rows {baseline:.4g}. Lower learning-rate (0 chooses it), set "
-        "rho to 0 (chosen), or raise l2"
-        + (f"; num-epochs = {epoch - 1} ends before" if epoch > 1 else "")
+        f"training diverged in epoch {epoch}: its loss is {loss:.4g}, against "
+        f"{baseline:.4g} for a constant score. Lower learning-rate (0 = "
+        "chosen), set rho to 0 (chosen), or raise l2"
+        + (f"; num-epochs = {epoch - 1} stops before it" if epoch > 1 else "")
     )
 
 
@@ -149,7 +149,7 @@ def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
         if getattr(replies.parts.get(part.number), "coefficients", None) is not None
     ]
     if blocks and not table.is_linear:
-        raise ReplyError(f"table {table.name}: coefficients of a model that has none")
+        raise ReplyError(f"table {table.name} sent coefficients; its model has none")
     return np.mean(blocks, axis=0) if blocks else None
 
 

@@ -179,9 +179,9 @@ def common_shape(
     site, first = parts[0].site, bodies[0]
     for part, body in zip(parts, bodies, strict=True):
         if body.features != first.features:
-            raise refuse(part, f"another number of features than {site!r}")
+            raise refuse(part, f"a different number of features than {site!r}")
         if body.penalised.shape != first.penalised.shape:
-            raise refuse(part, f"another number of parameters than {site!r}")
+            raise refuse(part, f"a different number of parameters than {site!r}")
     return first.features, first.penalised.astype(np.bool_)
 
 

@@ -45,7 +45,7 @@ EXACT = PrivacySettings(features="statistics", predictions=1.0)
     [
         (("label-scale",), "'label-scale' is 5e-324; allowed: `float` >= "),
         (("mean-multiplicity",), "'mean-multiplicity' is 4.9.*e-324, which is too sm"),
-        (("model", "output_scale"), "'model' is not of the form that it has in a run"),
+        (("model", "output_scale"), "'model' is malformed"),
     ],
 )
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_no_unit_is_so_small_that_there_is_no_noise(
     ],
 )
 def test_clips_that_leave_no_noise_are_refused(make):
-    with pytest.raises(SiteError, match=r"noise of .* times a clip of .* is none"):
+    with pytest.raises(SiteError, match=r"multiplier .* times clip .* gives no noise"):
         make()
 
 

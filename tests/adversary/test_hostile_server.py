@@ -176,7 +176,7 @@ def test_what_is_malformed_is_named(tmp_path, run, site, action, change, match):
     ("action", "change", "match"),
     [
         ("query.extract", doubled, "part 0 is listed twice"),
-        ("query.statistics", renumbered, "part 7 is none of this run at this site"),
+        ("query.statistics", renumbered, "part 7 does not belong to this run at"),
     ],
 )
 def test_parts_that_are_not_the_sites_are_named(tmp_path, action, change, match):
@@ -238,7 +238,7 @@ def test_hidden_columns_do_not_exist_for_the_server(tmp_path):
 
 def test_a_rule_about_a_column_that_is_not_there_stops_the_run(tmp_path):
     grid = HostileGrid(tmp_path, policies={"orders": "join-only = ['custmer']"})
-    match = r"table 'orders' .*its file.* its policy names column 'custmer': there is"
+    match = r"table 'orders' .*its file.* its policy names an unknown column 'custmer'"
     with pytest.raises(SiteError, match=match):
         train(grid)
 
@@ -256,7 +256,7 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
         train(grid)
     site = Site(grid.contexts[SHOP], grid.run_name)
     for lost in (lambda: site.source(ORDERS), lambda: site.extracted(ORDERS)):
-        with pytest.raises(MessageError, match="part 0 is none of this run"):
+        with pytest.raises(MessageError, match="part 0 does not belong to this run"):
             lost()
 
 
@@ -335,7 +335,7 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
 
     grid = HostileGrid(tmp_path, known)
     train(grid)
-    opened = "the run's secret is that of a simulation, which is known to everybody"
+    opened = "the run's secret is for simulations, and known to everybody"
     for answer in grid.answers:
         answer.check_nothing_left()
     assert sum(opened in answer.error for answer in grid.answers) == 1
@@ -356,7 +356,7 @@ def as_sgd(packet):
 
 
 OF_ADMM = {"moments", "proposal"}
-NOT_EXACT = "is of linear models that are fitted exactly, not of "
+NOT_EXACT = "is for linear models that are fitted exactly, not for "
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_a_batch_has_a_row_once(tmp_path):
         array(US_PART, "batch-start", lambda a: a[:1]),
     )
     changes = {
-        "a batch has a row twice": twice,
+        "the rows of a batch are not ascending and distinct": twice,
         "'batch-start' does not divide 'batch-rows'": no_end,
     }
     answers = answers_to(
@@ -477,7 +477,7 @@ def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
     train(grid)
     for answer in grid.answers:
         answer.check_nothing_left()
-        assert "table o: its model is not another's to set" in answer.error
+        assert "table o: the server may not set its model" in answer.error
     assert grid.answers
 
 
@@ -539,5 +539,5 @@ def test_a_run_without_noise_does_not_fit_a_budget(tmp_path):
     with pytest.raises(SiteError, match=match):
         train(grid)
     noiseless = replace(EXACT, noise_multiplier=1e-6)
-    with pytest.raises(SiteError, match="asked for is"):
+    with pytest.raises(SiteError, match="requested: "):
         train(HostileGrid(tmp_path, policies={"customers": BUDGET}), privacy=noiseless)

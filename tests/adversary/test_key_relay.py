@@ -58,7 +58,7 @@ def test_one_real_site_makes_the_secret_random(one_real):
 
 
 def test_real_site_refuses_the_secret_of_a_simulation(one_real):
-    match = "site 'b-0'.*secret is that of a simulation.*tables file of its own"
+    match = "site 'b-0'.*secret is for simulations.*tables file of its own"
     with pytest.raises(SiteError, match=match):
         train(Relay(one_real, {"simulated": True}), SQL)
 
@@ -86,7 +86,7 @@ def test_leader_that_seals_no_secret(sealed, error, match):
     ("key", "match"),
     [
         ("00", "'public-keys' is {'2': '00', '3': '00'}; allowed"),
-        ("00" * 32, "not a key of X25519"),
+        ("00" * 32, "not an X25519 key"),
     ],
 )
 def test_public_key_that_is_none(key, match):

@@ -74,7 +74,7 @@ def test_refused_scores(trained):
     changes |= {
         r"min-rows.*scores of table 'o'": arrays(ORDERS, rows=mask(12, 3)),
         "at least 3 are needed": arrays(ORDERS, rows=mask(12, 1, 2)),
-        "part 7 is none of this run": of_another_part,
+        "part 7 does not belong to this run": of_another_part,
     }
     _, grid = predict(trained, once("query.score", SHOP, changes))
     assert len(grid.answers) == len(changes) == 14
@@ -105,7 +105,7 @@ def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
             return header(*FRAGMENT, *place, value=value)(packet)
         return packet
 
-    with pytest.raises(SiteError, match="model's part is of another table or query"):
+    with pytest.raises(SiteError, match="model's part is for another table or query"):
         predict(trained, instead=instead)
 
 

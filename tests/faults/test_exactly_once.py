@@ -496,7 +496,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     run(tmp_path, "sgd", before=at_first(Action.SGD, diverge, SHOP))
     (answer,) = seen
     assert answer.header["kind"] == "diverged"
-    assert "table o: the model is not finite any more" in answer.header["error"]
+    assert "table o: the model is no longer finite" in answer.header["error"]
     assert answer.header["part"] == 0
     assert not answer.arrays
 
@@ -524,7 +524,7 @@ def test_messages_that_come_at_once_are_answered_one_after_the_other(
         ({"run": None}, "'run' is None; allowed: `str`"),
         ({"run": "../" + "a" * 29}, "allowed: `str`"),
         ({"run": "a" * 32 + "\n"}, "allowed: `str`"),
-        ({"run": "0" * 32}, f"'run' is '{'0' * 32}', which names none"),
+        ({"run": "0" * 32}, f"'run' is '{'0' * 32}', which is not a run"),
         ({"round": True}, "'round' is True; allowed: `int"),
         ({"round": 3, "after": 3}, "'after' is 3, but must be below 'round', 3"),
     ],

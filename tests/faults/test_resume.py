@@ -162,7 +162,7 @@ def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
     own = resumed(given)
     assert (own.l2, own.num_epochs, own.site_timeout) == (0.25, 3, 7.0)
     assert own.output_dir == str(tmp_path)
-    with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Others may"):
+    with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Only"):
         resumed(Settings(resume=str(tmp_path), seed=3))
     with pytest.raises(SettingsError, match=r"there is no run 'nowhere' here or in"):
         resumed(Settings(resume="nowhere"))
@@ -176,7 +176,7 @@ def test_a_run_goes_on_with_its_own_query_and_sites_alone(tmp_path):
     grid = killed(tmp_path, "admm", False, 5)
     other = Query.from_sql("SELECT o.qty AS label, o.day FROM orders o")
     own = {**SETTINGS, "output_dir": str(tmp_path), "resume": str(tmp_path)}
-    with pytest.raises(SettingsError, match="is of another query"):
+    with pytest.raises(SettingsError, match="has another query"):
         STRATEGIES["admm"](other, **own).start(grid)
     fewer = {k: v for k, v in sites_of(False).items() if k != "items"}
     with pytest.raises((MissingSiteError, SchemaError), match="items"):
@@ -225,7 +225,7 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
             resumed(Settings(resume=str(tmp_path)))
 
     change(tmp_path / FOLDER, "PRAGMA user_version = 9")
-    check_refused("is of version 9, expected 1")
+    check_refused("has version 9, expected 1")
     change(tmp_path / FOLDER, "PRAGMA user_version = 1")
     change(tmp_path / FOLDER, "UPDATE head SET facts = '{'")
     check_refused("cannot be read: JSONDecodeError")
@@ -233,6 +233,6 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path):
     check_refused("cannot be read: file is not a database")
     (tmp_path / FOLDER / FILE).unlink()
     (tmp_path / FOLDER / "head.json").write_text('{"version": 1}')
-    check_refused(r"of version 0\.1\.0.*with that version")
+    check_refused(r"from version 0\.1\.0.*with that version")
     with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
         Journal.begin(tmp_path / FOLDER, {})

@@ -98,7 +98,7 @@ def whitening(gram: FloatArray) -> FloatArray:
     """
     lengths = np.sqrt(np.diag(gram), where=np.diag(gram) >= 0, out=-np.ones(len(gram)))
     if not np.isfinite(gram).all() or (lengths < 0).any():
-        raise ValueError("a Gram matrix has finite values and a diagonal >= 0")
+        raise ValueError("a Gram matrix needs finite values and a diagonal >= 0")
     scale = np.divide(1.0, lengths, where=lengths > 0, out=np.zeros_like(lengths))
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
     is_direction = values > RANK_TOLERANCE * values.max(initial=0.0)

@@ -49,7 +49,7 @@ def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArra
     """Return the draws of each party, (T,), from the sums of the parties' scores."""
     sums = np.asarray(totals, np.float64)
     if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
-        raise ValueError(f"totals are {sums.tolist()}: finite, >= 0, not all 0")
+        raise ValueError(f"totals {sums.tolist()} must be finite, >= 0, not all 0")
     return rng.multinomial(size, sums / sums.sum())
 
 
@@ -59,7 +59,7 @@ def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray
     if not count:
         return np.zeros(0, np.int64)
     if not len(ends) or not ends[-1] > 0:
-        raise ValueError(f"{count} rows are to be drawn, and none has a weight above 0")
+        raise ValueError(f"cannot draw {count} rows: none has a weight above 0")
     # the first end above the number: a row of weight 0 has none of the interval
     at = rng.random(count) * ends[-1]
     positions: IntArray = np.searchsorted(ends, at, side="right")
@@ -147,9 +147,9 @@ def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
     """
     joined, counts = np.unique(draws, return_counts=True)
     if scores.shape != joined.shape:
-        raise ValueError(f"{len(joined)} rows were drawn; scores are {scores.shape}")
+        raise ValueError(f"scores have shape {scores.shape}, expected {joined.shape}")
     if not (scores > 0).all():
-        raise ValueError("a drawn row has a score that is not above 0")
+        raise ValueError("scores of drawn rows must be above 0")
     weights = counts * (total / (len(draws) * scores))
     return Sample(joined, counts, weights, len(draws))
 

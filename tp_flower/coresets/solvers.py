@@ -49,7 +49,7 @@ def solve(
     """
     scaled = weights * (len(weights) / weights.sum())
     if l1 > 0 and solver == "saga":
-        raise ValueError("SAGA solves ridge regression: l1 is 0 with it")
+        raise ValueError("solver 'saga' takes no l1 penalty: l1 must be 0")
     columns = np.asarray(design, np.float64)
     if l1 == 0 and l2 == 0 and solver == "exact":
         return _least_squares(columns, targets, scaled)

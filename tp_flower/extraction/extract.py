@@ -177,7 +177,7 @@ class _Writer:
                 raise SourceError(
                     f"{self._plan.source}: the vectors of {piece.name!r} differ "
                     f"in length: {shortest} and {max(longest, width)}; "
-                    "all must have the same"
+                    "all must have the same length"
                 )
         vectors = vectors.cast(_VECTORS, safe=False)
         self._check_finite(piece, vectors.flatten())

@@ -38,7 +38,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
     """
     pieces = _PIECES.findall(text)
     if text.count('"') % 2:
-        raise ValueError(f"{text!r} has a double quote without its partner")
+        raise ValueError(f"{text!r} has an unmatched double quote")
     entries = []
     for piece in pieces:
         if not piece.strip():
@@ -89,7 +89,7 @@ def read_entries(value: object) -> tuple[Entry, ...]:
         except ValueError as error:
             raise ValueError(f"{table}.{column}: {error}") from None
         if distinct.setdefault(feature, (spec, entry))[0] != spec:
-            raise ValueError(f"{table}.{column} is given two encoders")
+            raise ValueError(f"{table}.{column} has two encoders: keep one")
     return tuple(entry for _, entry in distinct.values())
 
 

@@ -99,7 +99,7 @@ class TableEncoder:
     def from_json(cls, data: Mapping[str, object]) -> Self:
         """Rebuild an encoder from ``to_json``."""
         if (version := data.get("version")) != VERSION:
-            raise SchemaError(f"encoder of version {version!r}, expected {VERSION}")
+            raise SchemaError(f"encoder has version {version!r}, expected {VERSION}")
         try:
             return msgspec.convert(data, cls)
         except msgspec.ValidationError as error:

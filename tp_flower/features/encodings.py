@@ -158,7 +158,7 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
     def __post_init__(self) -> None:
         is_part = self.cycle in TIME_PARTS
         if not is_part and (isinstance(self.cycle, str) or not 0 < self.cycle < np.inf):
-            raise ValueError(f"{self.name!r}: {self.cycle!r} is no cycle")
+            raise ValueError(f"{self.name!r}: {self.cycle!r} is not a cycle")
 
     def _names(self) -> Sequence[str]:
         place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
@@ -240,7 +240,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     def __post_init__(self) -> None:
         are_hashes = all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes)
         if not self.hashes or not are_hashes:
-            raise ValueError(f"{self.name!r}: the categories are no hashes")
+            raise ValueError(f"{self.name!r}: the categories are not hashes")
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 
     def _names(self) -> Sequence[str]:
@@ -310,7 +310,7 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
 
     def __post_init__(self) -> None:
         if not self.categories or len(set(self.categories)) != len(self.categories):
-            raise ValueError(f"{self.name!r}: no categories, or one of them twice")
+            raise ValueError(f"{self.name!r}: categories are missing or repeated")
 
     def _names(self) -> Sequence[str]:
         return tuple(f"{self.name}={category}" for category in self.categories)
@@ -362,7 +362,7 @@ def hashes_of(digits: Sequence[str]) -> HashArray:
 def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
     if encoding.fill is not None and not 0 <= encoding.fill < width:
         raise ValueError(
-            f"{encoding.name!r}: no column {encoding.fill} for missing values"
+            f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}"
         )
 
 

@@ -87,7 +87,7 @@ def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     # no value is farther from the mean than the root of the sum of squares
     if abs(column.mean) + math.sqrt(column.m2) > LARGEST:
-        raise SchemaError("its values are too large to stay as they are: use standard")
+        raise SchemaError("its values are too large to stay unscaled: use standard")
     return NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
 
 
@@ -176,7 +176,6 @@ def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float:
 def _quantile(column: ColumnStatistics, p: float) -> float:
     if not len(column.quantiles.values):
         raise SchemaError(
-            "no shard has the rows that a quantile must stand for (min-count): "
-            "use standard or none"
+            "no shard has enough rows for a quantile (min-count): use standard or none"
         )
     return column.quantiles.quantile(p)

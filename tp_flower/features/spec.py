@@ -73,7 +73,7 @@ class DeclaredRange:
                 raise ValueError(f"({text}) does not run from low to high")
             return cls(low, high, is_time)
         raise ValueError(
-            f"({text}) is not a low and a high end: write two numbers, as in "
+            f"({text}) is not a range: write two numbers, as in "
             "range(1, 12), or two dates, as in range(1950-01-01, 2013-12-31)"
         )
 
@@ -218,7 +218,7 @@ class EncoderSpec:
     def __post_init__(self) -> None:
         if (rule := _RULES.get(self.kind)) is None:
             raise ValueError(
-                f"{self.kind!r} is no encoder: it must be one of {', '.join(ENCODERS)}"
+                f"{self.kind!r} is not an encoder: use one of {', '.join(ENCODERS)}"
             )
         if rule.argument and not self._is_open:
             getattr(self, rule.argument)

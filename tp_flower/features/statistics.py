@@ -168,7 +168,7 @@ class CategoryStatistics:
             ):
                 raise SchemaError(
                     f"it has more than {MOST_CATEGORIES} different values in a shard, "
-                    "and which are the most frequent cannot be told: encode it with "
+                    "so its most frequent ones cannot be determined: encode it with "
                     "hash(k) or length, keep fewer categories with one-hot(k), or "
                     "leave it out"
                 )

@@ -73,12 +73,12 @@ def from_wire(
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
         raise SchemaError(
-            f"statistics of {len(reported)} features, not of {len(names)}"
+            f"statistics of {len(reported)} features, expected {len(names)}"
         )
     columns = {}
     for place, (name, feature) in enumerate(zip(names, reported, strict=True)):
         if feature.name != name:
-            raise SchemaError(f"no statistics of feature {name!r} in its place")
+            raise SchemaError(f"statistics of feature {name!r} are not in place")
         try:
             column = _counted_column(feature, choice, rows)
             column = _with_numbers(column, feature)
@@ -132,7 +132,7 @@ def _with_arrays(
         values = _array(sent.quantile_values.get(key), "points", MOST_POINTS)
         weights = _array(sent.quantile_weights.get(key), "weights", MOST_POINTS)
         if (np.diff(values) < 0).any():
-            raise ImpossibleError("quantile points without order")
+            raise ImpossibleError("quantile points are not in ascending order")
         _check_counts(weights, column.count)
         rank_error = rank_error_of(weights, column.count)
         points = QuantileSummary(values, weights, rank_error)
@@ -143,11 +143,11 @@ def _with_arrays(
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
         if is_copy.any() or (np.diff(order) < 0).any():
-            raise ImpossibleError("categories that are not distinct and in order")
+            raise ImpossibleError("categories are not distinct and in order")
         _check_counts(counts, column.count)
         tail = _count(feature.tail, "tail", column.count)
         if (counts <= tail).any():
-            raise ImpossibleError(f"categories of no more than tail = {tail} rows")
+            raise ImpossibleError(f"categories have no more than tail = {tail} rows")
         listed = CategoryStatistics(hashes, counts, counts, tail)
         column = replace(column, categories=listed)
     return column
@@ -155,9 +155,9 @@ def _with_arrays(
 
 def _array(array: AnyArray | None, name: str, most: int) -> AnyArray:
     if array is None:
-        raise ImpossibleError(f"no usable array of {name}")
+        raise ImpossibleError(f"array {name} is missing or malformed")
     if len(array) > most:
-        raise ImpossibleError(f"{len(array)} {name}, more than {most}")
+        raise ImpossibleError(f"{len(array)} {name}, at most {most} are allowed")
     return array
 
 
@@ -176,4 +176,4 @@ def _count(value: int | None, name: str, most: int) -> int:
 def _check_counts(counts: npt.NDArray[np.int64], total: int) -> None:
     # each is checked first, so that the sum cannot overflow
     if (counts > total).any() or counts.sum() > total:
-        raise ImpossibleError(f"counts that are not of {total} values")
+        raise ImpossibleError(f"counts add up to more than {total} values")

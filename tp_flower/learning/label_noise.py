@@ -125,7 +125,7 @@ class LabelPlan:
 
     def __post_init__(self) -> None:
         if self.mechanism not in (LAPLACE, RANDOMISED_RESPONSE):
-            raise SettingsError(f"{self.mechanism!r} is no mechanism for labels")
+            raise SettingsError(f"{self.mechanism!r} is not a mechanism for labels")
         if not MIN_EPSILON <= self.epsilon <= MAX_EPSILON:
             raise SettingsError(
                 f"epsilon of a label must be from {MIN_EPSILON:g} to {MAX_EPSILON:g}, "
@@ -174,7 +174,7 @@ class LabelPlan:
     def _check_limits(self) -> None:
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
         if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
-            raise SettingsError(f"{list(self.limits)} is no range of a label")
+            raise SettingsError(f"{list(self.limits)} is not a range of labels")
         if self.classes:
             raise SettingsError("a label has classes or a range, not both")
         if self.mechanism != LAPLACE:
@@ -265,7 +265,7 @@ def corrected(loss: Loss, noise: LabelNoise) -> Loss:
         return CorrectedSquaredLoss(plain=loss, noise=noise)
     is_of_classes = isinstance(loss, LogisticLoss | SoftmaxLoss)
     if not is_of_classes or not isinstance(noise, ClassNoise):
-        raise TypeError(f"{type(noise).__name__} is no noise for {loss.name!r} labels")
+        raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
     return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
 
 

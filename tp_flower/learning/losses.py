@@ -436,7 +436,7 @@ def loss_of(name: str, outputs: int) -> Loss:
     """Return the loss of a name, of scores (N, outputs), or raise ValueError."""
     if (name == "softmax") != (outputs > 1):
         least = "two scores a row or more" if name == "softmax" else "one score a row"
-        raise ValueError(f"loss {name!r} is of {least}, not of {outputs}")
+        raise ValueError(f"loss {name!r} needs {least}, not {outputs}")
     return LOSSES[name](outputs)
 
 

@@ -65,7 +65,7 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
 
     The code is from a site: whatever is not of the format is a ReplyError.
     """
-    _check(code.dtype == np.uint8 and code.ndim == 1, "is no vector of bytes")
+    _check(code.dtype == np.uint8 and code.ndim == 1, "is not a vector of bytes")
     _check(len(code) >= _HEADER_BYTES, f"has {len(code)} bytes")
     kind = int(code[0])
     runs = int(code[1:_HEADER_BYTES].view("<u4")[0])

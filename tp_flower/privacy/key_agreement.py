@@ -164,7 +164,7 @@ class KeyPair:
         try:
             return self._private.exchange(X25519PublicKey.from_public_bytes(other))
         except ValueError:
-            raise SiteError("a public key of the run is not a key of X25519") from None
+            raise SiteError("a public key of the run is not an X25519 key") from None
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ class SiteKeys:
             raise SiteError("the sealed secret of the run cannot be opened") from None
         kind, value = text[:1], text[1:]
         if len(value) != KEY_BYTES or kind not in (_SIMULATED, _RANDOM):
-            raise SiteError("the sealed secret of the run has another form")
+            raise SiteError("the sealed secret of the run is malformed")
         return GroupSecret(value, kind == _SIMULATED)
 
     def _exchanges(self, other: PublicKeys, *, is_sender: bool) -> bytes:

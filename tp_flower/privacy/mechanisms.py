@@ -147,8 +147,8 @@ class ClippedNoise:
         is_fine = 0 < self.deviation < math.inf if self.noise_multiplier else True
         if not (self.clip > 0 and is_fine):
             raise SiteError(
-                f"noise of {self.noise_multiplier:g} times a clip of {self.clip:g} is "
-                "none: the clip must be above 0, and their product too and finite"
+                f"noise-multiplier {self.noise_multiplier:g} times clip {self.clip:g} "
+                "gives no noise: the product must be finite, and both above 0"
             )
 
     @property

@@ -254,8 +254,8 @@ def _plan_gradients(
         unit *= schedule.output_scale
         if settings.clip * unit < LEAST_TORCH_CLIP:
             raise SiteError(
-                f"gradients would be clipped to {settings.clip * unit:g}: allowed is "
-                f"from {LEAST_TORCH_CLIP:g} on; multiply the label by some number"
+                f"gradients would be clipped to {settings.clip * unit:g}; allowed: at "
+                f"least {LEAST_TORCH_CLIP:g}. Multiply the label by a larger number"
             )
     outsider = Gaussian(sigma, in_run.count, in_run.sample_rate)
     return PartPlan(

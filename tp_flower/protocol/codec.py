@@ -76,14 +76,14 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
     carried: dict[int, dict[str, AnyArray]] = {}
     for (number, name), array in packet.arrays.items():
         if not 0 <= number <= MOST:
-            raise MessageError(f"array {name!r} is of part {number}, which none is")
+            raise MessageError(f"array {name!r} names part {number}, at most {MOST}")
         carried.setdefault(number, {})[name] = array
     if layout_of(layout.part).values:
         listed = _listed(header)
         if foreign := carried.keys() - listed.keys():
-            raise MessageError(f"it has arrays of parts {sorted(foreign)}, not listed")
+            raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
     elif PARTS in header:
-        raise MessageError(f"it lists {PARTS!r}, which have nothing but arrays")
+        raise MessageError(f"it lists {PARTS!r}, but they have only arrays")
     else:
         listed = {number: {} for number in carried}
     parts = {
@@ -151,9 +151,7 @@ def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
     except TPFlowerError:
         raise
     except _MALFORMED as error:
-        raise MessageError(
-            f"{name!r} is not of the form that it has in a run"
-        ) from error
+        raise MessageError(f"{name!r} is malformed") from error
 
 
 def _values(body: Body) -> Document:

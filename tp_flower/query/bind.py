@@ -326,7 +326,7 @@ def _label_and_weight(
         name = LABEL if is_label(item) else WEIGHT
         if local.table in outer:
             raise QueryError(
-                f"the {name} {item.sql} is of table {local.table}, which is LEFT "
+                f"the {name} {item.sql} belongs to table {local.table}, which is LEFT "
                 f"JOINed: rows without a match have no {name}; join {local.table} "
                 "with JOIN"
             )

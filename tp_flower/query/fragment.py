@@ -190,7 +190,7 @@ class Fragment:
         may be a part of the group only.
         """
         if self.subquery is None:
-            raise ValueError(f"table {self.table!r} is grouped by nothing")
+            raise ValueError(f"table {self.table!r} has no GROUP BY")
         count = Feature("rows", "COUNT(*)")
         bare = replace(self.subquery, columns=(count,), having=())
         return Fragment(self.table, self.name, subquery=bare)

@@ -348,7 +348,7 @@ class _Binder:
             if spelled is not None and quote_name(spelled) in groups:
                 raise QueryError(
                     f"{what}: {column.name!r} is a column and the name of "
-                    f"{shorten(named)}: give that another AS name"
+                    f"{shorten(named)}: give the expression another AS name"
                 )
             column.replace(
                 exp.Paren(this=parse_expression(named, what, aggregates=True))

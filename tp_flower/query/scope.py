@@ -212,8 +212,8 @@ def _expand(
     ]
     if not items:
         raise QueryError(
-            f"{'*' if star.table is None else f'{star.table}.*'} stands for no column: "
-            f"those of {', '.join(tables)} are join keys, label, weight or EXCLUDEd"
+            f"{'*' if star.table is None else f'{star.table}.*'} selects no column: "
+            f"all of {', '.join(tables)} are join keys, label, weight or EXCLUDEd"
         )
     return items
 

@@ -78,7 +78,7 @@ class Outputs:
             KMEANS: len(self.classes) > 0,
         }
         if not fits.get(self.loss, False):
-            raise ValueError(f"loss {self.loss!r} of {len(self.classes)} classes")
+            raise ValueError(f"loss {self.loss!r} with {len(self.classes)} classes")
 
     @property
     def count(self) -> int:

@@ -204,12 +204,12 @@ def _conflicts(settings: PrivacySettings) -> Iterator[str]:
         )
     if settings.labels == LAPLACE and bool(epsilon) == bool(noise):
         yield (
-            "privacy.labels: 'laplace' needs one of privacy.label-epsilon and "
-            f"privacy.label-noise, and {'both are' if epsilon else 'none is'} set"
+            "privacy.labels: 'laplace' needs either privacy.label-epsilon or "
+            f"privacy.label-noise; {'both are' if epsilon else 'neither is'} set"
         )
     if settings.labels == RANDOMISED_RESPONSE and noise:
         yield (
-            "privacy.label-noise: it is of 'laplace'; randomised-response takes "
+            "privacy.label-noise: is for 'laplace'; randomised-response takes "
             "privacy.label-epsilon"
         )
     elif settings.labels == RANDOMISED_RESPONSE and not epsilon:

@@ -43,7 +43,7 @@ _RESUMED: Final = Readers(
     modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
 )
 _PREDICT_ALONE: Final = Readers(
-    modes=(PREDICT,), refusal=f"is of mode {PREDICT!r} alone, not {{mode!r}}"
+    modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
 )
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
@@ -52,12 +52,12 @@ def _model_name(text: str) -> str:
     name, at, version = text.partition("@")
     if not NAME.fullmatch(name):
         raise ValueError(
-            f"{name!r} is no name of a model: it must begin with a-z or 0-9 and have "
+            f"{name!r} is not a model name: it must begin with a-z or 0-9 and have "
             "at most 64 of a-z, 0-9, '.', '_' and '-'"
         )
     if at and not VERSION.fullmatch(version):
         raise ValueError(
-            f"{version!r} is no version of a model, such as '20261121-093000-1a2b'"
+            f"{version!r} is not a model version, such as '20261121-093000-1a2b'"
         )
     return text
 
@@ -65,7 +65,7 @@ def _model_name(text: str) -> str:
 def _row_key(text: str) -> str:
     for column in items_of(text):
         if not _COLUMN.fullmatch(column):
-            raise ValueError(f'{column!r} is no column such as "f.flight" or "flight"')
+            raise ValueError(f'{column!r} is not a column such as "f.flight", "flight"')
     return text
 
 
@@ -237,7 +237,7 @@ class DataSettings:
         Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
         Readers(
             JOINING,
-            refusal="{value!r} is of joined rows; strategy {strategy!r} has none: "
+            refusal="{value!r} needs joined rows; strategy {strategy!r} has none: "
             f"leave it {JOINED!r}",
         ),
     )

@@ -208,12 +208,12 @@ def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
 def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     strategy = values.strategy
     if values.mode == run.EXPLAIN:
-        yield f"mode: 'explain' is about joins, which strategy {strategy!r} lacks"
+        yield f"mode: 'explain' explains joins; strategy {strategy!r} has none"
     for kind in values.privacy.covered("features", "labels", "predictions"):
         yield (
-            f"privacy.{kind}: strategy {strategy!r} goes without: labels and rows stay "
-            "at the sites, and gradients and metrics leave as they are (graph-epsilon "
-            "puts noise on the graph's summaries)"
+            f"privacy.{kind}: strategy {strategy!r} does not use it: labels and rows "
+            "stay at the sites; gradients and metrics leave without noise "
+            "(graph-epsilon puts noise on the graph's summaries)"
         )
     models = {model for _, model in values.models} or {values.model}
     if values.personal == training.LAST and models != {training.MLP}:
@@ -221,7 +221,7 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     if training.named_coordinates(values.personal) and models != {training.LINEAR}:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
-        yield "update-clusters: is of encoded updates: set update-penalty above 0"
+        yield "update-clusters: needs encoded updates: set update-penalty above 0"
     if values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES):
         yield (
             f"graph-epsilon: noise is for the summaries of graph {BY_DATA!r} and "
@@ -243,8 +243,8 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
         )
     if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
         yield (
-            f"model-name: a version is of a model that was trained; mode {mode!r} "
-            "takes a name alone, and makes the version"
+            f"model-name: mode {mode!r} takes a name without '@version', which "
+            "training assigns"
         )
 
 

@@ -219,7 +219,7 @@ class CoresetSettings:
         Range(0, MOST_SAMPLED + 1),
         Readers(
             JOINING,
-            refusal="is of joined rows; strategy {strategy!r} trains on every row: "
+            refusal="needs joined rows; strategy {strategy!r} trains on every row: "
             "leave it 0",
         ),
     )
@@ -283,7 +283,7 @@ def _personal(text: str) -> str:
         raise ValueError(f"names {', '.join(sorted(twice))} more than once")
     alone = {EVERYTHING, LAST} & set(parts)
     if alone and len(parts) > 1:
-        raise ValueError(f"{min(alone)!r} stands alone, not in a list of features")
+        raise ValueError(f"{min(alone)!r} must stand alone, not in a list of features")
     return text
 
 
@@ -302,7 +302,7 @@ class PersonalisedSettings:
 
     readers: ClassVar = Readers(
         of_families(PERSONAL),
-        refusal="is of strategy 'personalised' alone, not {strategy!r}",
+        refusal="is for strategy 'personalised' only, not {strategy!r}",
     )
 
     personal: str = setting(

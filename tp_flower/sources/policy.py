@@ -157,7 +157,7 @@ class Policy:
         """Refuse a rule about a column that is not there: it would protect nothing."""
         for name in self.named:
             if not _has(columns, name):
-                raise SourceError(f"its policy names column {name!r}: there is none")
+                raise SourceError(f"its policy names an unknown column {name!r}")
 
     def check_read(self, read: Read) -> None:
         """Refuse a piece of a query that reads what it may not."""
@@ -170,7 +170,7 @@ class Policy:
             if is_key and not read.is_plain:
                 raise _refused("join-only", f"{reading} in an expression", _PLAIN)
             if not is_key and read.role is not Role.INNER:
-                raise _refused("join-only", reading, "it may be joined on, as it is")
+                raise _refused("join-only", reading, "it may only be a join key")
             return
         rule, allowed = self._allowed(read.role)
         if allowed is not None and not _has(allowed, read.column):
@@ -202,7 +202,7 @@ class Policy:
         0 rows are as few as 1: that nobody is in a group says something of everybody.
         Callers let pass what tells nothing that is not known. No message says ``rows``.
         """
-        # 1 is no rule: an empty shard is none's
+        # a minimum of 1 allows an empty shard: it has no row to protect
         if rows < self.min_rows and self.min_rows > 1:
             raise _refused(
                 "min-rows",
@@ -280,8 +280,8 @@ def read_policy(
         raise SourceError(f"{where} has a 'delta', but no 'epsilon'")
     if policy.epsilon is None and PRIVATE in levels.values():
         raise SourceError(
-            f"{where} has releases that are private, but no 'epsilon', which says how "
-            "private: noise of any size would do"
+            f"{where} has private releases but no 'epsilon': set one, or any amount of "
+            "noise, however small, would be allowed"
         )
     _check_consistent(policy, where)
     return policy
@@ -307,17 +307,17 @@ def _check_consistent(policy: Policy, where: str) -> None:
         for key in ("labels", "weights", "filters"):
             if _has(getattr(policy, key) or (), name):
                 raise SourceError(
-                    f"{where}: column {name!r} is join-only, and {key!r} has it too"
+                    f"{where}: column {name!r} is in 'join-only' and in {key!r}"
                 )
     releases = policy.releases
     has_clear_weights = releases.level(WEIGHTS) == CLEAR and releases.labels != CLEAR
     if has_clear_weights and policy.weights is None:
         raise SourceError(
-            f"{where} lets weights leave as they are, and labels not: list in "
-            "'weights' which columns a weight may read, or it may read the label's"
+            f"{where} lets weights leave in the clear, but not labels: list in "
+            "'weights' the columns that a weight may read, or it could read the label's"
         )
     if policy.coefficients and releases.models == NEVER:
         raise SourceError(
-            f"{where} lets coefficients be shown, and nothing of models leave: one of "
-            "'coefficients' and 'releases' must change"
+            f"{where} allows 'coefficients', but its 'releases' let nothing of models "
+            "leave: change one of them"
         )

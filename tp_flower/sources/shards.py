@@ -160,8 +160,8 @@ def hosted_shards(
     simulated = run_config.get("tables")
     if simulated and PARTITION_ID not in node_config:
         raise SourceError(
-            "this node has no tables file of its own, and the run's is one for "
-            "simulations: start the SuperNode with "
+            "this node has no tables file of its own, and the run's is for "
+            "simulations only: start the SuperNode with "
             "--node-config 'tables=\"/path/of/tables.toml\"'"
         )
     sources = load_tables(str(simulated)) if simulated else flights_sources()
@@ -361,8 +361,8 @@ def _warnings(source: ShardSource) -> tuple[str, ...]:
         return ()
     strays = csv_format(source.path, source.nulls).stray_rows
     return tuple(
-        f"{source}: column {name!r} is read as text, because of a value in row {row} "
-        "that is no number: correct it, name it in 'nulls' if it stands for a missing "
+        f"{source}: column {name!r} is read as text, because its value in row {row} "
+        "is not a number: correct it, name it in 'nulls' if it stands for a missing "
         f'one, or say that these are texts: types = {{ {name} = "VARCHAR" }}'
         for name, row in strays.items()
         if name not in source.types

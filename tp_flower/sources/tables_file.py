@@ -273,9 +273,7 @@ def _database(entry: _ShardEntry, folder: Path, where: str) -> DatabaseShard:
         url = parse_url(uri, {}, folder, where)
     table = _relation(entry, where)
     if (table is None) == (not entry.sql):
-        raise SourceError(
-            f"{where}: give 'table' or 'sql' with a database, one of them"
-        )
+        raise SourceError(f"{where}: a database needs either 'table' or 'sql'")
     return DatabaseShard(
         url=url,
         table=table,
@@ -296,7 +294,9 @@ def _read_uri(file: Path, where: str) -> str:
             f"'uri-file' of {where}: {file} cannot be read: {reason}"
         ) from None
     if "${" in text:
-        raise SourceError(f"'uri-file' of {where}: {file} must hold the whole URI")
+        raise SourceError(
+            f"'uri-file' of {where}: {file} must hold the URI, no ${{...}}"
+        )
     return text
 
 

@@ -339,7 +339,7 @@ class Asking(InProcessGrid):
 
 
 def test_rows_do_not_leave_a_run_that_was_planned_without():
-    with pytest.raises(SiteError, match="its rows are not to leave in this run"):
+    with pytest.raises(SiteError, match="this run did not plan to release rows"):
         federated.train(Asking(app, one_per_site(whole(store()))), SQL)
 
 
@@ -361,8 +361,8 @@ def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     ("centres", "labels", "message"),
     [
         (np.zeros((5, 2)), [0, 1, 2], "5 centres, but was asked for 4 at most"),
-        (np.zeros((2, 2)), [0, 1, 2], "centre that is not among its 2"),
-        (np.zeros((0, 2)), [0, 0, 0], "centre that is not among its 0"),
+        (np.zeros((2, 2)), [0, 1, 2], "centre numbers beyond its 2 centres"),
+        (np.zeros((0, 2)), [0, 0, 0], "centre numbers beyond its 0 centres"),
         (np.zeros((2, 3)), [0, 1, 1], "centres"),
         (np.full((2, 2), np.nan), [0, 1, 1], "finite|diverged"),
     ],

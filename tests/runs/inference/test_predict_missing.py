@@ -95,7 +95,7 @@ CHAIN = (
 def test_a_bridge_cannot_be_missing(tmp_path, gone):
     sql = f"SELECT o.qty AS label, {FEATURES} {CHAIN}"
     model = train(tmp_path, layout(store()), sql, task="regression", num_epochs=1)
-    with pytest.raises(ModelError, match=r"table 'c' is not there .* 'i' can only be"):
+    with pytest.raises(ModelError, match=r"table 'c' is unavailable .* 'i' can only be"):
         model.table(without(layout(store()), *gone), **MEAN)
 
 

@@ -426,22 +426,25 @@ def test_labels_and_features_that_there_are_not_are_refused():
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"mode": "explain"}, "'explain' is about joins"),
-        ({"row_weight": "entity"}, "is of joined rows"),
+        ({"mode": "explain"}, "'explain' explains joins"),
+        ({"row_weight": "entity"}, "needs joined rows"),
         ({"coreset_size": 5}, "trains on every row"),
         ({"personal": "last"}, "last layer of model 'mlp'"),
         ({"personal": "a", "model": "mlp"}, "needs model 'linear'"),
         ({"personal": "a, a"}, "names a more than once"),
-        ({"personal": "*, a"}, "stands alone"),
+        ({"personal": "*, a"}, "must stand alone"),
         ({"personal": "a,,b"}, "empty name"),
         ({"graph": " "}, "is empty"),
         ({"graph_epsilon": 1.0}, "not for 'models'"),
         ({"update_clusters": 4}, "set update-penalty above 0"),
-        ({"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)}, "goes without"),
+        (
+            {"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)},
+            "not use it",
+        ),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(own, message):
     with pytest.raises(SettingsError, match=message):
         Settings(strategy="personalised", **own)
-    with pytest.raises(SettingsError, match=r"graph-penalty: is of strategy 'pers"):
+    with pytest.raises(SettingsError, match=r"graph-penalty: is for strategy 'pers"):
         Settings(graph_penalty=0.5)

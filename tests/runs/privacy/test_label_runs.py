@@ -277,9 +277,7 @@ def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):
     train(second, sql, response(1.5), "sgd", num_epochs=1)
     np.testing.assert_array_equal(labels_sent(first), labels_sent(second))
     assert one.training_problem is not None
-    with pytest.raises(
-        SiteError, match=r"has spent epsilon 1.5 of 2 .* asked for is 1"
-    ):
+    with pytest.raises(SiteError, match=r"has spent epsilon 1.5 of 2 .* requested: 1"):
         train(site_files(tmp_path), SQL, response(1.0), num_epochs=1)
 
 
@@ -304,7 +302,7 @@ TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
         ({**TERMS, "epsilon": 0.0}, r"> 0.0 - at `\$.label-privacy.epsilon`"),
         ({**TERMS, "mechanism": "none"}, r"at `\$.label-privacy.mechanism`"),
         ({**TERMS, "classes": [1, 2]}, r"at `\$.label-privacy.classes\[0\]`"),
-        ({**TERMS, "limits": [0.0]}, r"\[0.0\] is no range of a label"),
+        ({**TERMS, "limits": [0.0]}, r"\[0.0\] is not a range of labels"),
         ({**TERMS, "more": 1}, "unknown field `more`"),
         (None, r"releases.labels = private\) refuses"),
     ],
@@ -330,7 +328,7 @@ def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match)
 
 
 RANGE, CLASSES = {"label_range": (0.0, 1.0)}, {"label_classes": ("0", "1")}
-IS_OF_CLASSES = "'randomised-response' is of classes; a regression takes 'laplace'"
+IS_OF_CLASSES = "'randomised-response' is for classes; use 'laplace'"
 
 
 @pytest.mark.parametrize(
@@ -338,7 +336,7 @@ IS_OF_CLASSES = "'randomised-response' is of classes; a regression takes 'laplac
     [
         ("regression", "laplace", {}, "regression need privacy.label-range.*not set"),
         ("regression", "laplace", CLASSES, "not privacy.label-classes"),
-        ("classification", "laplace", RANGE, "is of a regression: not with task"),
+        ("classification", "laplace", RANGE, "is for regression: not with task"),
         ("auto", "laplace", RANGE | CLASSES, "not with privacy.label-classes"),
         ("auto", "laplace", {"label_classes": ("1",)}, "from 2 to 1000 different cl"),
         ("auto", "randomised-response", RANGE, IS_OF_CLASSES),

@@ -118,7 +118,7 @@ def test_site_that_sends_no_groups():
 
 
 def test_all_groups_of_a_table_without_any():
-    with pytest.raises(ValueError, match="'t' is grouped by nothing"):
+    with pytest.raises(ValueError, match="'t' has no GROUP BY"):
         _ = Fragment("t", "t").all_groups
 
 

@@ -208,7 +208,7 @@ def test_consensus_reaches_the_weighted_optimum():
         ("o.day - 9", SOURCE, r"weight \(o: .* is negative in \d+ of 60 rows: it must"),
         ("o.day * 1e-15", SOURCE, r"is beyond 1e-12 .. 1e\+12 in 60 of 60 rows"),
         ("o.w * 0", SOURCE, r"is 0 in all \d+ joined rows: there is nothing to train"),
-        ("c.age", LEFT, "weight c.age is of table c, which is LEFT JOINed: rows"),
+        ("c.age", LEFT, "weight c.age belongs to table c, which is LEFT JOINed: rows"),
         ("c.age * o.day", SOURCE, "the weight c.age . o.day needs the values of 2 tab"),
         ("2", SOURCE, "the weight 2 names no column"),
         ("o.day AS weight, o.w", SOURCE, "the query has 2 weights, expected one at mo"),

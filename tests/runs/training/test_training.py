@@ -442,7 +442,7 @@ def test_result_is_flowers():
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():
     for loss in (float("nan"), float("inf"), 201.0):
-        match = "epoch 3: .*num-epochs = 2 ends before"
+        match = "epoch 3: .*num-epochs = 2 stops before"
         with pytest.raises(DivergedError, match=match):
             check_epoch(3, loss, 2.0)
     check_epoch(1, 200.0, 2.0)

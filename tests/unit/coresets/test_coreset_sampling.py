@@ -272,8 +272,8 @@ LARGE = "too large to be summed"
     [
         (DIAGONAL, whitening, [np.array([[np.nan]])]),
         (DIAGONAL, whitening, [np.array([[-1.0]])]),
-        ("2 rows were drawn", weigh_sample, [DRAWS_OF_TWO, np.ones(1), 1.0]),
-        ("not above 0", weigh_sample, [DRAWS_OF_TWO, np.eye(2)[0], 1.0]),
+        (r"expected \(2,\)", weigh_sample, [DRAWS_OF_TWO, np.ones(1), 1.0]),
+        ("must be above 0", weigh_sample, [DRAWS_OF_TWO, np.eye(2)[0], 1.0]),
         *((TOTALS, party_counts, [np.array([x, 0]), 3, RNG]) for x in (0, -1, np.nan)),
         ("none has a weight above 0", draw_rows, [np.zeros(2), 1, RNG]),
         ("1 drawn rows are in no", draw_joined, [ALONE, np.arange(2), None, RNG]),

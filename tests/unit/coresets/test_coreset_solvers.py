@@ -94,7 +94,7 @@ def test_saga_converges_where_some_rows_outweigh_the_others():
     actual = solve(design, targets, weights, l2=0.01, solver="saga")
     exact = solve(design, targets, weights, l2=0.01)
     np.testing.assert_allclose(actual, exact, atol=1e-3)
-    with pytest.raises(ValueError, match="l1 is 0 with it"):
+    with pytest.raises(ValueError, match="l1 must be 0"):
         solve(*problem(), l2=0.1, l1=0.1, solver="saga")
 
 

@@ -339,7 +339,7 @@ BROKEN = [
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ({"version": 1}, "encoder of version 1, expected 2"),
+        ({"version": 1}, "encoder has version 1, expected 2"),
         *(({"version": 2, **broken}, "malformed encoder") for broken in BROKEN),
     ],
 )

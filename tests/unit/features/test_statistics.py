@@ -107,18 +107,28 @@ def hashes(*rows):
         (0, "count", 5, "'x': count must be a whole number from 0 to 4"),
         (0, "low", None, "'x': it has no low"),
         (0, "high", 0.5, "'x': low and high do not span a range"),
-        (1, "tail", 2, "'c': categories of no more than tail = 2 rows"),
-        (1, "name", "x", "no statistics of feature 'c' in its place"),
+        (1, "tail", 2, "'c': categories have no more than tail = 2 rows"),
+        (1, "name", "x", "statistics of feature 'c' are not in place"),
         (2, "width", 1 << 21, "'v': width must be a whole number from 0 to 1048576"),
-        (0, "quantile-values", None, "'x': no usable array of points"),
-        (0, "quantile-weights", None, "'x': no usable array of weights"),
-        (0, "quantile-values", np.array([2.0, 1, 3]), "'x': .* without order"),
-        (0, "quantile-values", np.zeros(1001), "'x': 1001 points, more than 1000"),
-        (0, "quantile-weights", np.array([1, 2, 1]), "counts that are not of 3 values"),
-        (0, "quantile-weights", np.full(3, 2**62), "counts that are not of 3 values"),
+        (0, "quantile-values", None, "'x': array points is missing or malformed"),
+        (0, "quantile-weights", None, "'x': array weights is missing or malformed"),
+        (0, "quantile-values", np.array([2.0, 1, 3]), "'x': .* not in ascending order"),
+        (0, "quantile-values", np.zeros(1001), "'x': 1001 points, at most 1000"),
+        (
+            0,
+            "quantile-weights",
+            np.array([1, 2, 1]),
+            "add up to more than 3 values",
+        ),
+        (
+            0,
+            "quantile-weights",
+            np.full(3, 2**62),
+            "add up to more than 3 values",
+        ),
         (1, "category-hashes", hashes((1, 1), (1, 1)), "not distinct and in order"),
         (1, "category-hashes", hashes((2, 1), (1, 2)), "not distinct and in order"),
-        (1, "category-counts", np.array([3, 1]), "counts that are not of 3 values"),
+        (1, "category-counts", np.array([3, 1]), "add up to more than 3 values"),
     ],
 )
 def test_refuses_facts_that_cannot_be(number, key, value, message):
@@ -142,7 +152,7 @@ def test_refuses_facts_that_cannot_be(number, key, value, message):
 
 def test_refuses_another_number_of_features():
     packet = Packet({"parts": [{"id": 0, "statistics": []}]})
-    with pytest.raises(SchemaError, match="statistics of 0 features, not of 3"):
+    with pytest.raises(SchemaError, match="statistics of 0 features, expected 3"):
         from_wire(received(packet), CHOICE, 4)
 
 

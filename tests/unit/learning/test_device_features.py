@@ -241,7 +241,7 @@ def test_small_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     assert isinstance(placed("auto"), DeviceFeatures)
     placement.release(site_store)
     monkeypatch.setattr(module, "free_bytes", lambda _: 10**8)
-    text = "device is 'cuda', but 0.1 GB of this site's GPU are free and 1.1 GB"
+    text = "device is 'cuda', but only 0.1 GB of this site's GPU are free"
     with pytest.raises(SettingsError, match=text):
         placed("cuda")
     assert placed("auto") is features

@@ -371,5 +371,5 @@ def test_noise_of_another_kind_is_refused():
         (SquaredLoss(), noise),
         (twice, noise),
     ):
-        with pytest.raises(TypeError, match="is no noise for"):
+        with pytest.raises(TypeError, match="is not noise for"):
             corrected(loss, other)

@@ -160,7 +160,7 @@ def test_a_wrong_code_is_refused(text, message):
 def test_a_code_by_hand():
     code = bytes_of("11 02 00 00 00 01 03 01 1.0 2.0 80")
     assert decode_update(code, 4).tolist() == [2.0, 1.0, 1.0, 1.0]
-    with pytest.raises(ReplyError, match="no vector of bytes"):
+    with pytest.raises(ReplyError, match="not a vector of bytes"):
         decode_update(code.astype(np.int64), 4)
 
 

@@ -161,5 +161,5 @@ def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_ti
     assert not np.isin(first, second).any()
     assert noisy(scores, np.inf, 0.0, source) is scores
     assert noisy(np.zeros((0, 3)), 1.0, 1.0, source).shape == (0, 3)
-    with pytest.raises(SiteError, match="noise of 1 times a clip of inf is none"):
+    with pytest.raises(SiteError, match="multiplier 1 times clip inf gives no noise"):
         noisy(scores, np.inf, 1.0, source)

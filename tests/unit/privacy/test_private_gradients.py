@@ -376,5 +376,5 @@ def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
     [{"clip": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": np.inf}],
 )
 def test_plans_without_noise_are_refused(change):
-    with pytest.raises(SiteError, match=r"noise of .* times a clip of .* is none"):
+    with pytest.raises(SiteError, match=r"multiplier .* times clip .* gives no noise"):
         PrivateFit(**{"clip": 1.0, "noise_multiplier": 1.0, **change})

@@ -231,13 +231,13 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "words"),
         [
-            ({"radius": 0.0}, "noise of 6.8 times a clip of 0 is none"),
-            ({"radius": -1}, "noise of 15.4 times a clip of -0.5 is none"),
-            ({"radius": math.nan}, "a clip of nan is none"),
-            ({"radius": math.inf}, "a clip of inf is none"),
-            ({"radius": 1e300}, "a clip of inf is none"),
-            ({"target_bound": math.inf}, "a clip of inf is none"),
-            ({"gram_multiplier": -0.1}, "noise of -0.1 times a clip of 4 is none"),
+            ({"radius": 0.0}, "multiplier 6.8 times clip 0 gives no noise"),
+            ({"radius": -1}, "multiplier 15.4 times clip -0.5 gives no noise"),
+            ({"radius": math.nan}, "times clip nan gives no noise"),
+            ({"radius": math.inf}, "times clip inf gives no noise"),
+            ({"radius": 1e300}, "times clip inf gives no noise"),
+            ({"target_bound": math.inf}, "times clip inf gives no noise"),
+            ({"gram_multiplier": -0.1}, "multiplier -0.1 times clip 4 gives no noise"),
             ({"moments_multiplier": math.inf}, "noise of inf times"),
         ],
     )

@@ -69,7 +69,7 @@ def test_the_server_does_without_no_array_that_it_asked_for():
     ("code", "match"),
     [
         (-2, "array 'codes/0' has numbers that are .* out of range; allowed: from -1"),
-        (1, "codes of join key 0 that name no hash"),
+        (1, "codes of join key 0 beyond its hashes"),
     ],
 )
 def test_the_server_takes_codes_that_have_a_hash(code, match):

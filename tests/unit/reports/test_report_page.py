@@ -307,7 +307,7 @@ def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
 def test_what_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "report.json").write_text(content)
     is_json = content.endswith(("]", "}"))
-    message = "is no report of a run" if is_json else "cannot be read"
+    message = "is not the report of a run" if is_json else "cannot be read"
     with pytest.raises(ReportError, match=message):
         read_report(tmp_path)
 

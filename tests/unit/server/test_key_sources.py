@@ -220,7 +220,7 @@ def test_server_does_not_choose_the_source(make, source, named):
 
 def test_site_with_a_secret_file_seals_nothing(make):
     site = site_of(make("file"), "a")
-    with pytest.raises(SiteError, match="secret is in its secret-file: it seals none"):
+    with pytest.raises(SiteError, match="reads its secret-file: it seals no secret"):
         keys.seal(site, SealRequest(keys="file", **NOTHING))
 
 
@@ -239,7 +239,7 @@ def without(field):
         ("agreed", without("sealed"), "request: it has no 'sealed'"),
         ("agreed", {"sealed": "ab" * 61}, "cannot be opened"),
         ("agreed", without("leader-key"), "request: it has no 'leader-key'"),
-        ("agreed", {"leader-key": "00" * 32}, "not a key of X25519"),
+        ("agreed", {"leader-key": "00" * 32}, "not an X25519 key"),
         ("agreed", {"public-keys": []}, "the public keys of the run lack this site's"),
         ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
         ("pinned", without("leader-site-key"), "request: it has no 'leader-site-key'"),
@@ -304,5 +304,5 @@ def test_rows_that_are_asked_for_twice(tmp_path, source, is_described):
     train(grid, SQL)
     again = grid.again
     assert not again.arrays
-    assert "were asked for before, by another request" in again.header["error"]
+    assert "another request has already extracted" in again.header["error"]
     assert again.header["kind"] == "refused"

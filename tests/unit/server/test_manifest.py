@@ -70,7 +70,7 @@ def edited(model=(), *, is_signed=True, **file):
         ({}, "missing required field `format`"),
         (edited(format="other"), "'other', not 'tp_flower model'"),
         (edited(version=2), "of version 2, expected 1"),
-        (edited({"loss": "squared"}, is_signed=False), "what its digest says"),
+        (edited({"loss": "squared"}, is_signed=False), "does not match its digest"),
         (edited({"train": {"auc": NAN}}, is_signed=False), "not JSON compliant"),
         (edited({"other": 1}), "unknown field `other`"),
         (edited({"base-score": []}), "length >= 1 - at `$.base-sc"),
@@ -78,7 +78,7 @@ def edited(model=(), *, is_signed=True, **file):
         (edited({"base-score": [0.0, 1.0]}), "numbers, expected 2"),
         (edited({"name": "../x"}), "model name '../x' is not allowed"),
         (edited({"joined-rows": -1}), "`int` >= 0 - at `$.joined-"),
-        (edited({"tables": [{**TABLE, "encoder": {}}]}), "encoder of version"),
+        (edited({"tables": [{**TABLE, "encoder": {}}]}), "encoder has version"),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )
@@ -91,7 +91,7 @@ def test_what_is_no_manifest_is_refused(data, match):
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
     path = write_manifest(tmp_path, small_manifest())
     path.write_text(text)
-    with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is no JSON"):
+    with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is not JSON"):
         resolve(tmp_path, "delays")
 
 
@@ -126,7 +126,7 @@ def test_a_name_stands_for_its_latest_version(tmp_path):
         ("delay", "there is no model 'delay'. Did you mean delays?"),
         ("zzz", "there is no model 'zzz'; there are delays"),
         (f"delays@{SECOND}", f"Did you mean delays@{FIRST}?"),
-        ("delays@", "'delays@' names no version"),
+        ("delays@", "'delays@' has no version"),
         ("delays@latest", "model version 'latest' is not of the form"),
         ("Delays", "model name 'Delays' is not allowed"),
     ],

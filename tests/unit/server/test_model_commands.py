@@ -63,7 +63,7 @@ def save_part(root, model, number=0):
 def test_listing_shows_every_version_also_beside_a_damaged_one(home, capsys):
     manifest_path(home, ModelVersion("delays", FIRST)).write_text("{")
     text = operator(capsys, home, "list")
-    assert "it is no JSON" in " ".join(text.split())
+    assert "it is not JSON" in " ".join(text.split())
     (line,) = [each for each in text.splitlines() if f"delays@{SECOND}" in each]
     assert all(words in line for words in ("admm", "flights, p", "auc 1.0000"))
     for command in (operator, owner):
@@ -104,7 +104,7 @@ def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
     for version in (FIRST, SECOND):
         save_part(tmp_path, ModelVersion("delays", version))
     for wrong, match in (
-        ("delays", "'delays' names no version"),
+        ("delays", "'delays' has no version"),
         ("delays@20261122-001500-0000", "there is no model"),
         ("../delays@" + FIRST, "is not allowed"),
     ):

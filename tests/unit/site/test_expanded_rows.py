@@ -159,7 +159,7 @@ def test_a_run_on_lists_has_no_accounts(tmp_path):
         (folder := tmp_path / key).mkdir()
         privacy = PrivacySettings(**{key: value})
         error = refused(folder, "train.prepare", node, change, privacy=privacy)
-        assert f"privacy.{key} is of methods that send a row of a table once" in error
+        assert f"privacy.{key} is for methods that send a row of a table once" in error
     # noise on labels counts the rows of the label's own table
     labels = PrivacySettings(labels="laplace", label_noise=1.0, label_range=(0.0, 1.0))
     Settings(strategy="vfl-admm", privacy=labels)

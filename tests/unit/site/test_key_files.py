@@ -106,8 +106,8 @@ class TestAllowedKeys:
         form = ", line 2: it must be the name of a site and its"
         for text, match in (
             *((f"uk {B}\n{line}\n", form) for line in lines),
-            (f"us {A}\n\nus {B}\n", ", line 3: the name stands there twice"),
-            (f"us {A}\n\nuk {A.upper()}\n", ", line 3: the key stands there twice"),
+            (f"us {A}\n\nus {B}\n", ", line 3: the name is listed twice"),
+            (f"us {A}\n\nuk {A.upper()}\n", ", line 3: the key is listed twice"),
             ("", " lists no key"),
             ("\n# nobody\n", " lists no key"),
             (b"\xff\xfe", " is not UTF-8 text"),

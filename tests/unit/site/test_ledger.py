@@ -88,8 +88,8 @@ def test_a_message_spends_what_is_reserved_or_nothing(ledger):
     twice = [(1, "gradients", 7)] * 2
     ledger.spend(RUN, [*twice, (1, "gradients", 8)])
     used_up = (
-        "gradients of part 1 in run 1-a are used up: 3 were planned of key 7, "
-        "2 are used, asked for is 2 more"
+        "gradients of part 1 in run 1-a are used up: of key 7, 3 were planned "
+        "and 2 are used; requested: 2 more"
     )
     for run, uses, match in (
         (RUN, twice, used_up),
@@ -132,7 +132,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
     over = [Reservation(release(source="P", part=2), 1), Reservation(release(), 7)]
     text = (
         r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\); "
-        r"asked for is 3\.787, together 4\.447"
+        r"requested: 3\.787, in total 4\.447"
     )
     with pytest.raises(BudgetError, match=text):
         ledger.reserve(RUN, over, BUDGETS)
@@ -146,7 +146,7 @@ def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledge
     ledger.reserve(RUN, [Reservation(release(), 9)], exact)
     without_noise = release("x", Gaussian(0.0))
     for more, cost in ((release("x", PureDp(1e-6)), "0"), (without_noise, "inf")):
-        with pytest.raises(BudgetError, match=f"has spent .* asked for is {cost},"):
+        with pytest.raises(BudgetError, match=f"has spent .* requested: {cost},"):
             ledger.charge(RUN, more, exact)
     ledger.charge(RUN, without_noise, {})
     assert ledger.total("F", DELTA) == np.inf
@@ -259,7 +259,7 @@ def test_it_is_kept_for_the_next_process(root):
     second.charge(RUN, release("labels", PureDp(0.5)), {}, "draw")
     assert second.spent("F") == first.spent("F")
     use(second, 7)
-    with pytest.raises(BudgetError, match="9 were planned of key 0, 9 are used"):
+    with pytest.raises(BudgetError, match="of key 0, 9 were planned and 9 are used"):
         use(first, 1)
 
 
@@ -329,7 +329,7 @@ def test_no_byte_of_a_line_can_be_changed(root):
             for place in range(len(text)):
                 damaged = bytearray(text.encode())
                 damaged[place] ^= 1
-                # where it is no JSON any more, not even SQLite writes it
+                # where it is not JSON any more, not even SQLite writes it
                 with suppress(sqlite3.OperationalError):
                     other.execute(statement, (damaged.decode(), seq))
                     with pytest.raises(LedgerError, match="is damaged"):
@@ -400,7 +400,7 @@ def test_every_call_looks_at_the_end_of_the_chain(root):
 def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     ledger = example(root)
     rows = rows_of(root)
-    gone = "lines that were there are gone"
+    gone = "earlier lines are missing"
     end = "UPDATE ledger_end SET seq = ?, checksum = ?"
     change(root, "DELETE FROM ledger WHERE seq = 7")
     change(root, end, *rows[5][:2])
@@ -412,7 +412,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     change(root, end, *rows[6][:2])
     assert ledger.spent("F") == spent_in(root)
     change(root, "UPDATE ledger SET line = replace(line, 'draw', 'dram')")
-    with pytest.raises(LedgerError, match="the checksum of line 7 does not fit"):
+    with pytest.raises(LedgerError, match="the checksum of line 7 does not match"):
         spent_in(root)
     # another database in its place, and none
     other = Ledger(str(tmp_path / "other"))

@@ -158,9 +158,9 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
         (number(1), RESPONSE, "number: which classes .* privacy.label-classes"),
         (text(0), RESPONSE, "label is of type text"),
         (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
-        (boolean(1), LIMITS, "label is true or false, which has no .*label-range"),
+        (boolean(1), LIMITS, "label is true or false: privacy.label-range must"),
         (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not diff"),
-        (number(1), plan_of("1", "1.0"), "are not different values of that type"),
+        (number(1), plan_of("1", "1.0"), "are not distinct values of that type"),
         (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],
 )
@@ -246,7 +246,7 @@ def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
     rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
-    with pytest.raises(SiteError, match=r"the kept labels .* are damaged"):
+    with pytest.raises(SiteError, match=r"the stored labels .* are damaged"):
         release(site, booleans())
 
 

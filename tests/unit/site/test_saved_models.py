@@ -103,11 +103,11 @@ def test_damaged_model_is_refused(tmp_path):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
     (folder,) = (tmp_path / "models").glob("*/*/part-1")
     digest = SavedModel.load(folder).keep(folder)
-    another = "its digest is another"
+    another = "its digest differs"
     for name, change, match in (
         ("model.json", lambda _: b"{", "is damaged"),
         ("model.json", lambda _: b"{}", "is damaged"),
-        ("model.json", lambda _: b'{"version": 7}', "is of version 7, expected 2"),
+        ("model.json", lambda _: b'{"version": 7}', "has version 7, expected 2"),
         ("model.json", lambda whole: whole + b" ", another),
         ("model.safetensors", lambda whole: whole + b" ", another),
         ("model.safetensors", lambda _: b"no", "is damaged"),

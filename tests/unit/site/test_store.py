@@ -108,7 +108,7 @@ def test_only_the_user_may_open_the_database_and_have_made_it(tmp_path, monkeypa
     at(tmp_path).save("part-0", ENTRY)
     path = tmp_path / FILE
     rows_in(path, "PRAGMA user_version = 9")
-    refuses("is of version 9, expected 1")
+    refuses("has version 9, expected 1")
     for mode in (0o640, 0o604, 0o620, 0o602):
         path.chmod(mode)
         refuses(rf"may be read or changed by others .*\(mode {mode:04o}\): chmod")
@@ -127,7 +127,7 @@ def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path):
     for name in ("privacy/ledger.jsonl", "privacy/labels", "ab-1/state"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-        match = rf"is of version 0\.1\.0 \({name}\).* move the folder .*new account"
+        match = rf"is from version 0\.1\.0 \({name}\).* move the folder .*new account"
         with pytest.raises(SettingsError, match=match):
             at(tmp_path).names()
         assert not (tmp_path / FILE).exists()

@@ -72,8 +72,8 @@ def test_one_text_among_numbers_is_told(tmp_path):
     path = write(tmp_path, "1,x", "n/a,y")
     (text,) = warnings(path)
     assert text == (
-        f"table 't' at site 'here' ({path}): column 'a' is read as text, because of a "
-        f"value in row {ROWS + 1} that is no number: correct it, name it in 'nulls' if "
+        f"table 't' at site 'here' ({path}): column 'a' is read as text, because its "
+        f"value in row {ROWS + 1} is not a number: correct it, name it in 'nulls' if "
         "it stands for a missing one, or say that these are texts: "
         'types = { a = "VARCHAR" }'
     )

@@ -331,7 +331,7 @@ def test_missing_tables_and_files(url, tmp_path, sqlite):
     with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
         describe(source_of(url, "none"))
     (tmp_path / "shards.db").write_text("no database " * 100)
-    with pytest.raises(SourceError, match="the file is no SQLite database"):
+    with pytest.raises(SourceError, match="the file is not an SQLite database"):
         describe(source_of(sqlite, "t"))
 
 

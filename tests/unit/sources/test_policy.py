@@ -297,7 +297,7 @@ def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
     assert schema.rows == 2
     # a rule about no column would protect nothing
     site, (source,) = site_of(tmp_path, "join-only = ['custmer']")
-    match = "table 't' .*: its policy names column 'custmer': there is none$"
+    match = "table 't' .*: its policy names an unknown column 'custmer'$"
     with pytest.raises(SourceError, match=match):
         visible_schema(site, source)
     with pytest.raises(SourceError, match=match):

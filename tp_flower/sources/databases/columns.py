@@ -114,7 +114,7 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
             return _flags(values)
         return pa.array(values, arrow_type(column.arrives))
     raise SourceError(
-        f"{where}: column {column.name!r} holds a value that is no {column.arrives}: "
+        f"{where}: column {column.name!r} holds a value that is not {column.arrives}: "
         "convert it in 'sql', or name a type that fits, as "
         f'types = {{ {column.name} = "VARCHAR" }}'
     )

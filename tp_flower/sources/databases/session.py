@@ -106,15 +106,15 @@ def parse_url(
     # what follows the first @ of a password would pass for the host, and be shown
     if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
         raise SourceError(
-            f"the 'uri' of {where} has an @ too many: write @ : / of a user or "
-            "password as %40 %3A %2F, or put the password into a variable of its own, "
-            "user:${PASSWORD}@host, which takes it as it is"
+            f"the 'uri' of {where} has more than one @: write @ : / of a user "
+            "or password as %40 %3A %2F, or put the password, unescaped, into a "
+            "variable: user:${PASSWORD}@host"
         )
     backend, _, driver = url.drivername.partition("+")
     if backend not in _DIALECTS or driver not in ("", _DIALECTS[backend][1]):
         hint = "" if driver else closest(backend, _DIALECTS)
         raise SourceError(
-            f"the 'uri' of {where} is of a kind that is not supported{hint}: "
+            f"the 'uri' of {where} names an unsupported kind of database{hint}: "
             f"use {', '.join(SUPPORTED)}"
         )
     dialect, known_driver = _DIALECTS[backend]
@@ -253,7 +253,7 @@ _PHRASES: Final = (
     (r"no such column", _COLUMN),
     (r"syntax error|incomplete input|no such function|unrecognized token", _SYNTAX),
     (r"unable to open database file", "the file does not exist or may not be read"),
-    (r"file is not a database|malformed", "the file is no SQLite database"),
+    (r"file is not a database|malformed", "the file is not an SQLite database"),
     (r"locked", _BUSY),
     (r"readonly|read-only", _READ_ONLY),
     (r"overflow|Could not decode", _DATA),
@@ -457,7 +457,7 @@ def open_session(source: ShardSource) -> Iterator[DatabaseSession]:
     """Open a shard's database; nothing stays open after the block."""
     database = source.database
     if database is None:
-        raise SourceError(f"{source} is in no database")
+        raise SourceError(f"{source} is not in a database")
     with _silence(), _engine(database.url) as engine:
         with _translated_errors(source, database):
             connection = engine.connect()
