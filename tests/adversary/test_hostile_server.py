@@ -495,7 +495,9 @@ def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
     other = once("train.admm", US, {"other": header("fit", "kappa", value=0.5)})
     grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
-    with pytest.raises(SiteError, match=r"moments of part 2 .* are used up: 3 were pl"):
+    with pytest.raises(
+        SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"
+    ):
         train(grid, privacy=EXACT, num_epochs=3)
     assert grid.left.count(("train.admm", US_PART, "moments")) == 3
 
@@ -527,7 +529,9 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
         train(HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):
         grid = HostileGrid(tmp_path, policies=policies)
-        with pytest.raises(SiteError, match=rf"spent epsilon {two:.4g} of .* asked"):
+        with pytest.raises(
+            SiteError, match=rf"spent epsilon {two:.4g} of .* requested"
+        ):
             train(grid, privacy=asked)
         trained = {part for action, part, _ in grid.left if action.startswith("train")}
         assert trained <= {ORDERS}

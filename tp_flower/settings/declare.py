@@ -88,7 +88,7 @@ def _rendered(value: object) -> object:
 
 @dataclass(frozen=True)
 class Form:
-    """Values of a form of their own; those of a tuple are a string in the run config.
+    """Values with their own syntax; a tuple is a string in the run config.
 
     ``read`` returns the field's value, of a string or of such a value itself, or raises
     ValueError; ``form`` describes the string for the reference page.

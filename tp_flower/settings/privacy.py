@@ -74,7 +74,7 @@ class PrivacySettings:
     )
     label_noise: float = setting(
         0.0,
-        "Deviation of the Laplace noise on a label (Eq. 25); 0 = from label-epsilon.",
+        "Standard deviation of label noise (Laplace, Eq. 25); 0 = from label-epsilon.",
         Range(0),
     )
     label_range: tuple[float, ...] = setting(
@@ -93,7 +93,7 @@ class PrivacySettings:
     )
     label_correction: bool = setting(
         True,
-        "Train and evaluate with the noise of the labels taken out (without bias).",
+        "Correct training and metrics for the noise on the labels (without bias).",
     )
     features: str = setting(
         CLEAR,
@@ -103,13 +103,13 @@ class PrivacySettings:
     )
     epsilon: float = setting(
         1.0,
-        "Epsilon of what a table's models tell of one of its rows, per run.",
+        "Epsilon per row that a table's models spend in a run.",
         Range(0, includes_low=False),
         _FEATURES,
     )
     delta: float = setting(
         1e-5,
-        "Delta of the same, of predictions and of the summaries for a graph.",
+        "Delta of privacy.epsilon, of predictions and of the summaries for a graph.",
         Range(0, 1, includes_low=False),
     )
     clip: float = setting(
@@ -121,8 +121,8 @@ class PrivacySettings:
     )
     noise_multiplier: float = setting(
         0.0,
-        "Deviation of the noise over the clip; 0 = from epsilon and delta over the "
-        "planned steps.",
+        "Standard deviation of the noise, divided by the clip; 0 = from epsilon, delta "
+        "and the planned steps.",
         Range(0),
         _FEATURES,
     )
@@ -144,8 +144,8 @@ class PrivacySettings:
     )
     predictions: float = setting(
         0.0,
-        "Epsilon of all scores that a run releases of a row; 0 = scores leave without "
-        "noise, and are not covered.",
+        "Epsilon of all scores that a run releases about a row; 0 = scores leave "
+        "without noise, and are not covered.",
         Range(0),
     )
     prediction_clip: float = setting(
@@ -156,8 +156,8 @@ class PrivacySettings:
     )
     adversary: str = setting(
         SERVER,
-        'Whom dp-sgd\'s epsilon of strategy "sgd" is for: "server" (sees every '
-        'message) or "outsider" (sees the final model).',
+        'Strategy "sgd" with dp-sgd: whom epsilon protects against, "server" (sees '
+        'every message) or "outsider" (sees the final model).',
         OneOf((SERVER, OUTSIDER)),
         _FEATURES,
     )
@@ -172,7 +172,7 @@ class PrivacySettings:
             raise UnusableSettingsError(problems)
 
     def covered(self, *kinds: str) -> list[str]:
-        """Return those of "labels", "features" and "predictions" with a mechanism."""
+        """Return which of "labels", "features" and "predictions" have a mechanism."""
         return [kind for kind in kinds if getattr(self, f"covers_{kind}")]
 
     @property

@@ -81,8 +81,8 @@ class RunSettings:
 
     strategy: str = setting(
         "admm",
-        'Training method: "admm" (few rounds) or "sgd" (mini-batches); to compare '
-        'with: "vfl-admm", "vfl-sgd", "gd". "personalised": a model for every site of '
+        'Training method: "admm" (few rounds) or "sgd" (mini-batches); as baselines '
+        '"vfl-admm", "vfl-sgd", "gd". "personalised": a model for every site of '
         "one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
         OneOf(tuple(METHODS)),
@@ -95,7 +95,7 @@ class RunSettings:
     )
     resume: str = setting(
         "",
-        "Run to go on with after it stopped: its folder, or the folder's name below "
+        "Stopped run to resume: its folder, or the folder's name below "
         "~/.tp_flower/runs/.",
         read_by=_RESUMED,
         may_change=True,
@@ -108,7 +108,7 @@ class RunSettings:
     )
     row_key: str = setting(
         "",
-        '"predict": columns of the label table that name a row of the predictions, '
+        '"predict": columns of the label table that identify a predicted row, '
         '"f.flight, f.time_hour".',
         Form("columns, comma separated", _row_key),
         _PREDICT_ALONE,
@@ -124,7 +124,7 @@ class RunSettings:
     device: str = setting(
         AUTO,
         'Where sites train: "cpu", "cuda", or "auto": CUDA where there is one (linear '
-        "models: from 2^26 features of a part on).",
+        "models: for shards of at least 2^26 feature values).",
         OneOf((AUTO, "cpu", "cuda")),
     )
     output_dir: str = setting(
@@ -168,7 +168,7 @@ class SiteSettings:
         "the query.",
         Range(0),
     )
-    wait_seconds: float = setting(60.0, "Seconds to wait for them.", Range(0))
+    wait_seconds: float = setting(60.0, "Seconds to wait for the sites.", Range(0))
 
 
 REGRESSION: Final = "regression"
@@ -232,8 +232,8 @@ class DataSettings:
     row_weight: str = setting(
         JOINED,
         'Weight of a joined row: "joined" (1), "entity" (a row of the label table '
-        'counts once, however often it is joined), or "entity(c)": a row of table c '
-        "does. A query may select `<expression> AS weight` besides.",
+        'counts once, however often it is joined), or "entity(c)" (a row of table c '
+        "counts once). A query may also select `<expression> AS weight`.",
         Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
         Readers(
             JOINING,
@@ -249,9 +249,9 @@ class DataSettings:
     encoders: tuple[Entry, ...] = setting(
         (),
         "Encoders other than the defaults: "
-        '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". Those that '
-        "take no statistics (range, categories, hash, cyclic) disclose nothing of any "
-        'row: "flights.distance=range(0, 5000)". A table is named by its alias; '
+        '"flights.month=cyclic(12); planes.model=one-hot(20) indicator". Encoders '
+        "without statistics (range, categories, hash, cyclic) disclose nothing about "
+        'any row: "flights.distance=range(0, 5000)". A table is named by its alias; '
         'README, "Your data", lists the encoders.',
         Form("<table>.<column>=<encoder>; ...", read_entries, render_entries),
     )

@@ -57,7 +57,7 @@ class AdmmSettings:
     )
     anderson_memory: int = setting(
         5,
-        "Epochs that Anderson acceleration looks back on; 0 = off.",
+        "Epochs that Anderson acceleration looks back; 0 = off.",
         Range(0),
     )
     lou: str = setting(
@@ -81,7 +81,7 @@ class AdmmSettings:
 
 @dataclass(frozen=True)
 class SgdSettings:
-    """Stochastic gradient descent, and local updates by it."""
+    """Stochastic gradient descent, and local updates that use it."""
 
     batch_size: int = setting(
         0,
@@ -102,13 +102,13 @@ class SgdSettings:
     decay: float = setting(
         1.0,
         "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e); "
-        'that of "gd" stays.',
+        '"gd" keeps it constant.',
         Range(0),
         _BATCHES,
     )
     staleness: int = setting(
         0,
-        "SGD with sharded tables: 0 = two rounds per batch; 1 = one, and their models "
+        "SGD with sharded tables: 0 = two rounds per batch; 1 = one, with models that "
         "are one step late.",
         Range(0, 2),
         _BATCHES,
@@ -162,8 +162,8 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        'Passes over the joined rows; 0 = 12 for ADMM, 10 for SGD, 100 for "gd"; of '
-        '"personalised", rounds: 60.',
+        'Passes over the joined rows; 0 = 12 for ADMM, 10 for SGD, 100 for "gd". '
+        '"personalised": rounds; 0 = 60.',
         Range(0),
     )
     tolerance: float = setting(
@@ -214,8 +214,8 @@ class CoresetSettings:
 
     coreset_size: int = setting(
         0,
-        "Train on a coreset: so many joined rows, drawn with weights; 0 = on all of "
-        "them (2000 for the strategies coreset-*).",
+        "Number of joined rows, drawn with weights, to train on; 0 = no coreset: all "
+        "rows (2000 for the strategies coreset-*).",
         Range(0, MOST_SAMPLED + 1),
         Readers(
             JOINING,
@@ -225,21 +225,21 @@ class CoresetSettings:
     )
     coreset_kind: str = setting(
         IMPORTANCE,
-        'How they are drawn: "importance" (by how much each table\'s rows matter) or '
-        '"uniform" (no row is read for it).',
+        'How coreset rows are drawn: "importance" (by how much each table\'s rows '
+        'matter) or "uniform" (without reading any row).',
         OneOf((IMPORTANCE, UNIFORM)),
         Readers(JOINING),
     )
     coreset_solver: str = setting(
         AUTO,
-        'What solves on the drawn rows. coreset-ridge: "exact" or "saga"; '
+        'Solver on the coreset. coreset-ridge: "exact" or "saga"; '
         'coreset-kmeans: "kmeans++" or "distdim"; "auto" = the first.',
         OneOf((AUTO, EXACT, SAGA, "kmeans++", DISTDIM)),
         Readers(of_families(CORESET)),
     )
     clusters: int = setting(
         10,
-        "coreset-kmeans: centres.",
+        "coreset-kmeans: number of centres.",
         Range(1, MOST_CLUSTERS + 1),
         Readers(("coreset-kmeans",)),
     )
@@ -258,7 +258,7 @@ class CoresetSettings:
 EVERYTHING: Final = "*"
 """All coordinates of a site's model are personal."""
 LAST: Final = "last"
-"""Those of an MLP's last layer are."""
+"""The parameters of an MLP's last layer are personal."""
 INTERCEPT: Final = "(intercept)"
 
 BY_ROWS: Final = "rows"
@@ -298,7 +298,7 @@ def _graph(text: str) -> str:
 
 @dataclass(frozen=True)
 class PersonalisedSettings:
-    """Strategy "personalised": each site's model, drawn to those of similar sites."""
+    """Strategy "personalised": each site's model, pulled towards similar sites'."""
 
     readers: ClassVar = Readers(
         of_families(PERSONAL),
@@ -307,7 +307,7 @@ class PersonalisedSettings:
 
     personal: str = setting(
         EVERYTHING,
-        'Coordinates that each site has for itself: "*" all; "" none (one model for '
+        'Parameters that are each site\'s own: "*" all; "" none (one model for '
         'all); "last": an MLP\'s last layer; or features, "age, (intercept)".',
         Form('"*", "", "last", or features, comma separated', _personal),
     )
@@ -320,7 +320,7 @@ class PersonalisedSettings:
     )
     graph_penalty: float = setting(
         0.01,
-        "lambda: the price of an edge whose two sites differ; 0 = independent models.",
+        "lambda: penalty on the difference along an edge; 0 = independent models.",
         Range(0),
     )
     graph_norm: str = setting(
@@ -331,13 +331,13 @@ class PersonalisedSettings:
     graph_weights: str = setting(
         "equal",
         'Weight of an edge in lambda: "equal", or "rows": as sqrt(1/n_i + 1/n_j), so '
-        "that sites with few rows are drawn more.",
+        "that sites with few rows are pulled harder.",
         OneOf(("equal", BY_ROWS)),
     )
     graph_neighbours: int = setting(
         5,
-        "Neighbours that each site looks for; an edge is there where one of its two "
-        "sites has chosen the other.",
+        "Neighbours that each site chooses; two sites have an edge if either chose the "
+        "other.",
         Range(1),
     )
     graph_epsilon: float = setting(
@@ -348,8 +348,8 @@ class PersonalisedSettings:
     )
     update_penalty: float = setting(
         0.0,
-        "gamma: makes the updates piecewise constant, which shortens them; it falls "
-        "from round to round. 0 = gradients unchanged.",
+        "gamma: makes the updates piecewise constant, which shortens them; gamma "
+        "falls from round to round. 0 = gradients unchanged.",
         Range(0),
     )
     update_clusters: int = setting(
@@ -360,6 +360,6 @@ class PersonalisedSettings:
     )
     baselines: bool = setting(
         True,
-        "Train one model for all sites and a model of each site alone besides, to "
-        "compare with.",
+        "Also train one model for all sites, and a model of each site alone, for "
+        "comparison.",
     )

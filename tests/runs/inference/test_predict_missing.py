@@ -36,7 +36,7 @@ def model(tmp_path_factory):
 def test_stop_refuses_by_name(model):
     for gone, error, match in (
         ("items", SchemaError, "no site hosts table 'items'"),
-        ("uk", ModelError, "sites of model .* not there: 'uk' of table 'c'"),
+        ("uk", ModelError, "sites of model .* unavailable: 'uk' of table 'c'"),
     ):
         with pytest.raises(error, match=match):
             model.table(without(layout(store()), gone), UNLABELLED)
@@ -95,7 +95,7 @@ CHAIN = (
 def test_a_bridge_cannot_be_missing(tmp_path, gone):
     sql = f"SELECT o.qty AS label, {FEATURES} {CHAIN}"
     model = train(tmp_path, layout(store()), sql, task="regression", num_epochs=1)
-    with pytest.raises(ModelError, match=r"table 'c' is unavailable .* 'i' can only be"):
+    with pytest.raises(ModelError, match=r"table 'c' is unavailable .* 'i' can only"):
         model.table(without(layout(store()), *gone), **MEAN)
 
 

@@ -238,7 +238,7 @@ class TestRefusals:
             ({"radius": 1e300}, "times clip inf gives no noise"),
             ({"target_bound": math.inf}, "times clip inf gives no noise"),
             ({"gram_multiplier": -0.1}, "multiplier -0.1 times clip 4 gives no noise"),
-            ({"moments_multiplier": math.inf}, "noise of inf times"),
+            ({"moments_multiplier": math.inf}, "multiplier inf times"),
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):

@@ -69,7 +69,7 @@ def edited(model=(), *, is_signed=True, **file):
         ([], "Expected `object`, got `array`"),
         ({}, "missing required field `format`"),
         (edited(format="other"), "'other', not 'tp_flower model'"),
-        (edited(version=2), "of version 2, expected 1"),
+        (edited(version=2), "has version 2, not 1"),
         (edited({"loss": "squared"}, is_signed=False), "does not match its digest"),
         (edited({"train": {"auc": NAN}}, is_signed=False), "not JSON compliant"),
         (edited({"other": 1}), "unknown field `other`"),

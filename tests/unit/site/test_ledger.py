@@ -156,7 +156,7 @@ def test_the_budgets_accountant_decides(ledger):
     sampled = release(mechanism=Gaussian(1.0, 1000, 0.01))
     rdp, prv = (epsilon([sampled.mechanism], DELTA, name) for name in ("rdp", "prv"))
     between = (rdp + prv) / 2
-    with pytest.raises(BudgetError, match="asked for"):
+    with pytest.raises(BudgetError, match="requested"):
         ledger.charge(RUN, sampled, {"F": Budget(between, DELTA)})
     ledger.charge(RUN, sampled, {"F": Budget(between, DELTA, PRV)})
 
@@ -184,7 +184,7 @@ def test_a_charge_with_an_ident_is_paid_once_and_without_one_each_time(ledger):
     for run in (RUN, RUN, NEXT):
         ledger.charge(run, labels, budgets, ident="draw 1")
     assert ledger.spent("F") == [PureDp(2.0)]
-    with pytest.raises(BudgetError, match="together 4"):
+    with pytest.raises(BudgetError, match="in total 4"):
         ledger.charge(RUN, labels, budgets, ident="draw 2")
     for _ in range(2):
         ledger.charge(RUN, release("labels", PureDp(2.0), "P"), budgets, "draw 1")

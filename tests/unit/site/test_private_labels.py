@@ -155,11 +155,11 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
 @pytest.mark.parametrize(
     ("label", "plan", "match"),
     [
-        (number(1), RESPONSE, "number: which classes .* privacy.label-classes"),
+        (number(1), RESPONSE, "number: its classes .* privacy.label-classes"),
         (text(0), RESPONSE, "label is of type text"),
         (text(0), RANGE, "label is text, but the run has privacy.label-range: CAST it"),
         (boolean(1), LIMITS, "label is true or false: privacy.label-range must"),
-        (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not diff"),
+        (number(1), plan_of("a", "b"), r"type number, .*classes \(a, b\) are not dist"),
         (number(1), plan_of("1", "1.0"), "are not distinct values of that type"),
         (boolean(1), plan_of("yes", "no"), r"type boolean, .*classes \(yes, no\)"),
     ],

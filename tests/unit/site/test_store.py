@@ -118,7 +118,7 @@ def test_only_the_user_may_open_the_database_and_have_made_it(tmp_path, monkeypa
         refuses("belongs to another user")
     path.rename(tmp_path / "file")
     path.symlink_to(tmp_path / "file")
-    refuses("is not a file")
+    refuses("is not a regular file")
     with pytest.raises(SiteError, match=r"cannot write to the state .*file/state"):
         at(tmp_path / "file" / "state").names()
 
