@@ -104,7 +104,7 @@ def _failed(
 
 
 def _place(error: Exception) -> str:
-    """Say what was raised where, without its text."""
+    """Return the type and place of an exception, without its text."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__} at {Path(frame.filename).name}:{frame.lineno}"
 

@@ -47,7 +47,7 @@ CONSOLE_WIDTH = 100
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Carry out one command; exit with 1 and the reason where it cannot be."""
+    """Run one command; on failure print the reason and exit with 1."""
     parser = _parser()
     options = parser.parse_args(arguments)
     folder = options.state_dir

@@ -93,7 +93,7 @@ class SolvedStrategy(JoinStrategy):
         """
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
-        """Return what the one epoch will send."""
+        """Return the traffic of the only epoch."""
         return solved_epoch(tables, self.sends)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
@@ -168,7 +168,7 @@ class CoresetKMeans(SolvedStrategy):
         return bound
 
     def hold_out(self, rows: int) -> BoolArray:
-        """Return that none of the rows is held out."""
+        """Hold out no rows."""
         return np.zeros(rows, np.bool_)
 
     def read_labels(self, extracted: Extracted, table: str) -> Labels:

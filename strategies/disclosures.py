@@ -1,4 +1,4 @@
-"""Who learns what in a run, what covers it, and what it has cost.
+"""Disclosures of a run: their readers, the mechanisms that cover them, their cost.
 
 What a message discloses is declared beside it (:mod:`tp_flower.protocol`); a run
 decides which messages are sent and what covers them.

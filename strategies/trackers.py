@@ -233,5 +233,5 @@ def _finite(values: Values) -> dict[str, float]:
 
 
 def _texts(settings: Settings) -> dict[str, str]:
-    """Return the settings as texts; none of them holds a secret."""
+    """Return the settings as texts; settings hold no secrets."""
     return {key: str(value) for key, value in settings.to_dict().items()}

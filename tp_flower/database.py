@@ -166,7 +166,7 @@ class Database:
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
-        """Turn errors of SQLite and of the system into those of the caller."""
+        """Translate errors of SQLite and of the system into the caller's error type."""
         try:
             yield
         except sqlite3.Error as error:

@@ -1,4 +1,4 @@
-"""DuckDB: connections that read what they are given, quoting, and safe errors.
+"""DuckDB: restricted connections, quoting, and safe errors.
 
 Errors about values quote them: "Could not convert string 'secret' to INT32". What
 leaves a site is therefore put together from pieces that cannot be data: the kind of

@@ -44,7 +44,7 @@ class ReplyError(TPFlowerError):
 
 
 class MessageError(TPFlowerError):
-    """A message is not what its type declares; ``part`` is its participant's number."""
+    """A message does not fit its declaration; ``part`` is its participant's number."""
 
     def __init__(self, text: str, part: int | None = None) -> None:
         super().__init__(text)
@@ -76,7 +76,7 @@ class BudgetError(SiteError):
 
 
 class PolicyError(SiteError):
-    """A request asks for what the policy of a site's table does not allow."""
+    """The policy of a site's table does not allow a request."""
 
 
 class ModelError(TPFlowerError):

@@ -42,7 +42,7 @@ class ModelVersion:
     version: str
 
     def __post_init__(self) -> None:
-        """Refuse what must not become a path."""
+        """Raise ModelError unless name and version are safe as path components."""
         check_name(self.name)
         if not VERSION.fullmatch(self.version):
             raise ModelError(

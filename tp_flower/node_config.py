@@ -1,4 +1,4 @@
-"""The node config of a SuperNode: what the owner of a site sets, and nobody else."""
+"""The node config of a SuperNode, which only the owner of the site sets."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,7 +30,7 @@ NodeConfig = Mapping[str, object]
 
 
 def state_dir(node_config: NodeConfig) -> str:
-    """Return the folder for what a site keeps; ``":memory:"`` is none."""
+    """Return the site's state folder; ``":memory:"`` is none."""
     folder = str(node_config.get(STATE_DIR) or "")
     if not folder:
         return str(home_folder() / "state")

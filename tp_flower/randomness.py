@@ -27,7 +27,7 @@ _BITS: Final = 52  # and a half more fits into a floating-point number
 
 
 class Stream(IntEnum):
-    """Purposes of streams; those of different purposes are independent."""
+    """Purposes of random streams; different purposes are independent."""
 
     SPLIT = 1
     BATCHES = 2
@@ -76,7 +76,7 @@ class NoiseSource:
         return np.flatnonzero(self.uniform(count) < rate)
 
     def generator(self) -> np.random.Generator:
-        """Return a generator for what nothing hides in: its numbers can be foreseen."""
+        """Return a predictable generator, for draws that need not be secret."""
         words = np.frombuffer(self._stream.update(bytes(KEY_BYTES)), np.uint64)
         return np.random.default_rng(words)
 

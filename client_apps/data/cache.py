@@ -105,7 +105,7 @@ class Cache:
         return self.folder / name
 
     def release(self) -> None:
-        """End the run's uses; remove what was for it alone, or does not fit."""
+        """End the run's uses; remove its private entries and those beyond the limit."""
         if self._uses.is_dir():
             with self._locked():
                 for use in self._uses.glob(f"{ONCE}*"):

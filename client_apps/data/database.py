@@ -148,7 +148,7 @@ class Changes:
                 self._rollback()
 
     def write_now(self) -> None:
-        """Write what waits, so that it can be read; it is committed at the end.
+        """Write the waiting changes, so that they can be read before the commit.
 
         From here to the end nobody else can write: call it last.
         """

@@ -139,7 +139,7 @@ def _state_key(
 
 
 def _decoded(content: bytes) -> bytes:
-    """Return the bytes that a text stands for; those of the file if it is no text."""
+    """Decode hexadecimal or base64 text; return other content unchanged."""
     text = b"".join(content.split())
     if _HEX.fullmatch(text) and len(text) % 2 == 0:
         return bytes.fromhex(text.decode())

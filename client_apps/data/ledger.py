@@ -138,7 +138,7 @@ class Ledger:
         budgets: Budgets,
         ident: str = "",
     ) -> None:
-        """Set aside what a run plans to spend: all of it or nothing.
+        """Reserve a run's planned spending, all of it or nothing.
 
         BudgetError where a budget does not suffice, or the same is reserved already.
         """
@@ -164,7 +164,7 @@ class Ledger:
             )
 
     def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
-        """Use what the run has reserved, once for each of ``uses``, and no more.
+        """Spend the run's reservations, once for each of ``uses``, and no more.
 
         BudgetError for more; then nothing is written.
         """
@@ -220,7 +220,7 @@ class Ledger:
             self._append(connection, lines)
 
     def close(self, run: str) -> None:
-        """End a run: what it has reserved and not used is free again."""
+        """End a run: free its unused reservations."""
         with self._transaction() as connection:
             query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
             if connection.execute(query, {"run": run}).fetchone() is None:
@@ -261,7 +261,7 @@ class Ledger:
                 yield f'{line.removesuffix("}")},"checksum":"{checksum}"}}'
 
     def begin_anew(self) -> None:
-        """Forget all lines, damaged or not: what was spent counts no more."""
+        """Forget all lines, damaged or not, and with them the epsilon spent."""
         with open_database(self._root).transaction() as connection:
             connection.execute("DELETE FROM ledger")
             connection.execute("DELETE FROM ledger_end")
@@ -428,7 +428,7 @@ def summary(lines: Iterable[Line]) -> list[Line]:
 
 
 def checksum_of(line: str, previous: str) -> str:
-    """Return the checksum of a line after another one's, hexadecimal."""
+    """Return the hexadecimal checksum of a line chained to the previous one's."""
     text = (previous + line).encode()
     return blake2b(text, digest_size=_CHECKSUM_BYTES).hexdigest()
 
@@ -458,7 +458,7 @@ def _is_paid(connection: Connection, source: str, ident: str) -> bool:
 
 
 def _names(connection: Connection, run: str, event: str) -> set[Name]:
-    """Return part and what of the lines of an open run."""
+    """Return the (part, release) names in the lines of an open run."""
     query = f"SELECT part, what FROM ledger WHERE {_OF_RUN} AND event = :event"
     return set(connection.execute(query, {"run": run, "event": event}))
 
@@ -489,7 +489,7 @@ def _spent(connection: Connection, source: str) -> Costs:
 def _check_budget(
     connection: Connection, source: str, table: str, costs: Costs, budgets: Budgets
 ) -> None:
-    """Raise BudgetError for costs that are beyond what a source's budget has left."""
+    """Raise BudgetError for costs beyond the rest of a source's budget."""
     budget = budgets.get(source)
     if budget is None:
         return

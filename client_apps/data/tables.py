@@ -86,7 +86,7 @@ class SiteTables:
     def extract(
         self, number: int, source: ShardSource, fragment: Fragment
     ) -> ExtractedShard:
-        """Run a part's fragment, unless the cache has what it yields."""
+        """Return a part's extracted rows, from the cache or by running its fragment."""
         if self._cache is None:
             # nothing is written in memory: the entry holds the object itself
             extracted = extract(source, fragment, order_key=self.order_key)

@@ -33,7 +33,7 @@ SENT = "sent"
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
-    """Take the targets; update theta, or send what the server needs to do so."""
+    """Take the targets; update theta, or send the server the terms to update it."""
     updates = {}
     for part in site.parts():
         body, outputs = body_of(request.parts, part), part.model.outputs

@@ -161,7 +161,7 @@ def _summary_noise(request: PersonaliseRequest) -> float:
 def _planned(
     site: Site, number: int, kind: str, multiplier: float
 ) -> Iterator[tuple[Release, int]]:
-    """Yield the releases of a part: the noisy summary, and what nothing covers."""
+    """Yield the releases of a part: the noisy summary and the uncovered ones."""
     notes = dict(_NOTES)
     if multiplier:
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
@@ -258,7 +258,7 @@ MOST_TORCH_STEPS: Final = 300
 
 
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
-    """Reply with the metrics of the model of the site alone, and what a graph needs."""
+    """Reply with the metrics of the site's own model, and the summary for a graph."""
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
         kind = model.summary if request.summaries else ""

@@ -172,7 +172,7 @@ def _label(
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:
-    """Refuse a label of texts that too few rows have: labels travel as they are."""
+    """Refuse text labels with rare classes: labels leave in the clear."""
     if source.min_count <= 1:
         return
     codes = label.codes

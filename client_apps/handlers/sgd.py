@@ -95,7 +95,7 @@ def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:
 
 
 def _foreseen_scores(part: Participant, step: BatchStep) -> Mapping[str, AnyArray]:
-    """Return the next scores with what is known of the step that is still to come."""
+    """Return the next batch's scores, with the pending step extrapolated."""
     model = part.model
     theta = model.parameters
     model.parameters = part.foreseen(*_pace(part, step))

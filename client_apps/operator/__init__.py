@@ -1,1 +1,1 @@
-"""The operator of one shard: what it computes, and what leaves it."""
+"""The operator of one shard: its computations and its releases."""

@@ -192,7 +192,7 @@ class Participant:
         return numbers
 
     def release_scores(self, rows: Features, batch: int | None = None) -> AnyArray:
-        """Return the scores of rows, those of a batch if it is named, to be sent."""
+        """Return the scores of rows to send; ``batch`` numbers their batch, if any."""
         return self.releaser.scores(self.finite(self.model.scores(rows)), batch)
 
     def moments(self, target: FloatArray) -> FloatArray:
@@ -343,7 +343,7 @@ class Releaser:
         return noisy_gram(self.plan.statistics, rows, self.noise)
 
     def moments(self, rows: Rows, residual: FloatArray) -> FloatArray:
-        """Return [T, 1]^T (G * residual) of what is left to fit (n, d_c), (p, d_c)."""
+        """Return [T, 1]^T (G * residual), (p, d_c), of a residual (n, d_c)."""
         if self.plan.statistics is None:
             raise TypeError("the part has no plan for private statistics")
         self._use(MOMENTS, 0)

@@ -35,7 +35,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
 
 
 def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
-    """Refuse a fragment that reads what it may not, before anything is read."""
+    """Refuse a fragment that reads forbidden columns, before reading any row."""
     if fragment.weight is not None:
         source.policy.check_release(WEIGHTS, is_private=False)
     if not source.policy.is_about_columns:

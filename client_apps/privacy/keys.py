@@ -97,9 +97,9 @@ def seal(site: Site, request: SealRequest) -> SealReply:
 
 
 def take_secret(site: Site, request: ExtractRequest) -> None:
-    """Keep the key of the run's hashes, from the site's file or what a request brings.
+    """Store the key of the run's hashes, from the site's file or from the request.
 
-    Once in a run, for one request: that again finds the key that is kept.
+    Done once in a run; a repeat of the same request finds the stored key.
     """
     # nobody opens the secret a second time: another request for rows would get hashes
     # that can be compared with those of the first
@@ -162,7 +162,7 @@ def _public_keys(site: Site) -> PublicKeys:
 
 
 def _site_keys(site: Site) -> SiteKeys:
-    """Return the site's keys; those of the run are made at the first call."""
+    """Return the site's keys; the first call generates the run's keys."""
     if site.store.has(_KEYS):
         run = KeyPair(site.store.load(_KEYS).arrays[_KEYS].tobytes())
     elif site.store.has(_PUBLIC):

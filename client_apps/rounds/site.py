@@ -159,7 +159,7 @@ class Site:
         return RoundLedger(open_ledger(self._root), self.changes)
 
     def bind(self, number: int, position: int, fragment: "Fragment") -> None:
-        """Keep which of the site's shards a part of the run is, and what it runs."""
+        """Store a part's shard and fragment."""
         meta = {"position": position, "fragment": fragment.to_json()}
         self.store.save(f"source-{number}", Entry({}, meta))
 
@@ -183,7 +183,7 @@ class Site:
         return self.tables.extracted(number)
 
     def _check_part(self, name: str, number: int) -> None:
-        """Refuse what the server asks of a part before its rows were extracted."""
+        """Raise MessageError unless the part's rows have been extracted."""
         if not self.store.has(name):
             raise MessageError(
                 f"part {number} does not belong to this run at this site, "
@@ -192,7 +192,7 @@ class Site:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether the data are the run's or this process's, not those of a real site.
+        """Whether the data come from the run or this process, not from a real site.
 
         A real site has a tables file of its own.
         """
@@ -286,7 +286,7 @@ class Site:
     def start(
         self, part: Participant, arrays: Mapping[str, AnyArray], **meta: object
     ) -> None:
-        """Keep a part whose training begins, and what else a method keeps of it.
+        """Store a part whose training begins, with the method's further state.
 
         Its features have replaced its rows.
         """
@@ -317,7 +317,7 @@ class Site:
         self.store.commit(self.round.committed(), reply)
 
     def settle(self) -> None:
-        """Forget what a run that is over has left; again, if it was begun."""
+        """Delete the state of a finished run; may be repeated after an interruption."""
         release(self.store)
         self.features.release()
         self.store.end()

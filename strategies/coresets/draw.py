@@ -301,7 +301,7 @@ def _parties_of_clusters(
 
 
 def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
-    """Return the one part of a table in one shard."""
+    """Return the only part of an unsharded table."""
     (part,), (rows,) = layout.parts, layout.rows
     total = replies.body(part, MeasuredPart).total
     if total is None:

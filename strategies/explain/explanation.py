@@ -194,7 +194,7 @@ class CostEstimate:
         return taken + drawing + prepare + Traffic(rounds=1)
 
     def _drawing(self) -> Traffic:
-        """Return what drawing a coreset of all joined rows sends.
+        """Return the traffic of drawing a coreset of all joined rows.
 
         Of m of N rows, drawn alike and with replacement, N (1 - (1 - 1/N)^m) differ.
         """
@@ -381,7 +381,7 @@ def _traffic_dict(traffic: Traffic) -> dict[str, object]:
 
 
 class Explain(RoundStrategy):
-    """Say what training over the result of a query would do."""
+    """Explain training over the result of a query, without training."""
 
     name = EXPLAIN
     _joined: JoinedRows | None = None

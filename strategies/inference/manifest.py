@@ -118,7 +118,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Check what no type says."""
+        """Check the model's name, and the mean scores and encoders of the tables."""
         ModelVersion(self.name, self.model_version)
         for table in self.tables:
             if len(table.mean_score) != self.outputs:
@@ -345,11 +345,11 @@ class Missing:
 
     @property
     def tables(self) -> frozenset[str]:
-        """The tables of which some or all rows are missing."""
+        """The tables with missing rows."""
         return frozenset(self.sites)
 
     def __str__(self) -> str:
-        """Say which sites of which tables are gone."""
+        """List the missing sites of each table."""
         return "; ".join(
             f"{', '.join(map(repr, sites))} of table {table!r}"
             for table, sites in self.sites.items()
@@ -379,7 +379,7 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
 
 
 def check_query(manifest: Manifest, bound: BoundQuery) -> None:
-    """Refuse a query whose rows are not made as those of the model are."""
+    """Refuse a query whose rows are not built like the model's."""
     tables, model = [table.table for table in manifest.tables], manifest.model
     if set(tables) != set(bound.tables):
         raise QueryError(

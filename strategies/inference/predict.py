@@ -97,7 +97,7 @@ class Joined:
 
     @property
     def is_partial(self) -> BoolArray:
-        """(N,), joined rows without a row of a table of which some are missing."""
+        """(N,), joined rows that lack a row of a table with missing sites."""
         partial = np.zeros(self.mapping.joined_rows, np.bool_)
         for table in self.missing.tables - {self.bound.label_table}:
             partial |= self.mapping.tables[table].row_of < 0
@@ -134,7 +134,7 @@ def join_rows(
 
 
 class ModelStrategy(RoundStrategy):
-    """Base of what is done with a saved model."""
+    """Base of the strategies that use a saved model."""
 
     def __init__(
         self,

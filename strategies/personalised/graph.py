@@ -89,7 +89,7 @@ class SiteGraph:
 def make_graph(
     problem: PersonalisedProblem, settings: Settings
 ) -> Generator[Requests, Replies, SiteGraph]:
-    """Let the sites sum up what the graph needs, and make it."""
+    """Request the sites' summaries and build the graph."""
     kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
     graph, alone = None, None
     if kind == NO_GRAPH:

@@ -1,4 +1,4 @@
-"""Personalised: every site of one table gets a model, drawn to those of similar sites.
+"""Personalised: each site of a table gets a model, pulled towards similar sites'.
 
 A round sends every site parameters and brings an update of them: a gradient of its own
 rows. The server takes a proximal step (:mod:`strategies.personalised.descent`), in
@@ -95,7 +95,7 @@ class Training:
         return max(each.change for each in self.descents.values())
 
     def pace(self, epoch: int) -> Pace:
-        """Return how the sites go on from where they are sent, the same at all."""
+        """Return the local steps and step size of an epoch, equal at all sites."""
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         batches = -(-max(self.problem.rows) // batch) if batch else 1
         # gradients of some rows have noise, which only smaller steps take away

@@ -96,7 +96,7 @@ def tabulate(
 
 @dataclass(frozen=True)
 class Record:
-    """A JSON object whose values are read by type; what has another type is nothing.
+    """A JSON object whose values are read by type; values of other types are ignored.
 
     >>> record = Record({"n": -1, "x": float("nan"), "names": ["a", 3], "in": {"b": 2}})
     >>> record.number("n"), record.amount("n"), record.number("x"), record.text("n")

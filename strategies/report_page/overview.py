@@ -249,7 +249,7 @@ Fact = tuple[str, str, str]  # name, figure, what belongs to it
 
 
 def head_of(report: Record) -> dict[str, object]:
-    """Return what the template shows at the top of a report's page."""
+    """Return the template's values for the top of a report's page."""
     status = report.text("status") or "unknown"
     tables = report.records("tables")
     sites = {site for table in tables for site in table.texts("sites")}

@@ -56,7 +56,7 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
 
 @dataclass(frozen=True)
 class Collected:
-    """The answers of a round, and why there is none of the other nodes."""
+    """The answers of a round, and the errors of the nodes without one."""
 
     answers: Mapping[int, Answer]
     absent: Mapping[int, MissingSiteError | UnavailableError]
@@ -312,7 +312,7 @@ def read_statistics(
 
 
 def refuse(part: Part, problem: str) -> ReplyError:
-    """Return the error about what a participant's site sent."""
+    """Return the error "site ... sent <problem>" for a participant's reply."""
     return ReplyError(f"{_site_of(part)} sent {problem}")
 
 

@@ -61,7 +61,7 @@ def resumed(settings: Settings) -> Settings:
 
 
 def check_same(settings: Settings, began: Document) -> None:
-    """Raise SettingsError if settings differ that decide what a run computes."""
+    """Raise SettingsError if settings that affect a run's results differ."""
     differ = {
         key: value
         for key, value in settings.to_dict().items()

@@ -227,7 +227,7 @@ class Session:
             yield from self.journal.frames()
 
     def recall(self, request: Requests | None, frame: Frame) -> Replies:
-        """Return a round's replies from the journal; sites that lack it take it now."""
+        """Return a round's replies from the journal; resend it where it was lost."""
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
             raise SettingsError(

@@ -180,7 +180,7 @@ class RoundStrategy(Strategy):
         }
 
     def result_arrays(self) -> ArrayRecord:
-        """Return what Flower's result holds after an epoch."""
+        """Return the arrays of Flower's result after an epoch."""
         return ArrayRecord()
 
     def request(self, request: Requests) -> Requests:

@@ -1,4 +1,4 @@
-"""The cross-check of the alignment: do the sites hold what the mapping says?
+"""The cross-check of the alignment: compare the mapping with the sites' keys.
 
 For every join, and every distinct key that the mapping matched in it, the server picks
 one joined row, and asks the sites of both sides for a digest of the keys behind it:
@@ -100,7 +100,7 @@ def _ask_side(
     weights: npt.NDArray[np.uint32],
     bodies: dict[int, CheckPart],
 ) -> None:
-    """Add what the shards of one side are asked about a join."""
+    """Add the questions about a join to the shards of one side."""
     groups = key_groups(joined.bound)[side.table]
     for part, span in joined.extracted.shards_of(side.table):
         is_own = (side.rows >= span.start) & (side.rows < span.stop)

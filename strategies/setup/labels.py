@@ -70,7 +70,7 @@ def label_plan(settings: Settings) -> LabelPlan | None:
 def gather_labels(
     columns: Sequence[tuple[Part, LabelColumn]], settings: Settings
 ) -> Labels:
-    """Return the labels of the label table, from those of its shards."""
+    """Combine the label columns of the label table's shards."""
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
     return read_labels([column for _, column in columns], settings.task)

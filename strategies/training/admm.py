@@ -227,7 +227,7 @@ class AdmmStrategy(JoinStrategy):
     def epoch_traffic(
         self, tables: Sequence[TableSize], _: int, *, is_last: bool
     ) -> Traffic:
-        """Return what an epoch will send."""
+        """Return the traffic of an epoch."""
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
 

@@ -75,7 +75,7 @@ so bad."""
 
 
 def check_epoch(epoch: int, loss: float, baseline: float) -> None:
-    """Stop where an epoch's loss is not finite, or far beyond that of a constant."""
+    """Raise DivergedError if a loss is not finite, or far above a constant score's."""
     # a corrected loss may be 0 or below
     if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
         return
@@ -307,7 +307,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def epoch_traffic(
         self, tables: Sequence[TableSize], batches: int, *, is_last: bool
     ) -> Traffic:
-        """Return what an epoch of some batches will send."""
+        """Return the traffic of an epoch of some batches."""
 
     def batch_size(self, _: int) -> int:
         """Return B, at most N; 0 where there are no batches."""

@@ -31,7 +31,7 @@ class ShardedBatches:
         }
 
     def arrays(self) -> PartArrays:
-        """Return what ``prepare`` sends to each part: its rows of every batch."""
+        """Return each part's rows of every batch, as ``prepare`` sends them."""
         arrays: PartArrays = {}
         for name, table in self._layouts.items():
             rows, bounds = self.plan.tables[name].rows, self._bounds[name]
@@ -46,14 +46,14 @@ class ShardedBatches:
         return arrays
 
     def slices(self, table: str, batch: int) -> list[slice]:
-        """Return where each shard's rows are among those of a table in a batch."""
+        """Return the slice of each shard's rows among a table's rows in a batch."""
         edges = self._bounds[table][:, batch].tolist()
         return [slice(*pair) for pair in pairwise(edges)]
 
     def select(
         self, batch: int, local: Mapping[str, FloatArray]
     ) -> dict[str, FloatArray]:
-        """Return the scores (k, d_c) of a batch's rows out of those of all rows."""
+        """Select a batch's scores (k, d_c) from the scores of all rows."""
         tables = self.plan.tables
         return {name: scores[tables[name].of(batch)] for name, scores in local.items()}
 

@@ -151,7 +151,7 @@ class BatchStrategy(JoinStrategy):
     def epoch_traffic(
         self, tables: Sequence[TableSize], batches: int, *, is_last: bool
     ) -> Traffic:
-        """Return what an epoch will send."""
+        """Return the traffic of an epoch."""
         return sgd_epoch(
             tables,
             batches,

@@ -153,7 +153,7 @@ class Tally:
         getattr(self, way)[table.name] += sent
 
     def traffic(self, rounds: int) -> Traffic:
-        """Return what was counted, as sent in some rounds."""
+        """Return the counted bytes as the traffic of ``rounds`` rounds."""
         return Traffic(rounds, self.up, self.down)
 
 
@@ -164,7 +164,7 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
 def admm_epoch(
     tables: Sequence[TableSize], inner_rounds: int = 1, *, is_tested: bool = True
 ) -> Traffic:
-    """Return what one epoch of ADMM sends.
+    """Return the traffic of one epoch of ADMM.
 
     Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
     are not scored: at once from a table in one shard, and after one round more from a
@@ -198,7 +198,7 @@ def sgd_epoch(
     is_tested: bool = True,
     staleness: int = 0,
 ) -> Traffic:
-    """Return what one epoch of SGD sends.
+    """Return the traffic of one epoch of SGD.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
     several shards also a gradient up and the mean of all down, 8 p each, in a round of
@@ -230,7 +230,7 @@ def sgd_epoch(
 
 
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
-    """Return what the last round of set-up sends.
+    """Return the traffic of the last round of set-up.
 
     Which rows are trained and tested goes down as a bit each, and G as 4 n; in VFL the
     list of rows instead, 4 m, and weights if there are any, 4 n. With ``batches`` the
@@ -258,7 +258,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
 
 
 def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
-    """Return what solving on sampled "rows", or "centres" of clusters, sends."""
+    """Return the traffic of solving on sampled "rows", or "centres" of clusters."""
     tally = Tally()
     fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
     for table, shard in _shards(tables):

@@ -126,7 +126,7 @@ class _Writer:
         self._starts.append(self._starts[-1] + batch.num_rows)
 
     def finish(self, table: str, pushed: Sequence[str]) -> ShardContents:
-        """Write what is left; return the description of the files."""
+        """Close the files and return their description."""
         for file in (*self._lists.values(), self._file):
             file.close()
         plan = self._plan
@@ -192,7 +192,7 @@ class _Writer:
 
 
 def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
-    """Yield what the plan selects, some rows at a time."""
+    """Yield the plan's rows in batches."""
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
     width += sum(vector_width(piece.type) or 1 for piece in plan.vectors)

@@ -73,7 +73,7 @@ def without_values(duckdb_type: str) -> str:
 
 
 def comparable(column: TypedColumn) -> str:
-    """Return the value as it is compared within a shard; NaN is NULL.
+    """Return the SQL of a value for comparisons within a shard; NaN is NULL.
 
     >>> comparable(TypedColumn("x", "DATE", "time"))
     'epoch_us(x)'

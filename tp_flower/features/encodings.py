@@ -120,7 +120,7 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
 
 
 class BinEncoding(_Encoding, frozen=True, tag="bins"):
-    """One column per bin, 1 in that of the value; the outer bins have no outer end.
+    """One column per bin, 1 for the bin of the value; the outer bins are unbounded.
 
     The edges ascend; bin j holds edges[j - 1] <= x < edges[j]. ``fill`` is the bin of a
     missing value; None: zeros in all columns.

@@ -133,7 +133,7 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
 def _ordered(
     values: FloatArray, weights: CountArray, rank_error: int
 ) -> QuantileSummary:
-    """Return the summary of points; the same in whatever order they were merged."""
+    """Return the summary of points, independent of the order of merging."""
     order = np.lexsort((weights, values))
     return QuantileSummary(values[order], weights[order], rank_error)
 
@@ -320,7 +320,7 @@ def feature_statistics(
 def _with_numbers(
     statistics: ColumnStatistics, present: FloatArray, min_count: int
 ) -> ColumnStatistics:
-    """Add what the encoder needs of the numbers (n,), at least one."""
+    """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
     if Need.MOMENTS in statistics.needs:
         mean, m2 = moments_of(present)
         statistics = replace(statistics, mean=mean, m2=m2)

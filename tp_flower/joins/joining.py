@@ -158,7 +158,7 @@ def match_table(
 
 
 def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinStep:
-    """Return what joining a table will make."""
+    """Return the step of joining a table, with its row counts."""
     made = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,
@@ -199,7 +199,7 @@ def join_table(
 
 
 def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
-    """Return the codes (n,) of a table's rows on the joined rows; NULL where none is.
+    """Map a table's codes (n,) to the joined rows; NULL where the table has no row.
 
     >>> on_joined(np.array([1, -1, 0]), np.array([7, 8])).tolist()
     [8, -1, 7]

@@ -118,7 +118,7 @@ class TableRows:
 
 
 def with_zero_row(values: FloatArray) -> FloatArray:
-    """Return values (n, ...) and a row of zeros, which is what index -1 takes.
+    """Return values (n, ...) with a row of zeros appended, for index -1.
 
     >>> with_zero_row(np.array([3.0, 4.0]))[[1, -1]].tolist()
     [4.0, 0.0]

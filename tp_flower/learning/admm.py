@@ -382,7 +382,7 @@ class AndersonMixer:
         return _total(parts)
 
     def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
-        """Store the changes of g and the products of those of f."""
+        """Store the changes of g, and the products of the changes of f."""
         slot = self._count % self._memory
         self._count += 1
         for history, new, old in zip(

@@ -1,4 +1,4 @@
-"""Noise on labels: what a site draws, and how often it changes a class.
+"""Noise on labels: its distributions, and how often it changes a class.
 
 Two mechanisms for k classes, and one for numbers. Each is epsilon-differentially
 private for a label on its own (local privacy): whatever else is known, no label that
@@ -231,7 +231,7 @@ def laplace_keep(classes: int, epsilon: float) -> float:
 def randomised_response(
     codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
 ) -> CodeArray:
-    """Return classes (n,) of which each is kept, or replaced by any other alike."""
+    """Return classes (n,), each kept or replaced by a uniformly drawn other one."""
     is_kept = source.uniform(len(codes)) < response_keep(classes, epsilon)
     steps = 1 + (source.uniform(len(codes)) * (classes - 1)).astype(np.intp)
     # a product that rounds up to k - 1 would be no step at all
@@ -337,7 +337,7 @@ class CorrectedClassLoss(_CorrectedLoss):
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
     ) -> FloatArray:
-        """Move what is linear in z into the centre: v + (t - onehot(y~)) / rho."""
+        """Move the terms linear in z into the centre: v + (t - onehot(y~)) / rho."""
         moved = self._beyond(labels)
         moved /= rho
         moved += centre

@@ -79,7 +79,7 @@ class SiteObjective:
     def metrics(
         self, parameters: FloatArray, features: Features, labels: FloatArray
     ) -> dict[str, float]:
-        """Return the metrics of rows (k, d), those that are finite; none of no row."""
+        """Return the finite metrics of rows (k, d); {} without rows."""
         if not len(labels):
             return {}
         metrics = evaluate(self.loss, self.scores(features, parameters), labels)

@@ -138,7 +138,7 @@ def _encode_runs(starts: IntArray, size: int) -> tuple[int, Bytes]:
 def _decode_runs(
     layout: int, content: Bytes, runs: int, size: int
 ) -> tuple[IntArray, Bytes]:
-    """Return the runs' lengths, and what follows them."""
+    """Return the runs' lengths and the remaining bytes."""
     if layout == _EACH:
         _check(runs == size, f"has {runs} runs that should be {size}")
         return np.ones(size, np.int64), content

@@ -1,4 +1,4 @@
-"""Gradients of which no row decides more than a clip: DP-SGD on the rows of one table.
+"""Gradients with clipped contributions per row: DP-SGD on the rows of one table.
 
     sum_k  min(1, C / ||g_k||) g_k  +  N(0, (sigma C)^2 I),    g_k = Y_k^T dh_k / dtheta
 
@@ -167,7 +167,7 @@ class PrivateFit:
         ClippedNoise(self.clip, self.noise_multiplier)
 
     def mechanism(self, updates: int) -> Gaussian:
-        """Return what ``updates`` local updates cost each row of the table."""
+        """Return the privacy cost of ``updates`` local updates per row of the table."""
         return Gaussian(self.noise_multiplier, self.steps * updates, self.sample_rate)
 
 

@@ -111,7 +111,7 @@ class ArraySpec(NamedTuple):
 def _declaration(
     dtype: str, low: float | None, high: float | None = None, **more: Any
 ) -> Callable[..., ArraySpec]:
-    """Return what makes a declaration of arrays of a shape."""
+    """Return a function that declares arrays of a shape."""
     return lambda *shape: ArraySpec(dtype, shape, low, high, **more)
 
 

@@ -300,7 +300,7 @@ def _check_names(features: Sequence[Feature], what: str) -> None:
 
 
 def spell(name: str, columns: Collection[str]) -> str | None:
-    """Return the column that DuckDB means by ``name``, whatever its case.
+    """Return the column that ``name`` matches regardless of case.
 
     >>> spell("ORIGIN", ["Origin", "dest"])
     'Origin'

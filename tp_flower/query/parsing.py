@@ -192,7 +192,7 @@ def parse_statement(
 
 
 def _parse_select(sql: str, dialect: str) -> exp.Select:
-    """Return the one SELECT that ``sql`` holds, with no clause we do not know."""
+    """Return the one SELECT in ``sql``; QueryError for unsupported clauses."""
     statements = parse_statements(sql, dialect)
     if len(statements) != 1:
         raise QueryError(f"expected one SELECT statement, got {len(statements)}")

@@ -132,7 +132,7 @@ class BoundBranch:
         return {name: kind for name, kind in self.schema.items() if name in named}
 
     def fragment(self, outer: Fragment) -> Fragment:
-        """Return what the table's sites run, from the fragment over the outputs."""
+        """Return the fragment for the table's sites, from that over the outputs."""
         if self.select.groups:
             filters = tuple(dict.fromkeys(outer.filters))
             return replace(outer, name=self.name, filters=filters, subquery=self.select)
@@ -227,7 +227,7 @@ class _Binder:
         )
 
     def bind(self, names: Sequence[str] | None) -> BoundBranch:
-        """Return the branch; ``names`` are those of the first one, if it is another."""
+        """Return the branch; ``names`` are the first branch's columns, None for it."""
         branch = self._branch
         items = [pair for item in branch.items for pair in self._item(item)]
         outputs = self._named(items, names)

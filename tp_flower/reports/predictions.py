@@ -99,7 +99,7 @@ class Outputs:
 
 
 def occurrences(rows: IntArray) -> IntArray:
-    """Return the number of each joined row among those of the same row, from 0, (N,).
+    """Number the joined rows of each row from 0, (N,); equal rows are adjacent.
 
     >>> occurrences(np.array([0, 2, 2, 2, 5])).tolist()
     [0, 0, 1, 2, 0]

@@ -83,7 +83,7 @@ class Releases:
 
     @classmethod
     def within_budget(cls) -> "Releases":
-        """Return what holds of a table with a budget where its owner says nothing."""
+        """Return the defaults for a table with a budget."""
         return cls(labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE)
 
     def level(self, kind: str) -> str:
@@ -140,7 +140,7 @@ class Policy:
 
     @property
     def is_about_columns(self) -> bool:
-        """Whether some rule restricts what may be read; an empty list does."""
+        """Whether some rule restricts which columns may be read; an empty list does."""
         has_list = any(names is not None for names in self._lists)
         return has_list or bool(self.join_only) or not self.expressions
 
@@ -149,7 +149,7 @@ class Policy:
         return (self.columns, self.labels, self.weights, self.filters, self.keys)
 
     def visible(self, columns: Iterable[str]) -> list[str]:
-        """Return those of a table's columns that exist for the server, in order."""
+        """Return the table's columns that the server may see, in order."""
         is_open = self.columns is None
         return [name for name in columns if is_open or _has(self.named, name)]
 
@@ -160,7 +160,7 @@ class Policy:
                 raise SourceError(f"its policy names an unknown column {name!r}")
 
     def check_read(self, read: Read) -> None:
-        """Refuse a piece of a query that reads what it may not."""
+        """Raise PolicyError if a piece of a query reads forbidden columns."""
         reading = f"{read.what} reads column {read.column!r}"
         is_key = read.role in (Role.KEY, Role.GROUP)
         if not self.expressions and not read.is_bare:
@@ -197,7 +197,7 @@ class Policy:
         return "columns", self.columns
 
     def check_rows(self, rows: int, what: str) -> None:
-        """Refuse what would be computed from too few rows.
+        """Raise PolicyError for a result from too few rows.
 
         0 rows are as few as 1: that nobody is in a group says something of everybody.
         Callers let pass what tells nothing that is not known. No message says ``rows``.

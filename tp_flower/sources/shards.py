@@ -356,7 +356,7 @@ def _is_csv(path: str, relation: Sequence[str] | None) -> bool:
 
 
 def _warnings(source: ShardSource) -> tuple[str, ...]:
-    """Return what the owner of a CSV file should look at; no value is quoted."""
+    """Return warnings for the owner of a CSV file; no value is quoted."""
     if source.path is None or not _is_csv(source.path, source.relation):
         return ()
     strays = csv_format(source.path, source.nulls).stray_rows

@@ -356,7 +356,7 @@ _SQLITE_DATES: Final = {
 
 
 def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn | None:
-    """Return what the values say of a column; None if they say different things."""
+    """Return a column's type from its values' kinds; None if they are mixed."""
     bare = re.sub(r"\s*\(.*", "", declared)
     numbers = {"integer", "real"}
     if held == {"text"} and bare in _SQLITE_DATES:
@@ -379,7 +379,7 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
 
 
 def _number_declared(bare: str) -> bool:
-    """Whether SQLite turns what goes into a column of this type into a number."""
+    """Whether SQLite converts values of a column with this type to numbers."""
     if any(part in bare for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
         return False
     return not (bare in _SQLITE_DATES or bare in ("JSON", "UUID"))

@@ -251,7 +251,7 @@ class FilterPushdown:
 
 
 def _constants(tree: exp.Expr) -> list[exp.Expr]:
-    """Return what a condition compares its left side with; [] for an unknown form."""
+    """Return the constants on a condition's right side; [] for an unknown form."""
     if isinstance(tree, exp.In):
         return list(tree.expressions)
     if isinstance(tree, exp.Between):

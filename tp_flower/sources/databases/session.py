@@ -317,7 +317,7 @@ _THREAD: Final = threading.local()
 
 
 def _is_elsewhere(_record: logging.LogRecord) -> bool:
-    """Drop what a driver logs in a thread that has a shard's database open."""
+    """Drop driver logs from threads that have a shard's database open."""
     return not getattr(_THREAD, "sessions", 0)
 
 
@@ -445,7 +445,7 @@ class DatabaseSession:
 
 
 def _abandon(cursor: Any) -> None:
-    """Forget what is left of a MySQL query: closing it would fetch all its rows."""
+    """Abandon a MySQL query's remaining rows: closing it would fetch them all."""
     result = cursor._result  # noqa: SLF001 - there is no public way
     if result is not None:
         result.unbuffered_active, result.connection = False, None

@@ -1,4 +1,4 @@
-"""Shards in databases: what they look like, and their rows.
+"""Shards in databases: their columns and their rows.
 
 The database is asked for as few rows and columns as the query needs
 (:mod:`tp_flower.sources.databases.pushdown`), hands them out in chunks, and never
@@ -113,7 +113,7 @@ class DatabaseTable:
         )
 
     def _statement(self, selection: Selection) -> str:
-        """Return the one statement that the database runs."""
+        """Return the SELECT that the database runs."""
         dialect = self.session.dialect
         used = {
             *selection.columns,
