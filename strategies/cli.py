@@ -49,7 +49,10 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
         for model, manifest in models.items()
     ]
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
-    return text_table(head, rows, words=range(len(head)))
+    table = text_table(head, rows, words=range(len(head)))
+    # a name is copied into the next command
+    table.columns[0].no_wrap = True
+    return table
 
 
 def model_view(manifest: Manifest) -> RenderableType:

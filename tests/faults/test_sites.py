@@ -121,7 +121,7 @@ def renumbered(entries):
         (scores(10**9, 1), "exceeds the payload"),
         (scores(2**70, 2**70), "bad entry"),
         (scores(0, 10**30), "bad entry"),
-        (scores(0, 2**62), "bad shape of"),
+        (scores(0, 2**62), "array 'scores' has a bad shape"),
         (scores(*[0] * 9), "bad entry"),
         (scores(3, 1), "exceeds its layout"),
         (layout(lambda old: [*old, old[0]]), "'scores' is there twice"),

@@ -285,7 +285,9 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
         try:
             array: AnyArray = np.ndarray(shape, stored, view, offset)
         except (ValueError, OverflowError):  # one that is too long beside a 0
-            raise ReplyError(f"malformed message: bad shape of {name!r}") from None
+            raise ReplyError(
+                f"malformed message: array {name!r} has a bad shape"
+            ) from None
         arrays[part, name] = array
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):

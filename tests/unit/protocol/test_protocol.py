@@ -202,7 +202,7 @@ NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
             for shape in ([9], [3, 3], [10**6, 10**6], [2**62, 4])
         ),
         *(
-            (one_array("float32", shape, small=bytes(8)), "malformed mess.*'x'")
+            (one_array("float32", shape, small=bytes(8)), "malformed mess.*array 'x'")
             for shape in ([3], [2, 2], [0, 2**62], [2**62, 4])
         ),
         (eight(Array(np.zeros(8))), "has the wrong size"),
