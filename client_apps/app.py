@@ -29,8 +29,8 @@ from client_apps.rounds.transaction import (
 )
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, encode
-from tp_flower.protocol.messages import Failure, ReplyEnvelope
-from tp_flower.protocol.packet import Action, message_bytes, pack
+from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
+from tp_flower.protocol.packet import message_bytes, pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "handlers.setup:describe",

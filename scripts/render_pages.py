@@ -22,7 +22,7 @@ import msgspec
 from client_apps.app import ANSWERS
 from tp_flower.methods import METHODS
 from tp_flower.protocol.fields import Body, Message, layout_of
-from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.messages import Action
 from tp_flower.settings import GROUPS, PrivacySettings
 from tp_flower.settings.declare import Setting, declared
 
@@ -165,9 +165,9 @@ def _settings_section(group: type) -> str:
 def render_messages() -> str:
     """Return the reference page of the messages."""
     sections = [MESSAGES_HEAD]
-    for action, exchange in EXCHANGES.items():
+    for action in Action:
         sections.append(f"## `{action}`\n")
-        sections += [_section(message) for message in exchange]
+        sections += [_section(message) for message in action.messages]
     return "\n".join(sections)
 
 
@@ -179,8 +179,8 @@ def privacy_table() -> str:
             *(_plain(disclosure.carries), disclosure.covered_by),
             *(", ".join(disclosure.kinds), disclosure.policy),
         )
-        for action, exchange in EXCHANGES.items()
-        for message in exchange
+        for action in Action
+        for message in action.messages
         for disclosure in message.discloses
     ]
     return _table(
@@ -191,9 +191,9 @@ def privacy_table() -> str:
 def message_table() -> str:
     """Return the table of ARCHITECTURE.md: each message, and where it is answered."""
     rows = []
-    for action, exchange in EXCHANGES.items():
+    for action in Action:
         module = ANSWERS[action].partition(":")[0].replace(".", "/")
-        rows.append((f"`{action}`", *map(_summary, exchange), f"`{module}.py`"))
+        rows.append((f"`{action}`", *map(_summary, action.messages), f"`{module}.py`"))
     return _table(
         "| message | request | reply | at the site, in `client_apps/` |", rows
     )

@@ -38,7 +38,7 @@ from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.coreset_messages import RowsRequest
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     CommonParameters,
     ConsensusRequest,

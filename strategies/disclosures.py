@@ -34,8 +34,7 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Mechanism, Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.fields import Document
-from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -135,7 +134,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
             protection=protections[declared.covered_by],
         )
         for action in exposure.messages
-        for message in EXCHANGES[action]
+        for message in action.messages
         for declared in message.discloses
         if not declared.when or facts[declared.when]
     ]

@@ -41,7 +41,8 @@ from tp_flower.protocol.inference_messages import (
     ScoreReply,
     ScoreRequest,
 )
-from tp_flower.protocol.packet import Action, unpack_bits
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import (

@@ -48,7 +48,8 @@ from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS
 from tp_flower.protocol.codec import parse
-from tp_flower.protocol.packet import Action, unpack_bits
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,

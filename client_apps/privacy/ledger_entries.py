@@ -18,8 +18,7 @@ from tp_flower.privacy.plan import (
     PartPlan,
     Use,
 )
-from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms
@@ -147,8 +146,8 @@ def _action_of(what: str, family: str = "") -> Action:
     """Return the message that declares a kind of release."""
     return next(
         action
-        for action in _ROUNDS.get(family, EXCHANGES)
-        if any(what in each.kinds for each in EXCHANGES[action].reply.discloses)
+        for action in _ROUNDS.get(family, Action)
+        if any(what in each.kinds for each in action.reply.discloses)
     )
 
 

@@ -33,7 +33,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan
 from tp_flower.methods import SERVER
 from tp_flower.privacy.mechanisms import PureDp, Release
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS

@@ -44,13 +44,12 @@ from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import (
-    EXCHANGES,
     NO_RUN,
+    Action,
     ReplyEnvelope,
     RequestEnvelope,
 )
 from tp_flower.protocol.packet import (
-    Action,
     Packet,
     message_bytes,
     open_parcel,
@@ -116,7 +115,7 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
     If this raises, nothing has changed.
     """
     try:
-        message = decode(EXCHANGES[request.action].request, request.packet)
+        message = decode(request.action.request, request.packet)
         with site.store.locked():
             return _answered_once(site, request, message, answer)
     except MessageError as error:

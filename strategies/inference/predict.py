@@ -56,7 +56,8 @@ from tp_flower.protocol.inference_messages import (
     ScorePart,
     ScoreRequest,
 )
-from tp_flower.protocol.packet import Action, pack_bits
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query, Unlabelled

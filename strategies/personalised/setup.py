@@ -30,7 +30,8 @@ from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.losses import MAX_CLASSES, Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import SUMMARIES
-from tp_flower.protocol.packet import Action, pack_bits
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import (
     PersonalisedPart,
     PersonalisePart,

@@ -34,12 +34,12 @@ from tp_flower.protocol.fields import Reply as ReplyMessage
 from tp_flower.protocol.fields import Request as RequestMessage
 from tp_flower.protocol.messages import (
     ACTIONS,
-    EXCHANGES,
+    Action,
     Failure,
     ReplyEnvelope,
     RequestEnvelope,
 )
-from tp_flower.protocol.packet import Action, Packet, header_of, message_bytes, pack
+from tp_flower.protocol.packet import Packet, header_of, message_bytes, pack
 from tp_flower.reports.records import RoundReport
 
 FIRST_POLL_SECONDS: Final = 0.001
@@ -110,7 +110,7 @@ class Answer:
     @classmethod
     def read(cls, action: Action, packet: Packet) -> "Answer":
         """Return the answer to a request of a type."""
-        message = decode_reply(EXCHANGES[action].reply, packet)
+        message = decode_reply(action.reply, packet)
         return cls(packet, message, read_envelope(ReplyEnvelope, packet))
 
     @property

@@ -31,8 +31,8 @@ from tp_flower.features.choice import TableChoice
 from tp_flower.features.statistics import ColumnStatistics
 from tp_flower.features.statistics_codec import from_wire
 from tp_flower.protocol.fields import Reply, layout_of
-from tp_flower.protocol.messages import Failure, ReplyEnvelope
-from tp_flower.protocol.packet import Action, Packet, unpack
+from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
+from tp_flower.protocol.packet import Packet, unpack
 from tp_flower.protocol.setup_messages import ExtractedPart, StatisticsOfPart
 from tp_flower.settings import Settings
 from tp_flower.settings.run import STALE

@@ -37,8 +37,8 @@ from tp_flower.errors import (
 )
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.inference_messages import FinishRequest
-from tp_flower.protocol.messages import RUN_DIGITS
-from tp_flower.protocol.packet import Action, Packet, open_parcel, parcel_of, unpack
+from tp_flower.protocol.messages import RUN_DIGITS, Action
+from tp_flower.protocol.packet import Packet, open_parcel, parcel_of, unpack
 from tp_flower.query import Query
 from tp_flower.randomness import KEY_BYTES
 from tp_flower.reports.records import RoundReport

@@ -24,7 +24,8 @@ from tp_flower.extraction.select_plan import kind_of
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.fields import Document
-from tp_flower.protocol.packet import Action, Packet
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.setup_messages import (
     DescribeReply,
     DescribeRequest,

@@ -25,7 +25,7 @@ from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.setup_messages import (
     DescribeReply,
     ExtractedPart,

@@ -33,7 +33,7 @@ from tp_flower.learning.admm import (
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.privacy.statistics_update import private_update, usable_gram
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     AdmmRequest,
     AdmmTarget,

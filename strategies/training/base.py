@@ -60,7 +60,7 @@ from tp_flower.learning.losses import Loss
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishedPart, FinishRequest
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator

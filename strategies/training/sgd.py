@@ -47,7 +47,7 @@ from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import DP_SGD, OUTSIDER
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,

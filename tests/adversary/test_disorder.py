@@ -5,7 +5,8 @@ import pytest
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.faulty_runs import same_noise
 from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
-from tp_flower.protocol.packet import Action, Packet
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet
 
 READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
 # where rows may still be read

@@ -27,8 +27,8 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, Kept, train
-from tp_flower.protocol.messages import EXCHANGES, RUN_DIGITS
-from tp_flower.protocol.packet import HEADER, MESSAGE, Action, unpack
+from tp_flower.protocol.messages import RUN_DIGITS, Action
+from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
 
 ENOUGH = 10_000
@@ -94,7 +94,7 @@ class FuzzingGrid(HostileGrid):
             return
         action = message.metadata.message_type
         kept = Kept(self.contexts[message.metadata.dst_node_id])
-        mutants = self._fuzzer.mutants(message.content, EXCHANGES[action].request)
+        mutants = self._fuzzer.mutants(message.content, Action(action).request)
         for number in count():
             if self.refused[action] == wanted:
                 break

@@ -9,7 +9,7 @@ from flwr.app import Message
 
 from tests.support.peers.faulty_runs import place, plain, same_noise
 from tests.support.peers.fuzzing import Fuzzer
-from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "plain", "same_noise"]
 
@@ -29,7 +29,7 @@ class Tampering:
         is_it = (metadata.message_type, metadata.dst_node_id) == (self._action, US)
         if self.what or not is_it:
             return reply
-        kind = EXCHANGES[self._action].reply
+        kind = Action(self._action).reply
         self.what, content = next(self._fuzzer.mutants(reply.content, kind))
         return Message(content, reply_to=message)
 

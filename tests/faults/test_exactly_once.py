@@ -36,7 +36,8 @@ from tests.support.peers.faulty_grid import (
 )
 from tests.support.peers.hostile import SHOP, US, HostileGrid, tables, train
 from tp_flower.errors import SiteError
-from tp_flower.protocol.packet import Action, Packet, pack, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 
 COVERED = PrivacySettings(

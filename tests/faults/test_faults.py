@@ -23,7 +23,7 @@ from tests.support.peers.faulty_grid import (
 )
 from tests.support.peers.faulty_runs import METHODS, place, plain, same_noise
 from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "plain", "same_noise"]
 

@@ -15,7 +15,7 @@ from tests.support.peers.faulty_runs import (
     same_noise,
 )
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "same_noise"]
 

@@ -1,11 +1,12 @@
 """Every request that the server may send and every reply that a site may give.
 
 The declarations stand beside each other by family; a message that is not in
-``EXCHANGES`` can be neither sent nor read.
+:class:`Action` can be neither sent nor read.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Final, NamedTuple
+from enum import StrEnum
+from typing import Annotated, Final, Self
 
 import msgspec
 
@@ -16,43 +17,54 @@ from tp_flower.protocol import personalised_messages as personal
 from tp_flower.protocol import setup_messages as setup
 from tp_flower.protocol import training_messages as training
 from tp_flower.protocol.fields import Body, Count, Reply, Request, between
-from tp_flower.protocol.packet import Action
 
 
-class Exchange(NamedTuple):
-    """The two messages of an action."""
+class Action(StrEnum):
+    """An exchange: the Flower message type of a request, the request and its reply."""
 
     request: type[Request]
     reply: type[Reply]
 
+    def __new__(cls, name: str, request: type[Request], reply: type[Reply]) -> Self:
+        """Return the member of a name, with its messages."""
+        action = str.__new__(cls, name)
+        action._value_ = name
+        action.request, action.reply = request, reply
+        return action
 
-EXCHANGES: Final[Mapping[Action, Exchange]] = {
-    Action.DESCRIBE: Exchange(setup.DescribeRequest, setup.DescribeReply),
-    Action.SEAL: Exchange(setup.SealRequest, setup.SealReply),
-    Action.EXTRACT: Exchange(setup.ExtractRequest, setup.ExtractReply),
-    Action.STATISTICS: Exchange(setup.StatisticsRequest, setup.StatisticsReply),
-    Action.CHECK: Exchange(setup.CheckRequest, setup.CheckReply),
-    Action.MEASURE: Exchange(coreset.MeasureRequest, coreset.MeasureReply),
-    Action.DRAW: Exchange(coreset.DrawRequest, coreset.DrawReply),
-    Action.WEIGH: Exchange(coreset.WeighRequest, coreset.WeighReply),
-    Action.PREPARE: Exchange(training.PrepareRequest, training.PrepareReply),
-    Action.ADMM: Exchange(training.AdmmRequest, training.AdmmReply),
-    Action.CONSENSUS: Exchange(training.ConsensusRequest, training.ConsensusReply),
-    Action.SGD: Exchange(training.SgdRequest, training.SgdReply),
-    Action.STEP: Exchange(training.StepRequest, training.StepReply),
-    Action.ROWS: Exchange(coreset.RowsRequest, coreset.RowsReply),
-    Action.PERSONALISE: Exchange(
-        personal.PersonaliseRequest, personal.PersonaliseReply
-    ),
-    Action.SUMMARISE: Exchange(personal.SummariseRequest, personal.SummariseReply),
-    Action.PERSONAL: Exchange(personal.PersonalRequest, personal.PersonalReply),
-    Action.SCORE: Exchange(inference.ScoreRequest, inference.ScoreReply),
-    Action.DELIVER: Exchange(inference.DeliverRequest, inference.DeliverReply),
-    Action.FINISH: Exchange(inference.FinishRequest, inference.FinishReply),
-}
+    DESCRIBE = "query.describe", setup.DescribeRequest, setup.DescribeReply
+    SEAL = "query.seal", setup.SealRequest, setup.SealReply
+    EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply
+    STATISTICS = "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
+    CHECK = "query.check", setup.CheckRequest, setup.CheckReply
+    MEASURE = "train.measure", coreset.MeasureRequest, coreset.MeasureReply
+    DRAW = "train.draw", coreset.DrawRequest, coreset.DrawReply
+    WEIGH = "train.weigh", coreset.WeighRequest, coreset.WeighReply
+    PREPARE = "train.prepare", training.PrepareRequest, training.PrepareReply
+    ADMM = "train.admm", training.AdmmRequest, training.AdmmReply
+    CONSENSUS = "train.consensus", training.ConsensusRequest, training.ConsensusReply
+    SGD = "train.sgd", training.SgdRequest, training.SgdReply
+    STEP = "train.step", training.StepRequest, training.StepReply
+    ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply
+    PERSONALISE = (
+        "train.personalise",
+        personal.PersonaliseRequest,
+        personal.PersonaliseReply,
+    )
+    SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
+    PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
+    SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply
+    DELIVER = "query.deliver", inference.DeliverRequest, inference.DeliverReply
+    FINISH = "query.finish", inference.FinishRequest, inference.FinishReply
+
+    @property
+    def messages(self) -> tuple[type[Request], type[Reply]]:
+        """The request and the reply."""
+        return self.request, self.reply
+
 
 ACTIONS: Final[Mapping[type[Request], Action]] = {
-    exchange.request: action for action, exchange in EXCHANGES.items()
+    action.request: action for action in Action
 }
 """The Flower message type that carries a request."""
 

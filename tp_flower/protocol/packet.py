@@ -18,7 +18,6 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
@@ -59,31 +58,6 @@ PAYLOAD = "payload"
 _JSON: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _DTYPES: Final = {name: np.dtype(name) for name in sorted(WIRE_DTYPES)}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
-
-
-class Action(StrEnum):
-    """The Flower message type of every request that a site answers."""
-
-    DESCRIBE = "query.describe"
-    SEAL = "query.seal"
-    EXTRACT = "query.extract"
-    STATISTICS = "query.statistics"
-    CHECK = "query.check"
-    MEASURE = "train.measure"
-    DRAW = "train.draw"
-    WEIGH = "train.weigh"
-    PREPARE = "train.prepare"
-    ADMM = "train.admm"
-    CONSENSUS = "train.consensus"
-    SGD = "train.sgd"
-    STEP = "train.step"
-    ROWS = "train.rows"
-    PERSONALISE = "train.personalise"
-    SUMMARISE = "train.summarise"
-    PERSONAL = "train.personal"
-    SCORE = "query.score"
-    DELIVER = "query.deliver"
-    FINISH = "query.finish"
 
 
 @dataclass(frozen=True)

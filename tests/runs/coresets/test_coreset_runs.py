@@ -32,7 +32,7 @@ from tests.support.peers.hostile import (
 )
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 
 __all__ = ["same_noise"]
 

@@ -39,7 +39,8 @@ from tp_flower.errors import (
 )
 from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
-from tp_flower.protocol.packet import Action, Packet, pack, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings

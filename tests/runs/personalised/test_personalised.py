@@ -17,7 +17,8 @@ from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
-from tp_flower.protocol.packet import Action, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict

@@ -29,7 +29,8 @@ from strategies.run import exchange
 from strategies.run import sites as inventory
 from strategies.run.grid import InProcessGrid
 from tp_flower.database import Database
-from tp_flower.protocol.packet import Action, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import unpack
 
 
 class Fault(StrEnum):

@@ -24,7 +24,8 @@ from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.federated import write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
-from tp_flower.protocol.packet import HEADER, MESSAGE, Action, Packet, pack, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import HEADER, MESSAGE, Packet, pack, unpack
 
 SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind "

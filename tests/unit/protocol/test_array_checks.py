@@ -10,8 +10,8 @@ from strategies.run.exchange import Part, Requests
 from strategies.run.replies import array_of, collect_replies, read_key
 from tests.support.examples.site_examples import body
 from tp_flower.errors import MessageError, RangeError, ReplyError
-from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import Action, Packet, pack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, pack
 
 PART = Part(0, "orders", "us", 3, 0)
 GOOD = np.array([[1.0], [2.0]], np.float32)
@@ -37,7 +37,7 @@ def replied(action=Action.ADMM, facts=None, **arrays):
     header = {"round": 1, "seconds": 0.0}
     header |= {} if facts is None else {"parts": [{"id": 0, **facts}]}
     named = {(0, name.replace("_", "-")): array for name, array in arrays.items()}
-    kind = EXCHANGES[action].request
+    kind = action.request
     request = Requests(action, {PART.node: Packet()}, kind, {PART.number: PART})
     # one of Flower's own needs a running app
     content = pack(Packet(header, named))

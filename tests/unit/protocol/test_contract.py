@@ -9,14 +9,13 @@ from client_apps.privacy import ledger_entries
 from scripts.render_pages import render_pages
 from tests.support.files import ROOT
 from tp_flower.methods import ADMM, CORESET, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
-from tp_flower.protocol.messages import EXCHANGES
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.sources.policy import LEVELS
 
 DISCLOSURES = [
     (action, declared)
-    for action, exchange in EXCHANGES.items()
-    for message in exchange
+    for action in Action
+    for message in action.messages
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.support.files import ROOT
 from tp_flower.protocol.fields import layout_of
-from tp_flower.protocol.messages import EXCHANGES
+from tp_flower.protocol.messages import Action
 
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 MODULES = sorted(
@@ -201,7 +201,7 @@ def test_no_key_is_typed_on_both_sides() -> None:
 def test_sites_type_no_names_of_the_wire() -> None:
     """They read the fields of messages, which alone know how these are called."""
     names, kinds = set(), set()
-    for message in (message for exchange in EXCHANGES.values() for message in exchange):
+    for message in (message for action in Action for message in action.messages):
         bodies = [message, layout_of(message).part]
         for layout in (layout_of(body) for body in bodies if body is not None):
             names |= {*layout.values, *layout.arrays, *layout.families}

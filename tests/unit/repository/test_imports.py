@@ -16,7 +16,8 @@ from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train
 from tests.support.files import ROOT
-from tp_flower.protocol.packet import Action, Packet, unpack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, unpack
 
 PROCESS = """
 import json, sys

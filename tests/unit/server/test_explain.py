@@ -25,7 +25,7 @@ from tests.support.examples.explained import (
 from tests.support.page_reading import Page
 from tp_flower.errors import MappingError
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables

@@ -10,7 +10,8 @@ from tests.support.log_lines import events, logged_run
 from tests.support.peers.keyed_sites import SQL, A, B
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol.packet import Action, Packet, pack
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, pack
 from tp_flower.query import Query
 
 FORGED = 'north"\nERROR: event=finish'

@@ -13,7 +13,7 @@ from tests.support.federated import WatchedGrid, store, store_on_disk, store_sql
 from tests.support.log_lines import events, logged_run
 from tp_flower.errors import TPFlowerError
 from tp_flower.events import SHOWN_DIGITS
-from tp_flower.protocol.packet import Action
+from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 
 SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
