@@ -19,6 +19,7 @@ from tp_flower.privacy.plan import (
     Use,
 )
 from tp_flower.protocol.messages import Action
+from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms
@@ -103,9 +104,16 @@ def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
 
 
 def note(site: Site, number: int, what: str, detail: str = "") -> None:
-    """Note a release that no noise covers, of a kind that needs no plan."""
-    scope = _UNCOVERED[what].format(detail)
-    uncovered = release(site, number, _action_of(what), what, scope)
+    """Note a release that no noise covers, of a kind that needs no plan.
+
+    The table's policy must let it leave as it is; where the rule depends on the run,
+    the handler has checked it.
+    """
+    action, policy = _action_of(what), site.source(number).policy
+    for declared in action.reply.discloses:
+        if what in declared.kinds and declared.policy in LEVELS and not declared.when:
+            policy.check_release(declared.policy, is_private=False)
+    uncovered = release(site, number, action, what, _UNCOVERED[what].format(detail))
     site.ledger.note(site.store.run, [uncovered])
 
 

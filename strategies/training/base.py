@@ -232,6 +232,17 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         version = make_version(self.started_at, self.run)
         return ModelVersion(self.settings.model_name, version)
 
+    def request(self, request: Requests) -> Requests:
+        """Return a request as one of the epoch, if its disclosures are explained."""
+        problem = self.training_problem
+        if problem is not None and request.action not in problem.exposure.messages:
+            raise RuntimeError(
+                f"{type(self).__name__} sends {request.action}, and neither explain "
+                "nor the report would say what it discloses: list it in the strategy's "
+                "`messages` or `messages_of_shards`"
+            )
+        return super().request(request)
+
     def result_arrays(self) -> ArrayRecord:
         """Return the base score."""
         if (problem := self.training_problem) is None:

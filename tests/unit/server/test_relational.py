@@ -11,6 +11,7 @@ from strategies import STRATEGIES, TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
+from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 
 ORDERS = pd.DataFrame(
@@ -22,6 +23,17 @@ SQL = "SELECT o.y AS label, o.x, i.w, i.same FROM o JOIN i ON o.k = i.k"
 
 def grid() -> InProcessGrid:
     return InProcessGrid(app, [{"o": ORDERS}, {"i": ITEMS}])
+
+
+class Unlisted(TablePuppetADMM):
+    """Sends a message that it does not list."""
+
+    messages = (Action.PREPARE,)
+
+
+def test_a_message_that_nobody_explains_is_not_sent():
+    with pytest.raises(RuntimeError, match=r"Unlisted sends train\.admm.* `messages`"):
+        Unlisted(Query.from_sql(SQL), device="cpu").start(grid())
 
 
 # those that train over joins
