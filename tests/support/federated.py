@@ -15,9 +15,11 @@ from flwr.serverapp.strategy import Result
 from client_apps.app import app
 from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
+from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.privacy.plan import PartPlan
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import (
     ArrayKey,
     Packet,
@@ -271,6 +273,7 @@ def run_query(
     with closing(grid):
         finished.result = finished.strategy.start(grid)
     _masks(finished)
+    _check_ledgers(finished)
     return finished
 
 
@@ -360,3 +363,23 @@ def _masks(finished: Run) -> None:
                     for part in table.parts
                 ]
             )
+
+
+def _check_ledgers(finished: Run) -> None:
+    """Assert that what left a part is in its site's ledger, as its message declares."""
+    facts = facts_of(finished.strategy.training_problem.exposure)
+    lines = [line for own in finished.strategy.ledgers.values() for line in own]
+    noted = {(line["release"]["part"], line["release"]["what"]) for line in lines}
+    for seen in (seen for seen in finished.seen if seen.is_reply):
+        left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
+        for part in seen.header.get("parts", ()):
+            left |= {(part["id"], name) for name in part if part[name] != []}
+        for each in Action(seen.action).reply.discloses:
+            names = {name.replace("_", "-") for name in each.fields}
+            is_release = each.kinds and (not each.when or facts[each.when])
+            for part in {p for p, name in left if name in names and is_release}:
+                assert any((part, kind) in noted for kind in each.kinds), (
+                    f"{names} of {seen.action} have left part {part}, but its site's "
+                    f"ledger has none of {each.kinds}: plan the release (PartPlan) or "
+                    "write it down in the handler (ledger_entries.note)"
+                )
