@@ -18,6 +18,7 @@ from tests.support.examples.encoding_example import (
     statistics_of,
     vectors,
 )
+from tests.support.files import ROOT
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import (
     CategoricalColumn,
@@ -29,7 +30,7 @@ from tp_flower.features.columns import (
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.features.encodings import OTHER
 from tp_flower.features.fitting import fit
-from tp_flower.features.spec import TIME_PARTS
+from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
 
 NUMBERS = """
@@ -46,6 +47,16 @@ length missing=median indicator; categories(b, "", ccc) indicator
 NUMBER_SPECS, TEXT_SPECS = (
     [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
 )
+
+
+def test_every_encoder_is_tried_and_described():
+    tried = {EncoderSpec.parse(spec).kind for spec in (*NUMBER_SPECS, *TEXT_SPECS)}
+    assert tried == set(ENCODERS), "add a spec of it to NUMBERS or TEXTS"
+    page = (ROOT / "docs/reference/encoders.md").read_text("utf-8")
+    missing = [kind for kind in ENCODERS if f"`{kind}" not in page]
+    assert not missing, "docs/reference/encoders.md has no row of them"
+
+
 # sums of such numbers are exact, so that what is constant is so in any order
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])

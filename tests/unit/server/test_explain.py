@@ -13,7 +13,9 @@ from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.explain.explanation import explanation_dict
+from strategies.personalised.setup import TRAINING
 from strategies.report_page import PAGE_FILE
+from strategies.training.base import JoinStrategy
 from tests.support.examples.explained import (
     ORDERS,
     SMALL,
@@ -134,22 +136,22 @@ def test_every_message_is_covered(strategy):
     )
     messages = {release.message for release in releases}
     assert messages - {release.message for release in plain} == DRAWING
-    others = {
-        "admm": {Action.SGD, Action.STEP, Action.ROWS},
-        "sgd": {Action.ADMM, Action.CONSENSUS, Action.ROWS},
-        "coreset-ridge": {Action.SGD, Action.STEP, Action.ADMM},
-    }[strategy]
-    # of runs that predict, which say themselves what they release
-    others |= {Action.SCORE, Action.DELIVER}
-    # of sites with models of their own
-    others |= {Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL}
-    assert messages == set(map(str, set(Action) - others))
+    assert messages == set(map(str, messages_of(strategy, **CORESET)))
     assert all(release.protection for release in releases)
     labels = [each for each in releases if "label of every row of o" in each.carries]
     assert [release.protection for release in labels] == [NOTHING]
     (keys,) = protections(releases, "join keys")
     assert "keyed hash" in keys
     assert "simulation" not in keys
+
+
+def test_every_message_is_of_a_method_or_a_prediction():
+    sent = {*SET_UP, Action.STATISTICS, Action.CHECK, Action.FINISH}
+    sent |= {*map(Action, DRAWING), *TRAINING, Action.SCORE, Action.DELIVER}
+    for method in JoinStrategy.methods.values():
+        sent |= {*method.messages, *method.messages_of_shards}
+    unsent = set(Action) - sent
+    assert not unsent, "list them in the `messages` of the strategy that sends them"
 
 
 @pytest.mark.parametrize("family", ["admm", "sgd"])

@@ -1,18 +1,24 @@
 """Which strategies read a setting: as declared, and as runs do."""
 
+import ast
 import dataclasses
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
 import tp_flower.settings
 from tests.support.federated import store, store_sql, train, whole
+from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
 from tp_flower.settings import SETTINGS, Settings
 
 PACKAGE = str(Path(tp_flower.settings.__file__).parent)
+PACKAGES = ("tp_flower", "strategies", "client_apps")
+RESOLVED = defaultdict(tuple, num_epochs=("epochs",), coreset_size=("coreset_rows",))
+"""By field, properties of the settings that are read in its place."""
 DERIVED = {"epochs": ("num_epochs",), "model_of": ("model", "models")}
 SENT_ALONG = {"coreset-ridge": {"clusters"}}
 """By strategy, what its requests hold and nothing uses."""
@@ -46,6 +52,17 @@ def run_of(strategy: str) -> None:
         sql = "SELECT qty AS label, day FROM orders"
         sites = [{"orders": [part]} for part in (orders[:25], orders[25:])]
     train(sites, sql, strategy, **fields)
+
+
+def test_every_setting_is_read_somewhere():
+    modules = (path for top in PACKAGES for path in (ROOT / top).rglob("*.py"))
+    outside = [path for path in modules if not str(path).startswith(PACKAGE)]
+    nodes = (node for path in outside for node in ast.walk(ast.parse(path.read_text())))
+    read = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    unread = {
+        item.key for item in SETTINGS if not {item.field, *RESOLVED[item.field]} & read
+    }
+    assert not unread, "no code reads `settings.<name>` of them"
 
 
 @pytest.mark.parametrize("strategy", METHODS)
