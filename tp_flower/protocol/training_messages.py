@@ -269,7 +269,7 @@ _PROPOSAL = Discloses(
     "parameters that each shard of {seeking} fitted",
     fields=("proposal",),
     covered_by="models",
-    kinds=("parameters",),
+    kinds=("parameters", "model"),
     policy="models",
     when="has_inner_rounds",
 )
@@ -297,7 +297,7 @@ class AdmmReply(Reply, frozen=True):
             policy="models",
             when="gram",
         ),
-        _PROPOSAL._replace(kinds=("parameters", "model"), when="seeking"),
+        _PROPOSAL._replace(when="seeking"),
         _SCORES._replace(kinds=("scores", "model"), when=""),
     )
 
