@@ -30,7 +30,7 @@ from tp_flower.protocol.codec import (
     read_envelope,
 )
 from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
-from tp_flower.protocol.fields import COVERS, field_bytes, layout_of
+from tp_flower.protocol.fields import COVERS, Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
 from tp_flower.protocol.messages import (
     Action,
@@ -53,6 +53,8 @@ each_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda k: k.__name_
 
 def test_every_action_has_a_request_and_a_reply_of_its_own():
     assert len(set(MESSAGES)) == 2 * len(Action)
+    unsent = set(Request.__subclasses__()) - set(MESSAGES)
+    assert not unsent, "give them a line in Action (tp_flower/protocol/messages.py)"
 
 
 @each_message
@@ -63,6 +65,8 @@ def test_every_field_is_disclosed_or_of_the_schedule(kind):
         arrays = (*part.arrays.values(), *part.families.values())
         names |= {*part.values.values(), *(field for field, _ in arrays)}
     disclosed = {field for group in kind.discloses for field in group.fields}
+    missing = names - disclosed - set(kind.schedule)
+    assert not missing, "name them in the fields of a Discloses, or in the schedule"
     assert disclosed | set(kind.schedule) == names
     assert not disclosed & set(kind.schedule)
     assert len(set(kind.schedule)) == len(kind.schedule)

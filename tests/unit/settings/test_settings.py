@@ -35,7 +35,7 @@ def shipped_config() -> dict[str, object]:
 
 
 def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
-    assert shipped_config() == Settings().to_dict()
+    assert shipped_config() == Settings().to_dict(), "run scripts/render_pages.py"
     assert list(shipped_config()) == list(KEYS)
     # `1` for a float default would make Flower show users an int
     types = {key: type(value) for key, value in shipped_config().items()}
