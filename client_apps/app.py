@@ -1,12 +1,12 @@
 """The Flower ClientApp: one thin action per message type.
 
-What an action raises on purpose is logged here, for those who can mend it, and travels
-back with the part it was at, which the server turns into a site and a table; anything
-else is logged here and travels as its type and place only, because the text of a
-foreign exception may quote data.
+Errors raised on purpose are logged here, for the site's owner, and sent to the server
+together with the participant that was being worked on, which the server turns into a
+site and a table. Of any other exception the server gets only the type and place,
+because its text may quote data.
 
-In deployment every message starts a process. What answers it is imported when it comes,
-so that a round of training waits for no library that reads tables or parses queries.
+In deployment every message starts a process. Handlers are imported when a message needs
+them, so that a round of training loads no library that reads tables or parses queries.
 """
 
 import importlib
@@ -54,13 +54,13 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.DELIVER: "handlers.inference:deliver",
     Action.FINISH: "handlers.prepare:finish",
 }
-"""By action, the module of this package and the function that answers it."""
+"""By action, the module of this package and the function that handles it."""
 
 app = ClientApp()
 
 
 def answer_of(action: Action) -> Answer:
-    """Import and return the function that answers an action."""
+    """Import and return the handler of an action."""
     module, _, name = ANSWERS[action].partition(":")
     return cast(Answer, getattr(importlib.import_module(f"client_apps.{module}"), name))
 
@@ -85,7 +85,7 @@ def _reply(message: Message, context: Context, action: Action) -> Message:
 def _failed(
     request: IncomingRequest | None, site: Site | None, error: Exception
 ) -> RecordDict:
-    """Return the reply that tells the server of an error."""
+    """Return the reply that reports an error to the server."""
     if isinstance(error, TPFlowerError):
         text = str(error) if site is None else site.without_places(str(error))
     else:

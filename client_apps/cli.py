@@ -8,12 +8,12 @@
     python -m client_apps.cli models show NAME[@VERSION]
     python -m client_apps.cli models delete NAME@VERSION
 
-All take ``--state-dir DIR``; run them as the user of the SuperNode, with what its node
-config says. Reservations of open runs count in full in the account. After
-``--begin-anew`` what was spent counts no more: stop the SuperNode before. The site key
-is made when it is first asked for; its private part stays in the state folder. A model
-that is deleted here can no longer be predicted with: the server knows its digests, not
-its parameters.
+All commands take ``--state-dir DIR``; run them as the user that runs the SuperNode,
+with the values of its node config. Reservations of open runs count in full in the
+account. ``--begin-anew`` resets what was spent: stop the SuperNode first. The site key
+is created on first use; its private part stays in the state folder. A model deleted
+here can no longer be used for predictions: the server knows the digests of its parts,
+not their parameters.
 """
 
 import argparse
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def begin_anew(root: str, file: Path) -> None:
-    """Write the lines of a ledger to a new file, and begin an empty one."""
+    """Write the lines of a ledger to a new file and start an empty ledger."""
     ledger = open_ledger(root)
     try:
         with file.open("x", encoding="utf-8") as exported:
@@ -125,7 +125,7 @@ def _list(root: Path) -> RenderableType:
 
 
 def _table_of(folder: Path) -> str:
-    """Return a part's table; one that cannot be read must not hide the others."""
+    """Return a participant's table; an unreadable one must not hide the others."""
     try:
         return SavedModel.load(folder).fragment.name
     except ModelError:

@@ -1,1 +1,1 @@
-"""Data of a site on its disk, and between the messages of a run."""
+"""Data of a site: on disk, and between the messages of a run."""

@@ -1,9 +1,10 @@
-"""The cache of a site from run to run: folders of files, made once, up to a limit.
+"""The cache of a site, shared by its runs: folders of files, limited in size.
 
-An entry is a folder with a description beside its files. It is made under another name
-and renamed when it is complete, so that a reader never sees half of one; processes that
-make the same entry at the same time do no harm. The entries that were not used for
-longest go first where the cache is full, but none that a run still uses.
+An entry is a folder with a description beside its files. It is written under a
+temporary name and renamed when it is complete, so that a reader never sees a partial
+one; processes that create the same entry at the same time do no harm. When the cache is
+full, the least recently used entries are removed first, but never one that a run still
+uses.
 
 Layout
     <folder>/<entry>/...                    the files
@@ -29,13 +30,13 @@ VERSION: Final = 4
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
 ONCE: Final = "once-"
-"""Begins the names of entries that no other run can use."""
+"""Prefix of the entries that no other run can use."""
 STALE_SECONDS: Final = 7 * 24 * 3600.0
-"""A run that has not touched an entry for so long is over; it may have crashed."""
+"""A run that has not touched an entry for this long is taken to be over or crashed."""
 
 
 def entry_name(kind: str, *facts: object) -> str:
-    """Return the name of the entry that depends on these facts and nothing else.
+    """Return the entry name that is determined by these facts and nothing else.
 
     Facts are of plain JSON types.
     """
@@ -44,9 +45,9 @@ def entry_name(kind: str, *facts: object) -> str:
 
 
 class Cache:
-    """The entries of all runs below one folder, as one run uses them.
+    """The entries of all runs in one folder, as seen by one run.
 
-    They may take ``limit`` bytes; those in use may take more.
+    They may take up ``limit`` bytes; entries in use may exceed it.
     """
 
     def __init__(self, folder: Path, run: str, limit: int) -> None:
@@ -54,7 +55,7 @@ class Cache:
         self._uses = folder / USES / run
 
     def find(self, name: str) -> Path | None:
-        """Return an entry's folder and use it from now on; None if there is none.
+        """Return an entry's folder and mark it as used; None if there is none.
 
         An entry that is damaged is dropped.
         """
@@ -69,10 +70,10 @@ class Cache:
             return entry
 
     def obtain(self, name: str, make: Callable[[Path], None]) -> Path:
-        """Return an entry's folder and use it from now on; have it made if need be.
+        """Return an entry's folder and mark it as used; create the entry if need be.
 
-        ``make`` fills an empty folder; nothing is kept if it raises. Where the disk is
-        full, unused entries are removed, and it is made once more.
+        ``make`` fills an empty folder; nothing remains if it raises. If the disk is
+        full, unused entries are removed and ``make`` is called once more.
         """
         entry = self.find(name)
         if entry is not None:
@@ -114,7 +115,7 @@ class Cache:
             self.shrink()
 
     def shrink(self, limit: int | None = None) -> None:
-        """Remove the entries that were not used for longest until the rest fits."""
+        """Remove the least recently used entries until the rest fits."""
         limit = self._limit if limit is None else limit
         if not self.folder.is_dir():
             return
@@ -134,7 +135,7 @@ class Cache:
                     total -= entries[path]
             oldest = time.time() - STALE_SECONDS
             for path in self.folder.glob(".*-*"):
-                # begun by a process that was killed; or its maker may be removing it
+                # left by a process that was killed; or its maker may be removing it
                 with suppress(OSError):
                     if path.stat().st_mtime < oldest:
                         _remove(path)
@@ -159,7 +160,7 @@ class Cache:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """No other process finds, renames or removes entries meanwhile."""
+        """Keep other processes from finding, renaming or removing entries."""
         lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -178,7 +179,7 @@ def _describe(folder: Path) -> None:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the description is of this version, untouched, and true."""
+    """Whether the description is of this version and matches the files."""
     try:
         document = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
         sizes = document["sizes"]
@@ -203,7 +204,7 @@ def _last_use(folder: Path) -> float:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder; at no time is half of it there under its name."""
+    """Remove a folder without ever leaving part of it under its name."""
     if not folder.exists():
         return
     doomed = folder.with_name(f".{folder.name}-{os.getpid()}-{time.monotonic_ns()}")

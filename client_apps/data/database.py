@@ -1,8 +1,8 @@
 """The database of a site: the state of its runs, its ledger, its noisy labels.
 
-All of it is in one file, ``<state-dir>/site.db``, so that the changes of a message are
-there as a whole or not at all. Arrays of more than a few megabytes lie beside it
-(``run_store``).
+Everything is in one file, ``<state-dir>/site.db``, so that the changes of a message are
+written as a whole or not at all. Arrays of more than a few megabytes are stored beside
+it (``run_store``).
 """
 
 import atexit
@@ -66,7 +66,7 @@ _OPEN: Final[OrderedDict[tuple[int, str], Database]] = OrderedDict()
 
 def open_database(root: str) -> Database:
     """Return the database of a state folder; a process has one object of each."""
-    # a process that was forked has to open its own
+    # a forked process has to open its own connection
     key = os.getpid(), root
     with _OPENING:
         if key not in _OPEN:
@@ -84,18 +84,18 @@ def close_databases() -> None:
     """Close the databases of this process; each is opened again when it is used."""
     with _OPENING:
         for (process, _), database in _OPEN.items():
-            # invariant: a forked process never closes what its parent has open
+            # invariant: a forked process never closes the connections of its parent
             if process == os.getpid():
                 database.close()
 
 
 class Changes:
-    """The changes of a message in the database of its site: all of them or none.
+    """The changes that a message makes to the site's database: all of them or none.
 
-    Within ``together``, changes wait for its end (``is_collecting``) and are written in
-    one transaction; outside of it each is written at once. ``is_durable`` changes, or
-    all of them, outlast a loss of power. A change that is refused is about the ``part``
-    that was being worked on when it was added.
+    Within ``together``, changes are collected (``is_collecting``) and written in one
+    transaction at its end; elsewhere each is written at once. ``is_durable`` changes,
+    or all of them, survive a loss of power. The error of a refused change names the
+    ``part`` that was being worked on when the change was added.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -108,10 +108,10 @@ class Changes:
 
     @contextmanager
     def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
-        """Write the changes that are added meanwhile at the end, if nothing is raised.
+        """Write the changes added in the block when it ends, unless it raises.
 
-        ``make_room`` is called where they cannot be written, and returns whether it is
-        worth while to try again. If this raises, nothing has changed.
+        ``make_room`` is called if they cannot be written, and returns whether another
+        attempt is worthwhile. If this raises, nothing has changed.
         """
         self.is_collecting = True
         try:
@@ -135,9 +135,9 @@ class Changes:
         *,
         is_durable: bool = False,
     ) -> None:
-        """Add a change: ``then`` is called once, when it has been committed.
+        """Add a change; ``then`` is called once, after the change is committed.
 
-        ``write`` writes it, in a transaction; again, if that has failed.
+        ``write`` is called within a transaction, and called again if that fails.
         """
         self._waiting.append(_Change(write, then, self.part, is_durable))
         if not self.is_collecting:
@@ -148,9 +148,9 @@ class Changes:
                 self._rollback()
 
     def write_now(self) -> None:
-        """Write the waiting changes, so that they can be read before the commit.
+        """Write the collected changes, so that they can be read before the commit.
 
-        From here to the end nobody else can write: call it last.
+        From here to the end nobody else can write, so this should be the last call.
         """
         if len(self._waiting) > self._written:
             self._write(is_durable=True)
@@ -198,7 +198,7 @@ class _Change:
 
 
 def cannot_write(folder: Path, error: OSError) -> SiteError:
-    """Return the error about a state folder that cannot be written."""
+    """Return the error about an unwritable state folder."""
     reason = error.strerror or type(error).__name__
     return SiteError(
         f"cannot write to the state folder {folder}: {reason}; nothing is released "
@@ -216,7 +216,7 @@ def _refusal(root: str, error: OSError | DamagedFileError) -> SiteError:
 
 
 def _refuse_old(folder: Path) -> None:
-    """Refuse to begin a new account where version 0.1.0 has kept one."""
+    """Refuse to start a new account where version 0.1.0 has left one."""
     old = [folder / name for name in _OLD if (folder / name).exists()]
     if folder.is_dir():
         runs = (path for path in folder.iterdir() if RUN_NAME.fullmatch(path.name))

@@ -1,12 +1,12 @@
-"""The encoded features of a run's parts: in the site's cache, and on its GPU.
+"""The encoded features of a run's participants: in the site's cache and on its GPU.
 
-Training needs nothing else of a site's tables. So this module imports nothing that
-reads or encodes them: in deployment every message starts a process.
+Training needs nothing else of a site's tables. In deployment every message starts a
+process, so this module imports nothing that reads or encodes tables.
 
-A message is answered by whatever process Flower picks; in simulation one process
-answers many. So a process keeps what it has copied to a GPU, by run, node and part,
-until the run ends. What a run that was killed has left is given up when room is needed
-for another after an hour.
+Flower may have a message answered by any process; in simulation one process answers
+many. So a process keeps the features that it has copied to a GPU, by run, node and
+participant, until the run ends. Copies left by a killed run are released after an hour,
+when another run needs the memory.
 """
 
 import sys
@@ -34,20 +34,20 @@ FEATURES_FILE: Final = "features.npy"
 CACHE_FOLDER: Final = "cache"
 
 LEAST_VALUES: Final = 1 << 26
-"""Features of a linear model that "auto" takes to a GPU: fewer are two passes of less
-than a second, and in deployment torch would start with every message."""
+"""Features of a linear model from which "auto" uses a GPU: two passes over fewer take
+less than a second, and in deployment every message would import torch."""
 
 LEAST_BYTES: Final = 1 << 30
-"""Free memory of a GPU that blocks of features, and what is computed of them, take."""
+"""GPU memory kept free for blocks of features and what is computed from them."""
 
 IDLE_SECONDS: Final = 3600.0
 
 
 class CachedFeatures:
-    """The features of one run's parts, and the cache that they lie in.
+    """The features of one run's participants, and the cache that holds them.
 
-    The cache is None in memory, and takes ``limit`` bytes at most; ``encoded`` are the
-    entries of it that this message has made or used, by part.
+    The cache is None in memory, and is limited to ``limit`` bytes; ``encoded`` are, by
+    participant, the cache entries that this message has created or used.
     """
 
     def __init__(self, root: str, limit: int, store: SiteStore) -> None:
@@ -58,20 +58,20 @@ class CachedFeatures:
         self.encoded: dict[int, str] = {}
 
     def without(self, number: int, entry: Entry) -> Entry:
-        """Return a part's entry without the features that the cache has."""
+        """Return a participant's entry without the features that the cache holds."""
         if number not in self.encoded:
             return entry
         arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
         return Entry(arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
     def of(self, entry: Entry) -> FeatureArray:
-        """Return the features of a part's entry, which the cache may have."""
+        """Return the features of a participant's entry, possibly from the cache."""
         if FEATURES in entry.arrays:
             return entry.arrays[FEATURES]
         name = str(entry.meta[FEATURES])
         folder = self.find(name)
-        # a map that a process keeps, keeps its pages: finding them anew takes as long
-        # as a pass over the features
+        # a process that keeps the memory map keeps its pages: mapping them again takes
+        # as long as a pass over the features
         opened = self.store.memory.get(name)
         if opened is None:
             opened = Entry({FEATURES: mapped(folder)}, {})
@@ -86,7 +86,7 @@ class CachedFeatures:
         return folder
 
     def make_room(self, error: BaseException | None) -> bool:
-        """Empty the cache of unused entries, if the disk is full; return whether."""
+        """Remove unused cache entries if the disk is full; return whether it was."""
         if self.cache is None or not (isinstance(error, OSError) and is_full(error)):
             return False
         self.cache.shrink(0)
@@ -99,7 +99,7 @@ class CachedFeatures:
 
 
 def rows_of(number: int) -> str:
-    """Return the name of the entry that says where a part's rows are."""
+    """Return the cache entry's name for which rows take part in training."""
     return f"extracted-{number}"
 
 
@@ -115,20 +115,20 @@ def mapped(folder: Path) -> FeatureArray:
 
 @dataclass
 class _Copy:
-    """Features on a device, and when they were used last."""
+    """Features on a device, and when they were last used."""
 
     placed: Features
     used: float
 
 
 _COPIES: Final[dict[tuple[str, int], _Copy]] = {}
-"""By the name of run and site, and the part."""
+"""By the name of run and site, and the participant."""
 
 
 def place(
     store: SiteStore, number: int, features: FeatureArray, device: str, kind: str
 ) -> Features:
-    """Return a part's features (n, d) where its model, of a kind, is computed.
+    """Return a participant's features (n, d) on the device that computes its model.
 
     Raises:
         SettingsError: the device is not there, or its memory is full.
@@ -164,12 +164,12 @@ def place(
 
 
 def forget(store: SiteStore, number: int) -> None:
-    """Give up the copy of one part: its features are made anew."""
+    """Release the copy of one participant, whose features are encoded anew."""
     _drop([(store.run, number)])
 
 
 def release(store: SiteStore) -> None:
-    """Give up the copies of a run in this process, and the memory they took."""
+    """Release the copies of a run in this process, and their memory."""
     _drop([key for key in _COPIES if key[0] == store.run])
 
 
@@ -177,5 +177,5 @@ def _drop(keys: list[tuple[str, int]]) -> None:
     dropped = [_COPIES.pop(key, None) for key in keys]
     torch = sys.modules.get("torch")
     if any(dropped) and torch is not None and torch.cuda.is_initialized():
-        # other processes may need what torch would keep for later
+        # torch would keep the memory for later, but other processes may need it
         torch.cuda.empty_cache()

@@ -1,7 +1,7 @@
 """Keys in files of a site: its secret, the public keys it allows, its long-term key.
 
-Errors name the setting and say what is wrong with the file; they tell neither its path
-nor anything that is in it, because they may travel to the server.
+Errors name the setting and say what is wrong with the file; because they may travel to
+the server, they contain neither the path nor any content of the file.
 """
 
 import base64
@@ -33,7 +33,7 @@ _CONTEXT: Final = b"tp_flower secret file v1"
 _DIGEST: Final = b"tp_flower digest of a secret file v1"
 _MOST_BYTES: Final = 1 << 20
 _FEWEST_VALUES: Final = 16
-"""Distinct bytes of a secret: 32 random ones have fewer once in 10**12 times."""
+"""Distinct bytes of a secret: 32 random bytes have fewer with probability 10**-12."""
 
 _HEX: Final = re.compile(rb"[0-9a-fA-F]*")
 _KEY: Final = re.compile(rf"[0-9a-fA-F]{{{2 * PUBLIC_KEY_BYTES}}}")
@@ -42,10 +42,10 @@ _OTHERS_WRITE: Final = 0o022
 
 
 def read_secret(path: str | Path) -> GroupSecret:
-    """Return the secret of a file, which nobody but its owner may read.
+    """Return the secret in a file that only its owner may read.
 
-    The file holds at least 32 bytes in hexadecimal or base64, where white space does
-    not matter, or as they are. ``openssl rand -hex 32`` writes one.
+    The file holds at least 32 bytes, either raw or in hexadecimal or base64, where
+    white space is ignored. ``openssl rand -hex 32`` writes one.
     """
     content = _read(path, SECRET_FILE, _OTHERS_READ, "read or changed")
     value = _decoded(content)
@@ -64,7 +64,7 @@ def read_secret(path: str | Path) -> GroupSecret:
 
 
 def secret_digest(secret: GroupSecret, run_id: int) -> str:
-    """Return a digest by which the server sees which sites share a secret, no more."""
+    """Return a digest that shows the server which sites share a secret, and no more."""
     text = _DIGEST + str(run_id).encode()
     return hmac.digest(secret.value, text, hashlib.sha256).hex()
 
@@ -72,8 +72,8 @@ def secret_digest(secret: GroupSecret, run_id: int) -> str:
 def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
     """Return the public keys that a site trusts, with the names its owner gave them.
 
-    One site per line: its name and its public key, 64 hexadecimal digits. What follows
-    a ``#`` is a remark. A file that others may change is refused.
+    One site per line: its name and its public key, 64 hexadecimal digits. A ``#``
+    starts a comment. A file that others may change is refused.
     """
     content = _read(path, ALLOWED_KEYS, _OTHERS_WRITE, "changed")
     try:
@@ -105,16 +105,16 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
 
 
 def site_key(folder: str | Path) -> KeyPair:
-    """Return a site's long-term key pair, from its state folder; made when first used.
+    """Return a site's long-term key pair from its state folder, created on first use.
 
-    Whoever can read ``site-key`` there can pass for the site.
+    Anyone who can read ``site-key`` there can impersonate the site.
     """
     hint = "put it back from a copy, or remove it and give the other sites the new key"
     return KeyPair(_state_key(folder, SITE_KEY, lambda: KeyPair().private, hint))
 
 
 def row_order_key(folder: str | Path) -> bytes:
-    """Return the key that orders a site's unordered rows; as ``site_key``."""
+    """Return the key that orders a site's unordered rows; stored like ``site_key``."""
     hint = "remove it; unordered rows then come in another order"
     return _state_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), hint)
 
@@ -150,7 +150,7 @@ def _decoded(content: bytes) -> bytes:
 
 
 def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
-    """Return the bytes of a file that others have no permission to."""
+    """Return the content of a file that others have no permission to open."""
     try:
         # a pipe must not make the site wait for ever
         descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | os.O_NONBLOCK)
@@ -176,7 +176,7 @@ def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
 
 
 def _write_once(path: Path, content: bytes) -> None:
-    """Write a file whole, for its owner alone, unless another process was first."""
+    """Write a whole file for its owner alone, unless another process was first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:

@@ -1,9 +1,9 @@
-"""The costs of a site's releases, written down before they leave.
+"""The ledger of a site: the cost of every release, recorded before it leaves.
 
 The budget belongs to a *source* (a shard of a table, over all runs ever). A run
 reserves what it plans, spends from the reservation with each message, and closes it:
-then it has cost what it used. An open reservation counts in full, so that a crash can
-only count too much.
+from then on only what was used counts. An open reservation counts in full, so that a
+crash can only make the account too high.
 
 Lines of the table ``ledger``, JSON (a release is an object with the fields of
 ``Release``), each after ``seq``, which counts from 1, and ``time``::
@@ -12,23 +12,23 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
     "event": "spend",   "run", "part", "what", "key", "times", "ident"
     "event": "charge",  "run", "release", "times", "ident"
     "event": "note",    "run", "release"
-    "event": "settle",  "run", "release", "times"        what a reservation has cost
+    "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
 
-*Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous one's (before the
-first: 32 zeros) followed by the line, so that no line can be changed, taken out or
-moved without breaking the chain; the table ``ledger_end`` has the last one, so that
-none can be cut off. It is no signature: who can write the file can forge it. A process
-checks the whole chain before it adds up what a source has spent, and from then on what
-is new; where it only spends what is reserved, the end.
+*Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
+zeros before the first) followed by the line, so that no line can be changed, removed or
+moved without breaking the chain; the table ``ledger_end`` holds the last checksum, so
+that no line can be cut off the end. It is not a signature: whoever can write the file
+can forge it. A process checks the whole chain before it first adds up what a source has
+spent, and only new lines after that; to spend from a reservation it checks the end.
 
-*Once.* What is written with an ``ident`` is written once: the same call again, of a
-process that does not know what became of the one before it, changes nothing.
+*Once.* A call with an ``ident`` takes effect once: repeated by a process that does not
+know whether the first call succeeded, it changes nothing.
 
-*Guarantee.* Whatever a call has returned for is on the disk, or is with the commit of
-the transaction that it is called in. If a call raises, nothing may be released. So the
-total is never below what has left the site, wherever the process was killed (tested by
-killing it).
+*Guarantee.* When a call returns, its lines are on disk, or will be with the commit of
+the enclosing transaction. If a call raises, nothing may be released. So the total is
+never below what has left the site, wherever the process was killed (tested by killing
+it).
 """
 
 import json
@@ -62,19 +62,19 @@ from tp_flower.privacy.mechanisms import (
 P = ParamSpec("P")
 Line = dict[str, Any]
 Budgets = Mapping[str, Budget]
-"""By source; one that is not there has no limit."""
+"""By source; a source that is not listed has no limit."""
 
 Costs = Counter[Mechanism]
-"""How often mechanisms are used; each of them has count 1."""
+"""How often each mechanism is used; the mechanisms themselves have count 1."""
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE = "settle", "close"
 
 _CHECKSUM_BYTES: Final = 16
 START: Final = "0" * (2 * _CHECKSUM_BYTES)
-"""Stands for the checksum before the first line."""
+"""The checksum before the first line."""
 
-# sums of many floating-point numbers may miss a budget that they meet exactly
+# a sum of many floating-point numbers may slightly exceed a budget that it meets
 _ROUNDING: Final = 1e-9
 
 _SINCE_CLOSE: Final = (
@@ -91,7 +91,7 @@ SELECT json_extract(line, '$.release'), max(used.times)
 FROM ledger JOIN used USING (part, what)
 WHERE {_OF_RUN} AND event = 'reserve' GROUP BY seq ORDER BY seq
 """
-"""The reservations of an open run, and how often the most used key was used."""
+"""The reservations of an open run, and the uses of the most used key."""
 
 _SPENT: Final = """
 SELECT json_extract(line, '$.release.mechanism'),
@@ -126,7 +126,7 @@ class Ledger:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        # seq and checksum of the last line: that must stay, and within a transaction
+        # seq and checksum of the last line: committed, and within a transaction
         self._seen = self.end = (0, START)
         self._is_checked = False
         self._checked_in = -1
@@ -140,7 +140,7 @@ class Ledger:
     ) -> None:
         """Reserve a run's planned spending, all of it or nothing.
 
-        BudgetError where a budget does not suffice, or the same is reserved already.
+        BudgetError if a budget does not suffice or the release is already reserved.
         """
         with self._transaction(is_whole=True) as connection:
             if _has_done(connection, run, RESERVE, ident):
@@ -164,9 +164,9 @@ class Ledger:
             )
 
     def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
-        """Spend the run's reservations, once for each of ``uses``, and no more.
+        """Spend from the run's reservations, once for each of ``uses``.
 
-        BudgetError for more; then nothing is written.
+        Raises BudgetError beyond the reservations; then nothing is written.
         """
         with self._transaction() as connection:
             if _has_done(connection, run, SPEND, ident):
@@ -191,7 +191,7 @@ class Ledger:
     ) -> None:
         """Spend without a reservation; note releases that another run has paid for.
 
-        The same ``ident`` again, of the same source, is paid. BudgetError where the
+        A repeated ``ident`` of the same source costs nothing. Raises BudgetError if the
         budget does not suffice; then nothing is written.
         """
         costs = costs_of(release.mechanism)
@@ -209,7 +209,7 @@ class Ledger:
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
-        """Write down releases that nothing covers: one line each, once in a run."""
+        """Record releases that no mechanism covers: one line each, once per run."""
         with self._transaction() as connection:
             noted = _names(connection, run, NOTE)
             fresh = {each.name: each for each in releases if each.name not in noted}
@@ -220,7 +220,7 @@ class Ledger:
             self._append(connection, lines)
 
     def close(self, run: str) -> None:
-        """End a run: free its unused reservations."""
+        """End a run and free its unused reservations."""
         with self._transaction() as connection:
             query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
             if connection.execute(query, {"run": run}).fetchone() is None:
@@ -242,10 +242,10 @@ class Ledger:
         return epsilon(self.spent(source), delta, accountant)
 
     def lines(self, run: str) -> list[Line]:
-        """Return an object for each release of a run, in order, for its report.
+        """Return an object for each release of a run, in order, for the run's report.
 
-        It has the line's ``event``, ``time`` and ``release``; of a reservation, also
-        its ``limit`` and how often the most used key was ``used``.
+        It has the line's ``event``, ``time`` and ``release``, and for a reservation
+        also its ``limit`` and ``used``, the uses of the most used key.
         """
         with self._transaction() as connection:
             rows = connection.execute(
@@ -254,14 +254,14 @@ class Ledger:
             return summary(json.loads(line) for (line,) in rows)
 
     def export(self) -> Iterator[str]:
-        """Yield all lines with their checksums, as JSON; they need not be whole."""
+        """Yield all lines with their checksums as JSON, without checking the chain."""
         with open_database(self._root).reading() as connection:
             rows = connection.execute("SELECT line, checksum FROM ledger ORDER BY seq")
             for line, checksum in rows.fetchall():
                 yield f'{line.removesuffix("}")},"checksum":"{checksum}"}}'
 
     def begin_anew(self) -> None:
-        """Forget all lines, damaged or not, and with them the epsilon spent."""
+        """Delete all lines, damaged or not, and thus the record of epsilon spent."""
         with open_database(self._root).transaction() as connection:
             connection.execute("DELETE FROM ledger")
             connection.execute("DELETE FROM ledger_end")
@@ -269,22 +269,22 @@ class Ledger:
         self._is_checked = False
 
     def confirm(self, end: tuple[int, str]) -> None:
-        """Note that lines up to one are committed: from now on they must stay."""
+        """Note that the lines up to ``end`` are committed and must stay."""
         self._seen = max(self._seen, end)
 
     @contextmanager
     def _transaction(self, *, is_whole: bool = False) -> Iterator[Connection]:
-        """Let nobody else write, having checked the end of the chain, or all of it."""
+        """Lock out other writers, after checking the end of the chain or all of it."""
         database = open_database(self._root)
         before = database.transaction_number
         with database.transaction() as connection:
-            # within one transaction only this process can have changed anything
+            # within one transaction only this process can have changed the lines
             is_first = self._checked_in != database.transaction_number
             if is_first or (is_whole and not self._is_checked):
                 self.end = self._check(connection, is_whole=is_whole)
                 self._checked_in = database.transaction_number
                 self._is_checked = self._is_checked or is_whole
-                # invariant: lines that may be rolled back are not among the seen
+                # invariant: lines that may be rolled back do not count as seen
                 self._seen = self.end if is_first else self._seen
             yield connection
             end = self.end
@@ -301,7 +301,7 @@ class Ledger:
             whole = {"seq": seq, "time": now, **content}
             line = json.dumps(whole, separators=(",", ":"), allow_nan=False)
             if json.loads(line) != whole:
-                # what nobody could read back would be damage from then on
+                # an unreadable line would count as damage from then on
                 raise TypeError(f"not plain JSON types: {content}")
             checksum = checksum_of(line, checksum)
             rows.append((seq, checksum, line))
@@ -314,19 +314,19 @@ class Ledger:
             self.end = seq, checksum
 
     def _check(self, connection: Connection, *, is_whole: bool) -> tuple[int, str]:
-        """Return seq and checksum of the last line, having checked the chain."""
+        """Return seq and checksum of the last line, after checking the chain."""
         seq, checksum = self._seen
         if seq and _checksum_at(connection, seq) != checksum:
             raise self._damaged("earlier lines are missing")
         end = connection.execute("SELECT seq, checksum FROM ledger_end").fetchall()
         if is_whole and not self._is_checked:
-            # the sums go by the indices
+            # the sums use the indices
             ((answer,), *_) = connection.execute("PRAGMA integrity_check(ledger)")
             if answer != "ok":
                 raise self._damaged(str(answer))
             seq, checksum = 0, START
         elif not self._is_checked:
-            # invariant: a line is added only to one that is whole
+            # invariant: a line is added only to an intact chain
             (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
             seq = max(last[0] - 1, 0)
             checksum = _checksum_at(connection, seq)
@@ -350,9 +350,9 @@ class Ledger:
 
 
 class RoundLedger:
-    """The ledger as a round writes it: with all else that the round changes.
+    """The ledger as a round writes it: together with the round's other changes.
 
-    The methods are those of ``Ledger``; what is refused is refused when the round is
+    The methods are those of ``Ledger``; refusals are raised when the round is
     committed.
     """
 
@@ -387,12 +387,12 @@ class RoundLedger:
 
 @cache
 def open_ledger(root: str) -> Ledger:
-    """Return the ledger of a state folder, whose chain a process checks once."""
+    """Return the ledger of a state folder; a process checks its chain once."""
     return Ledger(root)
 
 
 def costs_of(mechanism: Mechanism | None, times: int = 1) -> Costs:
-    """Return the cost of using a mechanism; ValueError if there is none."""
+    """Return the cost of using a mechanism; ValueError for None."""
     if mechanism is None:
         raise ValueError("a release without a mechanism cannot be paid for")
     return Counter({replace(mechanism, count=1): times * mechanism.count})
@@ -409,7 +409,7 @@ def summary(lines: Iterable[Line]) -> list[Line]:
     uses: dict[Name, Counter[int]] = {}
     latest: dict[Name, Line] = {}
     for line in lines:
-        # a line's number would tell how much else the site has released
+        # a line's number would reveal how much else the site has released
         stamp = {key: line[key] for key in ("event", "time")}
         if line["event"] == RESERVE:
             release = line["release"]
@@ -442,7 +442,7 @@ def _checksum_at(connection: Connection, seq: int) -> str:
 
 
 def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
-    """Return whether a call of an open run that has a name was carried out."""
+    """Return whether an open run has carried out the call of this name."""
     query = (
         "SELECT 1 FROM ledger WHERE ident = :ident AND event = :event AND run = :run "
         f"AND {_SINCE_CLOSE}"
@@ -466,7 +466,7 @@ def _names(connection: Connection, run: str, event: str) -> set[Name]:
 def _limit_and_used(
     connection: Connection, run: str, use: Spend
 ) -> tuple[int | None, int]:
-    """Return how often an open run may use a key, None for not at all, and has."""
+    """Return an open run's limit for a key, None without one, and its uses so far."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
     limit, used = connection.execute(
         f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} "
@@ -489,7 +489,7 @@ def _spent(connection: Connection, source: str) -> Costs:
 def _check_budget(
     connection: Connection, source: str, table: str, costs: Costs, budgets: Budgets
 ) -> None:
-    """Raise BudgetError for costs beyond the rest of a source's budget."""
+    """Raise BudgetError if costs exceed what is left of a source's budget."""
     budget = budgets.get(source)
     if budget is None:
         return

@@ -1,12 +1,12 @@
 """The state of a site between the messages of a run.
 
-The next message may be answered by another process. So all of it is in the site's
+The next message may be answered by another process. So the whole state is in the site's
 database: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
-batch plan) and the *committed round*, the one that was answered last, with all that
-changes and its reply. Arrays of ``LARGE_BYTES`` and more are ``.npy`` files in a folder
-of the run: they are on the disk before the transaction that names them, and a file that
-no entry names is removed. Each process also keeps the entries that it has read, as long
-as they are the same.
+batch plan) and the *committed round*, the last one answered, with its reply and all
+state that changes. Arrays of ``LARGE_BYTES`` and more are ``.npy`` files in a folder of
+the run: they are on disk before the transaction that names them, and a file that no
+entry names is removed. A process also keeps the entries that it has read in memory for
+as long as they do not change.
 """
 
 import errno
@@ -45,10 +45,10 @@ _LOCK: Final = ".lock"
 _ALIGNMENT: Final = 16
 _SUFFIX: Final = ".npy"
 _ROUND, _REPLY = _WHOLE = ".round", ".reply"
-"""Entries with the state and the reply of the committed round: of them, the checksum
-is of large arrays, too."""
+"""Entries with the state and the reply of the committed round: their checksums also
+cover large arrays."""
 _LABELS: Final = "labels"
-"""In place of a run's name: what is kept over all runs."""
+"""In place of a run's name: entries that are kept over all runs."""
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -62,7 +62,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class CommittedRound:
-    """The round of a run that a site has answered last, with the state after it.
+    """The round that a site has answered last in a run, with the state after it.
 
     ``history`` stands for all rounds up to this one, and for the rows that were read.
     """
@@ -76,10 +76,10 @@ class CommittedRound:
 
 @dataclass
 class _OfRun:
-    """The memory of this process of one run at one site.
+    """What this process remembers of one run at one site.
 
-    ``entries`` were written or read, with their ids in the database; no other process
-    has those ``remembered``; the thread that answers holds the lock.
+    ``entries`` were written or read by it, with their ids in the database; no other
+    process has those ``remembered``; the answering thread holds the lock.
     """
 
     entries: dict[str, tuple[int, Entry]] = field(default_factory=dict)
@@ -92,9 +92,9 @@ _CACHE: defaultdict[tuple[str, str], _OfRun] = defaultdict(_OfRun)
 
 
 class SiteStore:
-    """The state of one run at one site, which outlasts a loss of power if durable.
+    """The state of one run at one site; if durable, it survives a loss of power.
 
-    The state folder ``root`` may serve several sites. ``save``, ``drop`` and ``commit``
+    Several sites may share the state folder ``root``. ``save``, ``drop`` and ``commit``
     add to the ``changes`` of the message.
     """
 
@@ -106,18 +106,18 @@ class SiteStore:
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
         self._database = open_database(root)
         self.changes = Changes(self._database, is_durable=is_durable)
-        # by name, what waits to be written; None for what is to be dropped
+        # what waits to be written, by name; None for an entry to drop
         self._pending: dict[str, Entry | None] = {}
         self._pending_labels: dict[str, Entry] = {}
         self._files: list[Path] = []
         self._unsynced: Path | None = None
         self._has_dropped = False
-        # ids of the entries by name, while nobody else can change them
+        # ids of the entries by name, cached while nobody else can change them
         self._ids: dict[str, int] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep all others out of the run; a process that is killed lets go of it."""
+        """Lock the run for this process; a process that is killed releases the lock."""
         folder = self._folder
         lock = self._cached.lock if folder is None else self._file_lock(folder)
         with lock:
@@ -143,7 +143,7 @@ class SiteStore:
             yield
         finally:
             try:
-                # a folder without large arrays leaves no trace
+                # a folder without large arrays is removed
                 with suppress(OSError):
                     if os.listdir(folder) == [_LOCK]:
                         (folder / _LOCK).unlink()
@@ -153,7 +153,7 @@ class SiteStore:
 
     @contextmanager
     def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
-        """Write all changes at the end, if nothing is raised: see ``Changes``."""
+        """Write all changes at the end, unless the block raises: see ``Changes``."""
         try:
             with self.changes.together(make_room):
                 yield
@@ -168,12 +168,12 @@ class SiteStore:
             self._files.clear()
 
     def touch(self) -> None:
-        """Note that the run goes on, if it has entries."""
+        """Note that the run continues, if it has entries."""
         query = "UPDATE entries SET touched = ? WHERE run = ?"
         self._write(query, time.time(), self.run)
 
     def forget_stale(self) -> Iterator[str]:
-        """Yield the names of runs that nobody goes on with; remove what they left."""
+        """Yield the names of abandoned runs and remove what they left."""
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
@@ -219,7 +219,7 @@ class SiteStore:
         raise LostStateError("the stored reply of the last round is damaged")
 
     def commit(self, last: CommittedRound, reply: Parcel) -> None:
-        """Have this round be the committed one; of a run that is over all else goes."""
+        """Make this the committed round; if the run is over, drop all other entries."""
         if last.is_over:
             for name in self.names():
                 self.drop(name)
@@ -234,7 +234,7 @@ class SiteStore:
         self._add(self.run, _REPLY, Entry(pieces, {}))
 
     def forget_committed(self) -> None:
-        """Forget the committed round, as if the site had answered none."""
+        """Forget the committed round, as if the site had answered no message."""
         query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
         self._write(query, self.run, _ROUND, _REPLY)
         for name in (_ROUND, _REPLY):
@@ -255,13 +255,13 @@ class SiteStore:
         return self._id(self.run, name) is not None
 
     def save(self, name: str, entry: Entry) -> None:
-        """Keep an entry, instead of one of the same name; ValueError for objects."""
+        """Save an entry, replacing one of that name; ValueError for object arrays."""
         self._add(self.run, name, entry)
         if self.changes.is_collecting:
             self._pending[name] = entry
 
     def load(self, name: str) -> Entry:
-        """Return an entry, LostStateError for none; large arrays are memory maps."""
+        """Return an entry, large arrays as memory maps; LostStateError if missing."""
         try:
             is_pending = name in self._pending
             entry = self._pending[name] if is_pending else self._load(self.run, name)
@@ -288,10 +288,10 @@ class SiteStore:
             self.sweep()
 
     def labels(self, name: str, draw: Callable[[], AnyArray]) -> tuple[AnyArray, str]:
-        """Return noisy labels (n,) and their id; they are drawn if there are none.
+        """Return noisy labels (n,) and their id, drawing them if there are none.
 
-        A draw is kept over all runs, as noise that is drawn again is averaged out.
-        ``name`` stands for all that it depends on.
+        A draw is kept over all runs, because repeated noise could be averaged out.
+        ``name`` stands for everything that the draw depends on.
         """
         entry = self._pending_labels.get(name)
         try:
@@ -310,11 +310,11 @@ class SiteStore:
 
     @property
     def memory(self) -> dict[str, Entry]:
-        """The entries that this process alone has, until the run ends."""
+        """The entries that only this process has, until the run ends."""
         return self._cached.remembered
 
     def sweep(self) -> None:
-        """Leave nothing of dropped entries, and no large array that no entry names."""
+        """Erase dropped entries, and large arrays that no entry names."""
         if self._folder is None:
             return
         if self._has_dropped:
@@ -342,7 +342,7 @@ class SiteStore:
         return self._database.write(query, *values, is_durable=self._is_durable)
 
     def _id(self, run: str, name: str) -> int | None:
-        """Return the id of an entry, which its replacement has not; None for none."""
+        """Return the id of an entry, unique to its version; None if missing."""
         if run == self.run and self._ids is not None:
             return self._ids.get(name)
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
@@ -350,12 +350,12 @@ class SiteStore:
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
-        """Have an entry be written, and kept in this process."""
+        """Schedule an entry to be written, and keep it in this process."""
         row, numbers = self._row(run, name, entry), [0]
 
         def write() -> None:
             if run == _LABELS and self._id(run, name) is not None:
-                # both draws would leave; this run takes that one when it is asked again
+                # or both draws would leave; a retry of this run takes the other draw
                 error = OSError(errno.EAGAIN, "another run has just drawn these labels")
                 raise cannot_write(Path(self._root), error) from error
             numbers[0] = self._insert(run, name, row)
@@ -378,17 +378,17 @@ class SiteStore:
             self._ids[name] = number
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
-        """Keep an entry in this process, if it is read again or lies nowhere else."""
+        """Keep an entry in this process if it is read again or stored nowhere else."""
         if run == self.run:
             self._note_id(name, number)
         if self._folder is None or (run != _LABELS and name not in _WHOLE):
             _CACHE[self._root, run].entries[name] = number, entry
 
     def _load(self, run: str, name: str) -> Entry | None:
-        """Return an entry as this process, or the database, has it; None for no entry.
+        """Return an entry from this process or the database; None if there is none.
 
-        Raises OSError where a file cannot be read, one of ``_MALFORMED`` where the
-        entry is damaged.
+        Raises OSError if a file cannot be read, one of ``_MALFORMED`` if the entry is
+        damaged.
         """
         number = self._id(run, name)
         cached = _CACHE[self._root, run].entries.get(name)
@@ -406,17 +406,17 @@ class SiteStore:
             "checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
         )
         if self._unsynced is not None:
-            # invariant: the names of files are on the disk before the row that has them
+            # invariant: files are on disk before the row that names them
             sync(self._unsynced)
             sync(self._unsynced.parent)
             self._unsynced = None
         return self._write(query, run, name, time.time(), *row)
 
     def _row(self, run: str, name: str, entry: Entry) -> tuple[object, ...]:
-        """Return an entry as its columns; its large arrays are on the disk then.
+        """Return an entry as its columns, once its large arrays are on disk.
 
-        Columns: the description; for each array its name, dtype, shape and place in the
-        data, or file; the checksum; the data. In memory they are empty.
+        Columns: the description; for each array its name, dtype, shape and position in
+        the data, or file; the checksum; the data. In memory they are empty.
         """
         data, large = bytearray(), []
         if self._folder is None:
@@ -427,7 +427,7 @@ class SiteStore:
             if array.dtype.hasobject:
                 raise ValueError(f"{key}: an array of objects needs allow_pickle=False")
             place: int | str = len(data)
-            # labels belong to no run, in whose folder they could lie
+            # noisy labels belong to no run, so they cannot be in a run's folder
             if array.nbytes >= LARGE_BYTES and run != _LABELS:
                 place = self._write_file(f"{name}-{key.replace('/', '-')}", array)
                 large.append(array)
@@ -481,7 +481,7 @@ class SiteStore:
 
 
 def lost_state() -> LostStateError:
-    """Return the error about state that is gone or damaged."""
+    """Return the error about missing or damaged state."""
     return LostStateError(
         "the site has lost its state for this run (was it restarted?); "
         "start the run again"
@@ -489,7 +489,7 @@ def lost_state() -> LostStateError:
 
 
 def _make(folder: Path) -> None:
-    """Make the folder of a run, and the state folder, for their owner alone."""
+    """Make the folder of a run, and the state folder, readable by their owner alone."""
     for each in (folder.parent, folder):
         # not ``exist_ok``: that raises if the folder is removed in the meantime
         with suppress(FileExistsError):
@@ -502,7 +502,7 @@ def _checksum(
     data: bytes | bytearray,
     large: Iterable[AnyArray],
 ) -> int:
-    """Return the crc32 of an entry; of its large arrays, too, in a committed round."""
+    """Return the crc32 of an entry; in a committed round it covers large arrays."""
     pieces: list[Any] = [*(text.encode() for text in texts), data]
     if name in _WHOLE:
         pieces += (array.reshape(-1).view(np.uint8).data for array in large)
@@ -510,7 +510,7 @@ def _checksum(
 
 
 def _locked(folder: Path) -> int:
-    """Return the open lock of a run's folder, which is made if need be."""
+    """Return the open lock of a run's folder, which is created if need be."""
     path = folder / _LOCK
     while True:
         _make(folder)
@@ -520,7 +520,7 @@ def _locked(folder: Path) -> int:
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            # invariant: whoever holds the lock of a removed folder holds nothing
+            # invariant: a lock in a removed folder protects nothing
             if os.path.samestat(os.fstat(lock), os.stat(path)):
                 return lock
         except FileNotFoundError:

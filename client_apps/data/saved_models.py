@@ -1,10 +1,10 @@
-"""The saved models of a site: its parts of them, and their encoders.
+"""The parts of saved models that a site keeps, with their encoders.
 
 Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its
-parameters (``model.safetensors``) and what turns rows into their features
+parameters (``model.safetensors``) and everything that turns rows into features
 (``model.json``: the encoder with its keys, the part of the query, the model's
-specification, the versions of the software). It never leaves the site; the server gets
-the digest of both files, by which it asks for the part again.
+specification, the software versions). It never leaves the site; the server gets the
+digest of both files, and uses it to request the part again.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class SavedModel:
     Attributes:
         table: alias in the query.
         parameters: (p,).
-        versions: of the software that trained it, by package.
+        versions: of the software that trained the model, by package.
     """
 
     table: str
@@ -61,14 +61,14 @@ class SavedModel:
         return model
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
-        """Write the part, once, and return its digest; the folder appears whole.
+        """Write the part, unless it is there, and return its digest.
 
-        A durable one outlasts a loss of power. A folder with another part is refused.
+        The folder appears whole; a folder with another part is refused.
         """
         files = self._files()
         digest = digest_of(files)
         if folder.exists():
-            # of the same run: its last message has come twice
+            # from the same run: its last message has arrived twice
             if digest_of(_read(folder)) == digest:
                 return digest
             raise ModelError(f"{folder} already holds another model")
@@ -90,7 +90,7 @@ class SavedModel:
         return digest
 
     def _files(self) -> dict[str, bytes]:
-        """Return the part as files; the same part is the same bytes."""
+        """Return the part as files; equal parts give equal bytes."""
         facts = {
             "version": VERSION,
             "table": self.table,
@@ -107,7 +107,7 @@ class SavedModel:
 
     @classmethod
     def load(cls, folder: Path, digest: str = "") -> Self:
-        """Return the part of a folder, whose files must have the digest, unless ""."""
+        """Return the part in a folder; a digest that is not "" must match its files."""
         try:
             files = _read(folder)
             facts: Any = json.loads(files[_FACTS])
@@ -148,7 +148,7 @@ def parts_of(root: Path, model: ModelVersion) -> dict[int, Path]:
 
 
 def digest_of(files: Mapping[str, bytes]) -> str:
-    """Return the SHA-256, hexadecimal, of a part's files, each after its length."""
+    """Return the hexadecimal SHA-256 of a part's files, each preceded by its length."""
     digest = hashlib.sha256()
     for name in (_FACTS, _PARAMETERS):
         digest.update(len(files[name]).to_bytes(8, "big"))

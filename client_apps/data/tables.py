@@ -1,8 +1,8 @@
-"""The rows of a run's parts at a site, and their encoded features.
+"""The rows of a run's participants at a site, and their encoded features.
 
-A part's fragment is run once: what it yields lies in the site's cache, where the next
-messages, other processes and later runs of the same query find it. Only where nothing
-tells whether the source has changed is it for one run alone.
+A participant's fragment is run once: its rows are stored in the site's cache, where
+later messages, other processes and later runs of the same query find them. If there is
+no way to tell whether the source has changed, they are kept for one run only.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerp
 SCHEMA_FILE: Final = "schema.json"
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19
-"""Features encoded at a time, beside those of ``LEAST_ROWS``."""
+"""Features encoded at a time, in addition to those of ``LEAST_ROWS``."""
 LEAST_ROWS: Final = 256
 _OF_PROCESS: Final = token_bytes(KEY_BYTES)
 
@@ -53,7 +53,7 @@ _OF_PROCESS: Final = token_bytes(KEY_BYTES)
 class SiteTables:
     """The shards of a site as one run has read them.
 
-    ``is_simulated``: the data are the run's, so that nothing is secret.
+    ``is_simulated``: the data belong to the run, so that nothing is secret.
     """
 
     def __init__(self, features: CachedFeatures, *, is_simulated: bool) -> None:
@@ -63,7 +63,7 @@ class SiteTables:
 
     @cached_property
     def order_key(self) -> bytes:
-        """The key that orders unordered rows; the same in all simulations."""
+        """The key that orders unordered rows; all simulations share one."""
         if self._is_simulated:
             return b""
         return _OF_PROCESS if self._root == IN_MEMORY else row_order_key(self._root)
@@ -86,9 +86,9 @@ class SiteTables:
     def extract(
         self, number: int, source: ShardSource, fragment: Fragment
     ) -> ExtractedShard:
-        """Return a part's extracted rows, from the cache or by running its fragment."""
+        """Return a participant's rows, from the cache or by running its fragment."""
         if self._cache is None:
-            # nothing is written in memory: the entry holds the object itself
+            # in memory nothing is written: the entry holds the object itself
             extracted = extract(source, fragment, order_key=self.order_key)
             self._store.save(rows_of(number), Entry({}, {ROWS: extracted}))
             return extracted
@@ -106,16 +106,16 @@ class SiteTables:
         return open_extracted(folder)
 
     def extracted(self, number: int) -> ExtractedShard:
-        """Return the rows of a part; LostStateError if they are gone."""
+        """Return the rows of a participant; LostStateError if they are gone."""
         rows = self._store.load(rows_of(number)).meta[ROWS]
         if isinstance(rows, ExtractedShard):
             return rows
         return open_extracted(self._features.find(rows))
 
     def identity(self, number: int) -> str:
-        """Return an identifier that changes when a part's rows change."""
+        """Return an identifier that changes when a participant's rows change."""
         rows = self._store.load(rows_of(number)).meta[ROWS]
-        # rows in memory were read by this process: another one may find others
+        # rows in memory were read by this process: another might read different ones
         return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
 
     def encode(
@@ -126,11 +126,11 @@ class SiteTables:
         *,
         is_private: bool = False,
     ) -> FeatureArray:
-        """Return the features of a part's rows, (n, d), memory-mapped where possible.
+        """Return a participant's features (n, d), memory-mapped where possible.
 
-        ``rows`` (n,) are a few sorted runs. A column of another kind than the encoder's
-        is a SchemaError, or counts as missing where the run ``is_private``: a refusal
-        where it has values would tell who has some.
+        ``rows`` (n,) consist of a few sorted runs. A column whose kind differs from its
+        encoder's raises a SchemaError, unless the run ``is_private``: then all its
+        values count as missing, because a refusal would reveal that some are present.
         """
         extracted = self.extracted(number)
         missing: tuple[str, ...] = ()
@@ -153,7 +153,7 @@ class SiteTables:
     ) -> FeatureArray:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
-        ``features`` (k, d) are those that :meth:`encode` has returned for the part.
+        ``features`` (k, d) are those that :meth:`encode` returned for the participant.
         """
         if number not in self._features.encoded:
             return features[place]
@@ -175,7 +175,7 @@ class SiteTables:
         shape: tuple[int, int],
         blocks: Callable[[], Iterator[FeatureArray]],
     ) -> FeatureArray:
-        """Return a part's features from the cache, written by blocks if need be."""
+        """Return a participant's features from the cache, writing them if missing."""
 
         def make(folder: Path) -> None:
             layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -199,7 +199,7 @@ class SiteTables:
 
 
 def _describe(source: ShardSource) -> ShardSchema:
-    """Describe a shard; the site's log warns its owner of odd columns."""
+    """Describe a shard; warnings about odd columns go to the site's log."""
     schema = describe(source)
     for text in schema.warnings:
         log(WARNING, text)
@@ -207,7 +207,7 @@ def _describe(source: ShardSource) -> ShardSchema:
 
 
 def _identity(source: ShardSource) -> list[Any]:
-    """Return all that decides which rows of a source are read, and how; for a hash."""
+    """Return everything that decides which rows of a source are read, and how."""
     identity = [str(source), dict(source.types), list(source.nulls)]
     database = source.database
     if database is None:
@@ -217,7 +217,7 @@ def _identity(source: ShardSource) -> list[Any]:
         *identity,
         list(database.order_by),
         database.is_pushed_down,
-        # another user, or another search path, may see other rows
+        # another user or search path may see other rows
         login.username,
         {name: str(value) for name, value in login.query.items()},
     ]
@@ -229,7 +229,7 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
 
 
 def _features_name(source: str, *facts: object) -> str:
-    """Return the name of features of another entry; arrays are facts by their hash."""
+    """Return a name for features made from another entry; arrays enter as hashes."""
     kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
     plain = (
         hashlib.sha256(np.ascontiguousarray(fact).tobytes()).hexdigest()
@@ -246,9 +246,9 @@ def _encoded(
     rows: IndexArray,
     missing: Collection[str],
 ) -> Iterator[FeatureArray]:
-    """Yield the features of some rows at a time; each is overwritten by the next.
+    """Yield the features of some rows at a time; each block overwrites the last.
 
-    The columns in ``missing`` are taken for empty.
+    The columns in ``missing`` are treated as empty.
     """
     block_rows = max(MOST_VALUES // max(encoder.encoder.width, 1), LEAST_ROWS)
     out = np.empty((min(block_rows, len(rows)), encoder.encoder.width), np.float32)

@@ -1,1 +1,1 @@
-"""The handlers of the messages to a site, by family."""
+"""The handlers of the messages to a site, one module per family of messages."""

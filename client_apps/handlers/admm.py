@@ -29,11 +29,11 @@ from tp_flower.protocol.training_messages import (
 from tp_flower.randomness import Stream, generator
 
 SENT = "sent"
-"""State vector: the scores that the server has made the targets from, (n, d_c)."""
+"""State vector (n, d_c): the scores behind the server's current targets."""
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
-    """Take the targets; update theta, or send the server the terms to update it."""
+    """Take the targets; update theta, or send the server what it needs to update it."""
     updates = {}
     for part in site.parts():
         body, outputs = body_of(request.parts, part), part.model.outputs
@@ -66,9 +66,9 @@ def _theta_update(
 
 
 def _send_scores(part: Participant, *, evaluate: bool) -> AnyArray:
-    """Return the scores of all rows to be sent, and keep them as they will arrive.
+    """Return the scores to send for all rows, and keep them as they will arrive.
 
-    Where held-out rows are not evaluated, those of the trained rows.
+    If held-out rows are not evaluated, only the trained rows' scores are sent.
     """
     data = part.data
     scores = part.release_scores(data.features if evaluate else data.trained)
@@ -81,7 +81,7 @@ def _sent_scores(part: Participant) -> AnyArray:
     """Return the scores (n, d_c) that the server has made the targets from."""
     if part.data.plan.scores is None:
         return part.model.scores(part.data.features)
-    # before the first ones it takes those of an untrained linear model for granted
+    # the first targets assume the scores of an untrained linear model
     none = np.zeros((len(part.data.features), part.model.outputs))
     return part.vectors.get(SENT, none)
 
@@ -89,7 +89,7 @@ def _sent_scores(part: Participant) -> AnyArray:
 def _private_exact_update(
     part: Participant, target: FloatArray, request: AdmmRequest
 ) -> AdmmUpdate:
-    """Update theta by noisy statistics, or send those that the server needs."""
+    """Update theta from noisy statistics, or send them if the server solves."""
     data, model, kappa = part.data, part.linear, request.fit.kappa
     rows = Rows(data.trained, data.multiplicity, intercept=model.intercept)
     sent = _sent_scores(part)[: len(target)]
@@ -119,7 +119,7 @@ def _propose(part: Participant, target: FloatArray, fit: LocalFit) -> FloatArray
 def _fit_by_gradient(
     part: Participant, target: FloatArray, fit: LocalFit, rho_in: float | None
 ) -> None:
-    """Fit a torch model; toward w - u with strength rho_in if that is given."""
+    """Fit a torch model, pulled toward w - u with strength rho_in if given."""
     data, model = part.data, part.model
     problem = FitProblem(
         features=data.trained,
@@ -160,9 +160,9 @@ def _fit_torch(part: Participant, problem: FitProblem, fit: LocalFit) -> None:
 
 
 def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
-    """Take parameters that the server found; reply with local scores.
+    """Take the parameters that the server found; reply with local scores.
 
-    With further inner rounds to come, the reply is the next proposal instead.
+    If more inner rounds follow, the reply is the next proposal instead.
     """
     updates = {}
     for part in site.parts():
@@ -186,7 +186,7 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
 def _accept(part: Participant, common: CommonParameters) -> None:
     """Take the common parameters of a sharded table."""
     check_sizes(common, parameters=len(part.model.penalised))
-    # torch wants to own what it is made from
+    # torch needs an array of its own
     parameters = common.parameters.copy()
     if part.data.update is Update.CONSENSUS:
         part.accept_consensus(parameters)

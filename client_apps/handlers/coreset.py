@@ -1,12 +1,12 @@
 """Drawing a coreset at a site, in three rounds: measure, draw, weigh.
 
-``measure`` brings the sum of the importance of a part's rows; ``draw`` row numbers,
-drawn in proportion to it; ``weigh`` the importance of the rows of the sample, under
-masks that cancel in the sum over all parts. The entries that a round saves for the next
-one never change, so that a round that is answered again is answered alike.
+``measure`` returns the total importance of a participant's rows; ``draw`` the numbers
+of rows drawn in proportion to their importance; ``weigh`` the importance of the rows in
+the sample, under masks that cancel in the sum over all participants. Entries that one
+round saves for the next never change, so that a repeated message gets an equal reply.
 
-An honest server says of how many parts it sums: a part that it calls alone adds no
-mask.
+An honest server states the number of participants in the sum: a participant that it
+claims is the only one adds no mask.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -72,22 +72,22 @@ _SUMS: Final = (
     "what the sensitivities of the table's rows sum to",
     f"{_COLUMNS}, or the cost of its clusters",
 )
-"""The measures of a shard that is its whole table, and of one that has others."""
+"""The measures of a shard that is its whole table, and of one among several."""
 TOLERANCE: Final = 1e-3
-"""By which rounding may take a row's share of its own direction beyond all of it."""
+"""Rounding may make a row's share of its own direction exceed 1 by this much."""
 _BLOCK_VALUES: Final = 1 << 21
 _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
 
 
 def rows(site: Site, request: RowsRequest) -> RowsReply:
-    """Reply with the sampled rows of every part, or with their local clusters."""
+    """Reply with every participant's sampled rows, or with their local clusters."""
     return RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
 
 
 def _sampled(site: Site, part: Participant, request: RowsRequest) -> SampledRows:
-    """Return a part's sampled rows, or the centres (k, d) of them and each row's (n,).
+    """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
 
-    A part without sampled rows has no centre.
+    Without sampled rows there is no centre.
     """
     data = part.data
     points = np.asarray(on_host(data.trained), np.float64)
@@ -107,10 +107,10 @@ def _sampled(site: Site, part: Participant, request: RowsRequest) -> SampledRows
 
 
 def measure(site: Site, request: MeasureRequest) -> MeasureReply:
-    """Reply with the sum of the importance of each part's trained rows.
+    """Reply with the total importance of each participant's trained rows.
 
-    Of a table in several shards with the terms of that sum: a shard's Gram matrix, or
-    the cost of its clusters.
+    If the table has several shards, the reply has what the total is computed from: a
+    shard's Gram matrix, or the cost of its clusters.
     """
     parts: dict[int, MeasuredPart] = {}
     for number, body in site.each(request.parts):
@@ -187,9 +187,9 @@ def _measure_columns(
 
 @dataclass(frozen=True)
 class _Columns:
-    """The columns that scores are of, a block of rows at a time.
+    """The columns that define the scores, a block of rows at a time.
 
-    The label (n,) is None where it is another table's; of numbers ``classes`` is 0.
+    The label (n,) is None if another table has it; ``classes`` is 0 for numbers.
     """
 
     features: npt.NDArray[np.float32]
@@ -197,7 +197,7 @@ class _Columns:
     classes: int
 
     def blocks(self) -> Iterator[tuple[slice, FloatArray]]:
-        """Yield the columns (k, p) of some rows at a time, and which rows."""
+        """Yield blocks of the rows' columns (k, p), each with the slice of its rows."""
         width = self.features.shape[1] + self.classes + 2
         for block in blocks(len(self.features), max(_BLOCK_VALUES // width, 1)):
             label = None if self.label is None else self.label[block, None]
@@ -208,7 +208,7 @@ class _Columns:
 
     @property
     def width(self) -> int:
-        """How many there are, p."""
+        """The number of columns, p."""
         of_label = 0 if self.label is None else 1 + (self.classes or 1)
         return int(self.features.shape[1]) + of_label
 
@@ -216,7 +216,7 @@ class _Columns:
 def _label(
     site: Site, number: int, classes: Sequence[Any] | None, rows: IntArray
 ) -> tuple[FloatArray, int]:
-    """Return the label of rows as numbers or classes, (n,), and how many classes."""
+    """Return the labels of rows, numbers or classes (n,), and the class count."""
     label = site.extracted(number).label
     if label is None:
         raise MessageError("the part has no label")
@@ -251,7 +251,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
 
 
 def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
-    """Return the scores (n,), by the cost of the clusters of all shards."""
+    """Return the scores (n,), given the cost of the clusters of all shards."""
     clusters = ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
     cost = clusters.cost if whole_cost is None else whole_cost
     if cost < clusters.cost * (1.0 - TOLERANCE):
@@ -262,7 +262,7 @@ def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
 def _leverages(
     site: Site, number: int, measured: Entry, whole_gram: AnyArray | None
 ) -> FloatArray:
-    """Return the scores (n,), by the sum of the Gram matrices of all shards."""
+    """Return the scores (n,), given the sum of the Gram matrices of all shards."""
     matrix = measured.arrays["gram"]
     if whole_gram is not None:
         if whole_gram.shape != matrix.shape:
@@ -286,12 +286,12 @@ def _leverages(
 
 
 def weigh(site: Site, request: WeighRequest) -> WeighReply:
-    """Reply with the masked importance of the sample's rows; 0 of those elsewhere.
+    """Reply with the masked importance of the sample's rows; 0 for other shards' rows.
 
-    Its entries are forgotten: the next sample of a run is measured anew.
+    The saved entries are dropped: the run's next sample is measured anew.
     """
     secret = site.hasher().purpose(MASKS).secret
-    # all parts are asked in one round, and a round is answered once
+    # all participants are in one message, and a message is answered once
     context = f"round {site.round.number}".encode()
     parts: dict[int, WeighedPart] = {}
     for number, body in site.each(request.parts):
@@ -307,7 +307,7 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
-    """Return the scores (k,) of rows (k,); 0 where a row is -1, another part's."""
+    """Return the scores (k,) of rows (k,); 0 where a row is -1, another shard's."""
     if len(rows) > MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
         raise MessageError(
             f"array 'rows' must hold at most {MOST_SAMPLED} numbers "
@@ -324,7 +324,7 @@ def _load(site: Site, state: str, number: int) -> Entry:
 
 
 def _computed(function: Callable[..., Any], *arguments: Any) -> AnyArray:
-    """Call a function with numbers of the server's, which may not allow it."""
+    """Call a function with numbers from the server, which may be out of its range."""
     try:
         array: AnyArray = function(*arguments)
     except ValueError as error:

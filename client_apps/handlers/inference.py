@@ -1,9 +1,9 @@
 """Predicting at a site: score rows with its part of a saved model.
 
-The rows are those in joined rows, and a training run left the part here. The server
-names model, version and part; the site sends nothing unless the part is of this very
-table and of these very features, as any other query would disclose the model, not the
-rows.
+The rows are those that appear in joined rows; the part was left here by a training run.
+The server names model, version and part. The site sends nothing unless the part belongs
+to this table and to these features, because any other query would disclose the model
+rather than the rows.
 """
 
 from collections.abc import Mapping
@@ -59,7 +59,7 @@ from tp_flower.sources.policy import SCORES
 
 
 class _Ready(NamedTuple):
-    """A part whose model is there; the positions (k,) of the rows that it scores."""
+    """A loaded part of a model, and the positions (k,) of the rows that it scores."""
 
     model: LocalModel
     encoder: SiteEncoder
@@ -68,7 +68,7 @@ class _Ready(NamedTuple):
 
 
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
-    """Reply with the local scores of the rows that are named, each once."""
+    """Reply with the local scores of the requested rows, one each."""
     ready = {
         number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
@@ -112,7 +112,7 @@ def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
-    """Refuse rows that are not made as those that the model was trained on."""
+    """Refuse rows that are built differently from the model's training rows."""
     trained = saved.fragment
     for aspect, queried, saved_one in (
         ("table", fragment.name.lower(), trained.name.lower()),
@@ -128,13 +128,13 @@ def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
 
 
 def _grouping(fragment: Fragment) -> object:
-    """Return the columns and groups of a sub-query; its filters may differ."""
+    """Return the columns and groups of a sub-query, whose filters may differ."""
     subquery = fragment.subquery
     return None if subquery is None else (subquery.columns, subquery.groups)
 
 
 def _planned(site: Site, releaser: Releaser) -> tuple[Release, int]:
-    """Return the scores of rows that are predicted, which leave once."""
+    """Return the scores of rows to predict, protected by their plan."""
     (use,), number = releaser.plan.uses, releaser.number
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
@@ -143,7 +143,7 @@ def _planned(site: Site, releaser: Releaser) -> tuple[Release, int]:
 
 
 PREDICTIONS: Final = "predictions"
-"""Folder below the state folder."""
+"""Subfolder of the state folder."""
 NAMES: Final = "row-keys"
 _RUN_DIGITS: Final = 8
 PURPOSE: Final = "row keys of predictions"
@@ -151,11 +151,11 @@ _NULL: Final = "null"
 _HEAD: Final = r"^[a-z]+[0-9]+:"
 """The start of a key's canonical text: its kind and its length."""
 _WHOLE: Final = r"^-?[0-9]{1,18}$"
-"""Numbers that int64 has."""
+"""The numbers that fit into an int64."""
 
 
 def check_row_key(columns: RowKeyColumns | None, keys: int) -> RowKeyColumns:
-    """Return the row key of a request: the last of a fragment's ``keys`` keys."""
+    """Return the row key of a request: the last ``keys`` of a fragment's keys."""
     if columns is None:
         return RowKeyColumns()
     names = columns.names
@@ -187,13 +187,13 @@ def _hashed_key(
 ) -> HashArray:
     """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
 
-    A column that is NULL is a value like others.
+    A NULL is hashed like any other value.
     """
     texts = [
         pc.fill_null(_on_rows(key, _whole(key.texts)), _NULL)
         for key in _keys_of_rows(row_key, extracted)
     ]
-    # each text carries its length: no two keys are one text
+    # each text is preceded by its length, so that no two keys give the same text
     joined = pc.binary_join_element_wise(*texts, "").dictionary_encode()
     hashes = hasher.purpose(PURPOSE).hash_texts(joined.dictionary)[:, :2]
     return np.ascontiguousarray(hashes[joined.indices.to_numpy()])
@@ -202,7 +202,7 @@ def _hashed_key(
 def leave_hashes(
     site: Site, number: int, row_key: RowKeyColumns, extracted: ExtractedShard
 ) -> HashArray:
-    """Return the hashes of a part's row keys, and keep which row each of them is."""
+    """Return the hashes of a part's row keys, and store which row each belongs to."""
     hashes = _hashed_key(row_key, extracted, site.hasher())
     root = site.state_folder
     if root is not None:
@@ -233,7 +233,7 @@ def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _on_rows(key: ExtractedKey, values: pa.Array) -> pa.Array:
-    """Return each row's value of the distinct ones; missing where it is NULL."""
+    """Return each row's value from the distinct values; missing where it is NULL."""
     return values.take(pa.array(key.codes, mask=key.codes < 0))
 
 
@@ -279,7 +279,7 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
 
 
 def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
-    """Return the joined rows of a part of ``total`` rows that the server has sent."""
+    """Return the joined rows that the server sent for a part of ``total`` rows."""
     rows = body.rows.astype(np.int64)
     check_positions(rows, "rows", total)
     if (np.diff(rows) < 0).any():

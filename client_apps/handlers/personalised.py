@@ -1,8 +1,8 @@
-"""A round of a site's own model: gradients at the parameters it is sent, and metrics.
+"""A round of a site's own model: gradients at the parameters received, and metrics.
 
-The server sends parameters of one *track* or of several: the site's own model, and the
-one for all sites that it is compared with. The site replies with an update of each, and
-with the metrics that the parameters have there.
+The server sends parameters of one or several *tracks*: the site's own model, and the
+common model that it is compared with. The site replies with an update for each track
+and with the metrics at the parameters received.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,16 +33,16 @@ from tp_flower.protocol.personalised_messages import (
 from tp_flower.randomness import Stream, generator
 
 LOCAL_LABELS: Final = "labels"
-"""Of a part's entry: the labels of its rows, (n,)."""
+"""In a participant's entry: the labels of its rows, (n,)."""
 
 
 @dataclass(frozen=True)
 class PersonalisedModel:
-    """A part with a model of its own, and the objective of its trained rows.
+    """A participant with its own model, and the objective of its trained rows.
 
     Attributes:
         labels: of all its rows, (n,), the trained ones first.
-        start: (p,), parameters that nobody has trained.
+        start: (p,), the untrained parameters.
         noise_multiplier: of the noise on a summary; 0 for none.
     """
 
@@ -67,7 +67,7 @@ class PersonalisedModel:
 def personalised_models(
     site: Site, base: Sequence[float]
 ) -> Iterator[PersonalisedModel]:
-    """Yield the site's models, with the base score (d_c,) that a request names."""
+    """Yield the site's models, with the base score (d_c,) from the request."""
     for part in site.parts():
         entry = site.store.load(f"part-{part.number}")
         if LOCAL_LABELS not in entry.arrays:
@@ -97,14 +97,14 @@ def personalised_models(
 
 
 def personal(site: Site, request: PersonalRequest) -> PersonalReply:
-    """Take parameters; reply with updates (unless it is the end) and metrics."""
+    """Take parameters; reply with updates (except at the end) and metrics."""
     parts: dict[int, TrackUpdates] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
         body = body_of(request.parts, part)
         check_sizes(body, parameters=len(part.model.penalised))
         parts[part.number] = _track_updates(personalised, body, request)
-        # the site's own model is what it was sent last
+        # the site's own model is the last one that it received
         part.model.parameters = body.personal.astype(np.float64)
         site.save(part)
     return PersonalReply(parts)
@@ -113,7 +113,7 @@ def personal(site: Site, request: PersonalRequest) -> PersonalReply:
 def _track_updates(
     personalised: PersonalisedModel, body: TrackParameters, request: PersonalRequest
 ) -> TrackUpdates:
-    """Return the metrics of the parameters that came, and updates of them."""
+    """Return the metrics at the parameters received, and updates to them."""
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
     update = code = common_update = None
@@ -137,9 +137,9 @@ def _track_updates(
 def _update(
     personalised: PersonalisedModel, start: FloatArray, pace: Pace
 ) -> FloatArray:
-    """Return the mean of the gradients that the site's steps take, (p,).
+    """Return the mean gradient over the site's local steps, (p,).
 
-    With one step over all rows that is the gradient of its objective.
+    With one step over all rows, that is the gradient of its objective.
     """
     objective, part = personalised.objective, personalised.part
     rows, theta = len(objective.labels), start
@@ -160,7 +160,7 @@ def _update(
 
 
 def _encoded(update: FloatArray, code: UpdateCode) -> AnyArray:
-    """Return an update of the site's own model as Eq. 7 shortens it."""
+    """Return an update of the site's own model, shortened as in Eq. 7."""
     try:
         return encode_update(piecewise_update(update, code.gamma), code.clusters)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""Set-up of a site's own model: encode, keep its labels, summarise for a graph.
+"""Set-up of a site's own model: encode, keep the labels, summarise for a graph.
 
-The replies are sums of labels (how many of each class), a bound of the objective's
-curvature, how many rows there are, and a summary of the site where a graph needs one.
-Rows and labels stay.
+The replies are sums of labels (how many of each class), a bound on the objective's
+curvature, the number of rows, and a summary of the site if the graph needs one. Rows
+and labels stay at the site.
 """
 
 from collections.abc import Iterator, Mapping
@@ -66,9 +66,9 @@ from tp_flower.sources.shards import ShardSource
 
 
 def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
-    """Return the type of labels that stay, and their classes if they have any.
+    """Return the type of labels that stay at the site, and their classes, if any.
 
-    A task of "auto" is classification for booleans and texts.
+    With task "auto", booleans and texts make a classification.
     """
     missing = int(np.isnan(label.values).sum())
     if missing:
@@ -86,7 +86,7 @@ def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> Lab
     if label.kind == "text":
         classes = list(label.categories)
     if label.kind != "boolean":
-        # the name of a class is the value of a label
+        # a class is named by the value of its label
         source.policy.check_release(LABELS, is_private=False)
     if len(classes) > MAX_CLASSES:
         raise QueryError(
@@ -97,7 +97,7 @@ def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> Lab
 
 
 def label_sums(labels: FloatArray, classes: int) -> list[float]:
-    """Return how many labels each class has; of numbers their count, sum and squares.
+    """Return the number of labels per class, or the count, sum and squares of numbers.
 
     >>> label_sums(np.array([1.0, 3.0]), 0)
     [2.0, 4.0, 10.0]
@@ -147,7 +147,7 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
 
 
 def _summary_noise(request: PersonaliseRequest) -> float:
-    """Return the multiplier of the noise on a run's summaries; 0 for none."""
+    """Return the noise multiplier of a run's summaries; 0 for no noise."""
     epsilon, delta = request.graph_epsilon, request.delta
     if not epsilon or request.graph not in (BY_DATA, BY_FEATURES):
         return 0.0
@@ -162,7 +162,7 @@ def _summary_noise(request: PersonaliseRequest) -> float:
 def _planned(
     site: Site, number: int, kind: str, multiplier: float
 ) -> Iterator[tuple[Release, int]]:
-    """Yield the releases of a part: the noisy summary and the uncovered ones."""
+    """Yield the releases of a participant: the noisy summary and the uncovered ones."""
     notes = dict(_NOTES)
     if multiplier:
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
@@ -182,7 +182,7 @@ def _start(
     request: PersonaliseRequest,
     multiplier: float,
 ) -> PersonalisedPart:
-    """Begin the training of a part; return its reply."""
+    """Begin the training of a participant; return its reply."""
     source, extracted = site.source(number), site.extracted(number)
     check_plan(source, (MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)
@@ -255,11 +255,11 @@ ALONE_TOLERANCE: Final = 1e-7
 MOST_STEPS: Final = 3000
 LEAST_CURVATURE: Final = 1e-30
 MOST_TORCH_STEPS: Final = 300
-"""An MLP's steps alone are about as many as its rounds with others."""
+"""An MLP trained alone takes about as many steps as in rounds with the others."""
 
 
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
-    """Reply with the metrics of the site's own model, and the summary for a graph."""
+    """Reply with the metrics of the model trained alone, and the graph's summary."""
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
         kind = model.summary if request.summaries else ""
@@ -292,7 +292,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
 def _summary(
     site: Site, model: PersonalisedModel, request: SummariseRequest
 ) -> FloatArray:
-    """Return the summary of a part's trained rows, with the noise that is planned."""
+    """Return the summary of the trained rows, with the planned noise."""
     multiplier = model.noise_multiplier
     features = np.asarray(on_host(model.objective.features))
     if model.summary == BY_DATA:
@@ -312,7 +312,7 @@ def _summary(
 
 
 def _label_columns(objective: SiteObjective, scale: float) -> FloatArray:
-    """Return the labels as columns like standardised features, (n, 1 or classes)."""
+    """Return the labels as columns on the scale of features, (n, 1 or classes)."""
     labels, loss = objective.labels[:, None], objective.loss
     if loss.name == "squared":
         labels = (labels - objective.base[0]) / scale

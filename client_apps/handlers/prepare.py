@@ -1,8 +1,8 @@
 """Preparing training at a site: encode, plan the releases, make the models.
 
-The planned releases of a run are set aside in the site's ledger first; nothing of a row
-is computed for the server before that. The server announces the run's schedule: it can
-limit the planned releases, and cannot announce less than the site counts itself.
+The planned releases of a run are first reserved in the site's ledger; before that,
+nothing about a row is computed for the server. The server announces the run's schedule:
+it can limit the planned releases, but cannot announce less than the site counts itself.
 """
 
 from dataclasses import replace
@@ -109,7 +109,7 @@ def _prepare_part(
     outline: Outline,
     privacy: PrivacyTerms,
 ) -> tuple[Participant, SiteEncoder]:
-    """Return a part whose features are encoded and whose releases are planned."""
+    """Return a participant with its features encoded and its releases planned."""
     source, extracted = site.source(number), site.extracted(number)
     update = body.update
     sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
@@ -166,7 +166,7 @@ def _prepare_part(
 
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
-    """Refuse mechanisms whose cost per row is not known for the method."""
+    """Refuse mechanisms whose cost per row is unknown for the method."""
     covered = {
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
@@ -193,7 +193,7 @@ def _schedule(
     batches: Batches,
     spec: ModelSpec,
 ) -> Schedule:
-    """Return the schedule of the run, capped by the numbers that the site counts."""
+    """Return the run's schedule, capped by what the site counts itself."""
     is_sgd, unit = METHODS[outline.strategy].sends_gradients, body.mean_multiplicity
     if 0 < unit < LEAST_SCALE:
         raise MessageError(
@@ -208,7 +208,7 @@ def _schedule(
         batch_uses=required(outline.batch_uses, "batch_uses") if is_sgd else 0,
         batch_rate=required(outline.batch_rate, "batch_rate") if is_sgd else 0.0,
         batches=len(batches.start) - 1,
-        # of the plan that the server has sent: it cannot say less
+        # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
         most_joined_rows=int(rows.multiplicity.max(initial=0)),
         has_first_scores=spec.kind not in NUMPY_KINDS,
@@ -219,7 +219,7 @@ def _schedule(
 
 
 def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
-    """Return the releases of a part's rows or model that nothing covers."""
+    """Return the releases of rows or the model that no mechanism covers."""
     if update is Update.GIVEN:
         return (required(outline.sends, "sends"),)
     further = {
@@ -234,9 +234,9 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
 def _check_model(
     outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec
 ) -> None:
-    """Refuse models that the server cannot solve, or that noise is not made for.
+    """Refuse models that the server cannot solve, or that have no private mechanism.
 
-    A server may solve where it has said so, and nowhere else.
+    A server may solve only if it has announced so.
     """
     is_given, by_server = update is Update.GIVEN, Update.GIVEN.value
     if is_given != bool(METHODS[outline.strategy].solvers):
@@ -268,11 +268,11 @@ Start = tuple[PreparedPart, RidgeSolver | None]
 def _start(part: Participant, columns: int) -> Start:
     """Return the start of training, and the factorised solver of a linear model.
 
-    About ``columns`` is the mean squared norm of a row; the intercept adds 1.
+    The mean squared norm of a row is about ``columns``; the intercept adds 1.
     """
     data, model = part.data, part.model
     if data.update is Update.GIVEN:
-        # nobody asks for curvature where the server solves
+        # the curvature is not needed if the server solves
         return _prepared(part, mean_curvature=0.0), None
     typical = _typical_curvature(part, columns + int(data.spec.intercept))
     if isinstance(model, LinearModel):
@@ -291,9 +291,9 @@ def _prepared(part: Participant, **fields: Any) -> PreparedPart:
 def _start_linear(
     model: LinearModel, part: Participant, typical: dict[str, float]
 ) -> Start:
-    """Return the start and the solver.
+    """Return the reply, and the solver of a linear model.
 
-    SGD needs the largest curvature, for its step size, and ADMM the solver: each costs
+    SGD needs the largest curvature for its step size, and ADMM the solver; each costs
     an eigendecomposition.
     """
     data, plan = part.data, part.data.plan
@@ -313,14 +313,14 @@ def _start_linear(
         start = _prepared(part, gram=matrix, gram_deviation=deviation, **curvature)
         return start, None
     matrix = usable_gram(matrix, deviation)
-    # a consensus step penalises every parameter alike, the intercept too
+    # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL
     solver = RidgeSolver.from_gram(matrix, total, intercept=centred)
     return _prepared(part, **curvature), solver
 
 
 def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
-    """Return the curvature of standardised features: it says nothing of the rows.
+    """Return the curvature of standardised features, which reveals nothing about rows.
 
     The trace of the Gram matrix over N is the mean of G ||x||^2, summed over the rows,
     and its largest eigenvalue is at most that.
@@ -350,7 +350,7 @@ def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
         weighted = np.sqrt(data.multiplicity)[:, None] * signs
         probe = model.pullback(data.trained, weighted)
     except (RuntimeError, TypeError, ValueError) as error:
-        # torch tells shapes and types here, no values
+        # torch's errors name shapes and types, no values
         raise SettingsError(
             f"model {spec.kind!r} does not turn rows of {data.features.shape[1]} "
             f"features into {spec.outputs} scores: {error}"
@@ -362,14 +362,14 @@ def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
-    """Keep the models of a run that went well, and forget all else of it.
+    """Save the models of a successful run, and delete everything else of it.
 
-    The reply has the run's lines of the ledger; of saved models their digests, and the
+    The reply has the run's lines of the ledger, the digests of saved models, and the
     coefficients that may be shown.
     """
     parts: dict[int, FinishedPart] = {}
     if request.keep_models:
-        # it becomes a path
+        # the name becomes a path
         model = ModelVersion(
             required(request.model_name, "model_name"),
             required(request.model_version, "model_version"),
@@ -385,7 +385,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
 
 
 def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
-    """Save a part's model; return its digest, None where the site keeps nothing."""
+    """Save a participant's model; return its digest, None if the site saves none."""
     if site.state_folder is None:
         return None
     spec = part.data.spec
@@ -406,10 +406,10 @@ def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
 
 
 def _coefficients(site: Site, part: Participant) -> AnyArray | None:
-    """Return the coefficients (d [+ 1], d_c) if they may leave, once they are noted.
+    """Note and return the coefficients (d [+ 1], d_c), if they may leave.
 
-    Those of a model that was trained privately are made from releases that are paid
-    for, and cost nothing more.
+    The coefficients of a privately trained model follow from releases that are already
+    paid for, and cost nothing more.
     """
     model, source = part.model, site.source(part.number)
     if not (source.policy.coefficients and isinstance(model, LinearModel)):

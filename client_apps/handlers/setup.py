@@ -1,7 +1,7 @@
 """Setting a run up at a site: describe, extract, statistics, check.
 
-Every action takes the site and the request and returns the reply. It changes the site's
-state last, so that an action that fails has changed nothing.
+Each handler takes the site and the request and returns the reply. It changes the site's
+state last, so that a failure changes nothing.
 """
 
 from functools import partial
@@ -64,13 +64,13 @@ from tp_flower.sources.shards import ShardSource
 
 
 def describe(site: Site, request: DescribeRequest) -> DescribeReply:
-    """Reply with the columns, types and row count of the shards that are asked for.
+    """Reply with the columns, types and row counts of the requested shards.
 
-    Only the tables that the query names are opened; of the others the reply has the
-    names. It also brings the site's public key of the run.
+    Only the tables that the query names are opened; the others are listed by name. The
+    reply also carries the site's public key for the run.
     """
     for run in site.store.forget_stale():
-        # what it has not used in all that time, it will not
+        # a run that has been idle for so long will not use its reservations
         site.ledger.close(run)
     wanted = {name.lower() for name in request.tables}
     shards = []
@@ -107,7 +107,7 @@ def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
 
 
 def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
-    """Run a part's fragment; note what leaves, and return it."""
+    """Run a part's fragment, note what leaves, and return the result."""
     hosted = len(site.shards)
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
@@ -127,7 +127,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
     if fragment.weight is not None and extracted.weight is None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
-    # keys that only name rows come last, and are not joined on
+    # keys that only name rows come last and are not joined on
     hashed = {
         str(key): column.hashed(site.join_hasher(group))
         for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
@@ -158,7 +158,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
 def _label(
     site: Site, number: int, body: ExtractPart, label: LabelColumn
 ) -> tuple[LabelFacts, AnyArray | None]:
-    """Return the label's type, and its values unless they stay."""
+    """Return the label's type, with its values unless they stay at the site."""
     source, terms = site.source(number), body.label_privacy
     if body.local_label is not None or terms is None:
         _check_classes(source, label)
@@ -172,7 +172,7 @@ def _label(
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:
-    """Refuse text labels with rare classes: labels leave in the clear."""
+    """Refuse text labels with rare classes, because labels leave in the clear."""
     if source.min_count <= 1:
         return
     codes = label.codes
@@ -198,9 +198,9 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
 
 
 def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
-    """Reply with the statistics that encoders are fitted to, over the named rows.
+    """Reply with the statistics of the requested rows that encoders are fitted to.
 
-    Of a feature whose encoder needs none, the reply has its kind and no more.
+    A feature whose encoder needs no statistics is reported by its kind alone.
     """
     parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
     return StatisticsReply(parts)
@@ -236,10 +236,10 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> StatisticsO
 
 
 def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
-    """Return the kind of each feature, "" where only a declaration could tell.
+    """Return the kind of each feature, "" if only a declaration could tell.
 
     A column that is all NULL at its source has no type there, which the server learns
-    with the names of the columns. A column that is so among the run's rows has one.
+    with the column names. A column that is NULL in the run's rows only has a type.
     """
     extracted, fragment = site.extracted(number), site.fragment(number)
     plain = () if fragment.subquery is not None else fragment.features
@@ -251,7 +251,7 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     ]
     kinds = {info.name: info.kind for info in extracted.features}
     if empty:
-        # the source is read for it: not without need
+        # this reads the source, so only if necessary
         all_null = visible_schema(site, site.source(number)).all_null
         untyped = {quote_name(column) for column in all_null}
         kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
@@ -259,11 +259,11 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
 
 
 def check(site: Site, request: CheckRequest) -> CheckReply:
-    """Reply with the count and the digest of the keys behind the rows that are named.
+    """Reply with the count and the digest of the keys behind the requested rows.
 
-    A digest is sum_r weight_r * hash(key of row r) mod 2**64, per 64 bits of the hash;
-    both sides of a join must come to the same. The bits are others than those that left
-    the site with the join keys.
+    A digest is sum_r weight_r * hash(key of row r) mod 2**64, for each 64 bits of the
+    hash; both sides of a join must agree. These are not the bits that left the site
+    with the join keys.
     """
     parts = {n: _checked(site, n, body) for n, body in site.each(request.parts)}
     return CheckReply(parts)
@@ -271,7 +271,7 @@ def check(site: Site, request: CheckRequest) -> CheckReply:
 
 def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
     extracted = site.extracted(number)
-    # several joins may be on one key
+    # several joins may use the same key
     groups = key_groups(body.key_groups, len(extracted.keys))
     keys = [
         key.hashed_whole(site.join_hasher(group))
@@ -291,6 +291,6 @@ def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
         factors = weights[has_key].astype(np.uint64)[:, None]
         weighted = hashes[codes_of_rows[has_key], 2:] * factors
         counts[join] = int(np.count_nonzero(has_key))
-        # unsigned numbers wrap around: the sum is one mod 2**64
+        # unsigned integers wrap around, so the sum is mod 2**64
         digests[join] = weighted.sum(axis=0, dtype=np.uint64)
     return CheckedPart(counts=counts, digest=digests)

@@ -1,7 +1,7 @@
 """A site's batch of SGD: gradients of the batch, a step, the scores of the next.
 
-A table in one shard answers ``sgd`` with the scores of the next batch; a sharded table
-with its gradient first, and with scores after ``step``.
+A table in one shard answers ``sgd`` with the scores of the next batch. A sharded table
+answers with its gradient, and with the scores after ``step``.
 """
 
 from collections.abc import Mapping
@@ -29,8 +29,8 @@ from tp_flower.protocol.training_messages import (
 def sgd(site: Site, request: SgdRequest) -> SgdReply:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table).
 
-    With staleness a sharded table's step comes with the next batch: its shards take it
-    first, and send the next scores without the step that this batch leads to.
+    With staleness, a sharded table's step comes with the next batch: its shards take
+    the step first, and send the next scores without the step that this batch leads to.
     """
     updates = {}
     for part in site.parts():
@@ -48,7 +48,7 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
 def _sharded_batch(
     part: Participant, body: BatchMessages, request: SgdRequest
 ) -> BatchUpdate:
-    """Take the late step, if one came; return the gradient of the batch."""
+    """Take the late step, if there is one; return the gradient of the batch."""
     if body.gradient is not None:
         check_sizes(body, parameters=len(part.model.penalised))
         part.step(body.gradient, *_pace(part, request.step))
@@ -58,7 +58,7 @@ def _sharded_batch(
 
 
 def step(site: Site, request: StepRequest) -> StepReply:
-    """Take the mean gradient of the sharded tables, step, send the next scores."""
+    """Take the sharded tables' mean gradient, make the step, send the next scores."""
     updates = {}
     for part in site.parts():
         if part.data.update is not Update.SUM:
@@ -105,7 +105,7 @@ def _foreseen_scores(part: Participant, step: BatchStep) -> Mapping[str, AnyArra
 
 
 def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
-    """Return the scores that ride along: next batch, held-out rows, or all rows."""
+    """Return the accompanying scores: next batch, held-out rows, or all rows."""
     scores: dict[str, AnyArray] = {}
     data = part.data
     if step.next_batch is not None:
@@ -119,7 +119,7 @@ def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
 
 
 def _batch(part: Participant, number: int, name: str) -> int:
-    """Return the number of a batch of the run's plan."""
+    """Return a batch's number in the run's plan."""
     total = len(part.data.batch_start) - 1
     if not total:
         raise MessageError("the run has no plan of batches")

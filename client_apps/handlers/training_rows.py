@@ -1,8 +1,8 @@
-"""The rows of a part that take part in training, and in which batch.
+"""The rows of a part that take part in training, and their batches.
 
-A method goes by the rows of the table, each once with its multiplicity, or by the
-joined rows (VFL): then a row of the table is there for every joined row it is in. The
-policy's minimum of rows counts rows of the table in both.
+A method counts either the rows of the table, each once with its multiplicity, or the
+joined rows (VFL): then a row of the table appears once for every joined row that it is
+in. The policy's minimum of rows always counts rows of the table.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class TrainingRows:
     """The rows that take part, the trained ones first.
 
     Attributes:
-        positions: (k,), of the rows of the table, each once.
-        place: (n,), where in ``positions`` the row behind each that takes part is; None
-            where these are the rows of the table themselves.
-        multiplicity: (n_trained,), joined rows of each row that is trained on, G; where
-            joined rows are weighted, G^w.
+        positions: (k,), in the table, each once.
+        place: (n,), the index in ``positions`` of each row that takes part; None if
+            these are the rows of the table themselves.
+        multiplicity: (n_trained,), G, the joined rows of each trained row; G^w if
+            joined rows are weighted.
         tested: (n,) bool, rows that appear in held-out joined rows.
     """
 
@@ -40,7 +40,7 @@ class TrainingRows:
     tested: npt.NDArray[np.bool_]
 
     def check_accounted(self) -> None:
-        """Refuse rows whose cost is not known where models or scores are protected."""
+        """Refuse rows of unknown privacy cost if models or scores are protected."""
         if self.place is not None:
             raise SiteError(
                 "the run protects models or scores, but lists a row of the table for "
@@ -65,7 +65,7 @@ class TrainingRows:
         return len(np.unique(self.place[: self.trained]))
 
     def table_rows_by_batch(self, batches: "Batches") -> IntArray:
-        """Return how many rows of the table each batch has, (batches,)."""
+        """Return the number of the table's rows in each batch, (batches,)."""
         sizes = np.diff(batches.start)
         if self.place is None:
             return sizes
@@ -83,7 +83,7 @@ class Batches:
 
 
 def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows:
-    """Return the rows that a request names by masks, or lists for joined rows."""
+    """Return the requested rows, given by masks or by lists for joined rows."""
     is_listed = body.expanded_trained is not None
     training_rows = expanded(body, rows) if is_listed else once_each(body, rows)
     if is_private:
@@ -92,7 +92,7 @@ def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows
 
 
 def once_each(body: PreparePart, rows: int) -> TrainingRows:
-    """Return the rows that a request names by masks: each of the table once."""
+    """Return the rows that a request selects by masks: each row of the table once."""
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
     positions = np.concatenate(
@@ -107,9 +107,9 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
 def read_multiplicity(
     multiplicity: AnyArray | None, masses: AnyArray | None, joined_rows: int
 ) -> IntArray | FloatArray:
-    """Return G of the trained rows, or G^w where joined rows are weighted.
+    """Return G of the trained rows, or G^w if joined rows are weighted.
 
-    The weights of the N joined rows have mean 1, so that no row's weigh more than N.
+    The N weights have mean 1, so that no row's joined rows weigh more than N in total.
     """
     if masses is None:
         counts = required(multiplicity, "multiplicity")
@@ -118,7 +118,7 @@ def read_multiplicity(
                 f"array 'multiplicity' must hold numbers from 1 to {joined_rows}"
             )
         return counts.astype(np.int64)
-    # a sum that was rounded
+    # the sum may have been rounded
     most = joined_rows * (1.0 + np.finfo(np.float32).eps)
     if masses.size and not (masses.min() > 0.0 and masses.max() <= most):
         raise MessageError(
@@ -128,7 +128,7 @@ def read_multiplicity(
 
 
 def expanded(body: PreparePart, rows: int) -> TrainingRows:
-    """Return the rows that a request lists: one for each joined row that has one."""
+    """Return the rows that a request lists, one per joined row that has one."""
     lists = []
     held_out = required(body.held_out_rows, "held_out_rows")
     for name, array, most in (
@@ -159,9 +159,9 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
 
 
 def read_batches(body: PreparePart, trained: int) -> Batches:
-    """Return the rows of each SGD batch; no batch, where there is no plan.
+    """Return the rows of each SGD batch; no batches without a plan.
 
-    A row that is twice in a batch would add more to it than is clipped.
+    A row that appears twice in a batch would contribute more than the clip allows.
     """
     if body.batch_start is None:
         return Batches(np.zeros(1, np.int64), np.zeros(0, np.int64))
@@ -187,7 +187,7 @@ def check_training_rows(
     *,
     sends_sums: bool,
 ) -> None:
-    """Refuse to train on too few rows of the table, and to send sums over too few."""
+    """Refuse to train on too few rows of the table, or to send sums over too few."""
     check_rows(source, rows.trained_positions, f"the model of table {table!r}")
     sizes = rows.table_rows_by_batch(batches)
     if sends_sums and np.any(sizes):

@@ -2,7 +2,7 @@
 
 Algorithm 1 of the paper gives a client three functions: *receive* (the message),
 *compute* (the methods of :class:`Participant`) and *send* (:class:`Releaser`). A
-participant is made from the state of its site, changed by at most one method per
+participant is rebuilt from the state of its site, changed by at most one method per
 message, and saved again.
 
 Notation:
@@ -61,7 +61,7 @@ IntArray = npt.NDArray[np.int64]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 
 MOST_KEPT = 1 << 24
-"""Features of a batch that are kept for the next message: 64 MiB."""
+"""Size limit of a batch's features that are kept for the next message: 64 MiB."""
 
 
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
@@ -71,18 +71,18 @@ _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean")
 
 @dataclass(frozen=True)
 class ShardData:
-    """All of a shard in training that never changes.
+    """All data of a shard that never change during training.
 
     Attributes:
-        features: (n, d) float32, the trained rows first, then those only tested; where
-            the model is computed.
+        features: (n, d) float32, the trained rows first, then those only tested, on the
+            device that computes the model.
         multiplicity: (n_trained,), G; G^w where joined rows are weighted.
         tested: (n,) bool, rows that appear in held-out joined rows.
         joined_rows: N of the training rows.
         l2: beta.
         batch_start: (batches + 1,), where a batch starts in ``batch_rows``.
         table: alias in the query.
-        solver: the factorised theta-update; None where the server or torch solves.
+        solver: the factorised theta-update; None if the server or torch solves.
     """
 
     features: Features
@@ -125,7 +125,7 @@ class ShardData:
     def entry(
         self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]
     ) -> Entry:
-        """Return the entry that :meth:`read` reads, with further arrays and values."""
+        """Return the entry that :meth:`read` reads, with more arrays and values."""
         arrays = {"features": on_host(self.features), **further_arrays}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         meta = {
@@ -152,8 +152,8 @@ class ShardData:
     def batch(self, batch: int) -> Features:
         """Return the features of the distinct rows of an SGD batch, (k, d).
 
-        Those of the last call are kept: a batch's scores are asked for in one message,
-        and its gradient in the next, which the same process may answer.
+        The last result is kept: a batch's scores are requested in one message and its
+        gradient in the next, which the same process may answer.
         """
         if batch in self._gathered:
             return self._gathered[batch]
@@ -169,11 +169,11 @@ class ShardData:
 
 @dataclass(frozen=True)
 class Participant:
-    """One shard in one role: the table of the query that it serves as.
+    """One shard in one role: as a particular table of the query.
 
-    ``vectors`` are the rest of the state by name, each (p,): ``momentum``,
-    ``theta``, ``consensus``, ``consensus_duals`` and the ``rho_in`` (1,) that
-    scales them, as far as they exist.
+    ``vectors`` are the rest of the state by name, each (p,): ``momentum``, ``theta``,
+    ``consensus``, ``consensus_duals`` and their scale ``rho_in`` (1,), where they
+    exist.
     """
 
     number: int
@@ -196,7 +196,7 @@ class Participant:
         return self.releaser.scores(self.finite(self.model.scores(rows)), batch)
 
     def moments(self, target: FloatArray) -> FloatArray:
-        """Return [T, 1]^T (G * target), (d [+ 1], d_c): adds up over the shards."""
+        """Return [T, 1]^T (G * target), (d [+ 1], d_c), which shards may sum."""
         weighted = self.data.multiplicity[:, None] * target
         return moment(self.data.trained, weighted, intercept=self.linear.intercept)
 
@@ -212,8 +212,8 @@ class Participant:
     ) -> FloatArray:
         """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
 
-        With theta = a + delta, a = w - u, this is a ridge of strength rho_in on the
-        target that a leaves. ``solver`` penalises the intercept like the rest.
+        With theta = a + delta, a = w - u, this is a ridge regression of strength rho_in
+        on the target minus the scores of a. ``solver`` penalises the intercept, too.
         """
         centre = self.centre
         self.model.parameters = centre
@@ -223,23 +223,23 @@ class Participant:
 
     @property
     def centre(self) -> FloatArray:
-        """The point that theta^q is drawn to, w - u, (p,)."""
+        """The point that theta^q is pulled to, w - u, (p,)."""
         return self.vectors["consensus"] - self.vectors["consensus_duals"]
 
     def set_inner_penalty(self, rho_in: float) -> None:
-        """Use rho_in from now on: scaled duals u are divided by it, so they follow."""
+        """Use rho_in from now on; scaled duals u are divided by it, so they follow."""
         before = self.vectors.get("rho_in")
         if before is not None:
             self.vectors["consensus_duals"] *= before[0] / rho_in
         self.vectors["rho_in"] = np.array([rho_in])
 
     def propose(self, theta: FloatArray) -> FloatArray:
-        """Keep theta^q; return theta^q + u^q, all that the server needs, (p,)."""
+        """Store theta^q; return theta^q + u^q, all that the server needs, (p,)."""
         self.vectors["theta"] = theta
         return theta + self.vectors["consensus_duals"]
 
     def accept_consensus(self, consensus: FloatArray) -> None:
-        """Take w, update u += theta - w (Eq. 21); the shard predicts with w."""
+        """Take w and update u += theta - w (Eq. 21); the shard predicts with w."""
         self.vectors["consensus_duals"] += self.vectors["theta"] - consensus
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
@@ -247,7 +247,7 @@ class Participant:
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).
 
-        velocity = momentum * velocity + gradient + beta * theta (biases without beta);
+        velocity = momentum * velocity + gradient + beta * theta (no beta for biases);
         theta -= learning_rate * velocity.
         """
         velocity = self._drift(momentum) + gradient
@@ -255,15 +255,15 @@ class Participant:
         self.model.parameters = self.model.parameters - learning_rate * velocity
 
     def foreseen(self, learning_rate: float, momentum: float) -> FloatArray:
-        """Return theta after a step whose gradient is not known yet, without it, (p,).
+        """Return theta after a step whose gradient is still unknown, without it, (p,).
 
-        Most of a step with momentum is known before. Nesterov's momentum takes the
+        Most of a step with momentum is known in advance. Nesterov's momentum takes the
         gradient there; here that makes steps on stale scores stable at larger rates.
         """
         return self.model.parameters - learning_rate * self._drift(momentum)
 
     def _drift(self, momentum: float) -> FloatArray:
-        """Return the part of the next velocity that no data decide, (p,)."""
+        """Return the part of the next velocity that does not depend on data, (p,)."""
         theta = self.model.parameters
         decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
         return momentum * self.vectors["momentum"] + decay
@@ -286,10 +286,10 @@ class Releaser:
     uses: list[Spend] = field(default_factory=list)
 
     def check_clear(self, what: str) -> None:
-        """Refuse to compute something without noise in a run that protects the models.
+        """Refuse to compute something without noise in a run that protects models.
 
-        A plan is made from the announced schedule; later requests may be for something
-        else, which the plan has no noise for.
+        A plan follows the announced schedule; a later request may need a release that
+        the plan has no noise for.
         """
         if self.plan.is_private:
             raise SiteError(
@@ -324,13 +324,13 @@ class Releaser:
         return private_sum(model, on_host(features), messages, plan, self.noise)
 
     def fit(self, model: LocalModel, problem: FitProblem, learning_rate: float) -> None:
-        """Fit a model in place by DP-SGD; a learning rate of 0 is the plan's."""
+        """Fit a model in place by DP-SGD; learning rate 0 takes the plan's."""
         if self.plan.fit is None:
             raise TypeError("the part has no plan for DP-SGD")
         from tp_flower.privacy.gradients import fit_privately
 
         self._use(MODEL, 0)
-        # how far a step goes is no secret, and costs nothing
+        # the size of a step is not secret, and costs nothing
         plan = replace(self.plan.fit, learning_rate=learning_rate)
         fit_privately(model, problem, plan, self.noise)
 
@@ -354,20 +354,20 @@ class Releaser:
 
 
 def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
-    """Return a request's body of a part."""
+    """Return the body of a request that concerns a participant."""
     if part.number not in bodies:
         raise MessageError(f"it has no entry for part {part.number}")
     return bodies[part.number]
 
 
 def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
-    """Return the model of a table; a factory's errors are passed on with their text."""
+    """Return a table's model; the errors of a factory are passed on with their text."""
     try:
         return build_model(spec, features, device)
     except TPFlowerError:
         raise
     except Exception as error:
-        # a factory sees sizes only, so that its message cannot quote data
+        # a factory sees only sizes, so that its message cannot quote data
         raise SettingsError(
             f"model {spec.kind!r} raised {type(error).__name__} for {features} "
             f"features and {spec.outputs} outputs: {error}"

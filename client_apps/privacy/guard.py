@@ -1,7 +1,7 @@
 """Checks of requests against the policies of a site's tables.
 
-Every action calls them before it reads, and again before its results leave. The rules
-themselves are in ``tp_flower/sources/policy.py``.
+Every handler calls these checks before it reads, and again before its results leave.
+The rules themselves are in ``tp_flower/sources/policy.py``.
 """
 
 import hashlib
@@ -48,15 +48,15 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
 def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     """Refuse a fragment that yields too few rows.
 
-    A shard without rows may pass, but not a condition that no row meets: it tells as
-    much as one that one row meets.
+    An empty shard may pass, but not a condition that no row meets: that reveals as much
+    as one that a single row meets.
     """
     if rows or fragment.filters or fragment.subquery is not None:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 
 
 def check_rows(source: ShardSource, rows: int, what: str) -> None:
-    """Refuse to compute ``what`` of too few rows, which the server has chosen."""
+    """Refuse to compute ``what`` of too few rows; the server has chosen the rows."""
     if rows:
         source.policy.check_rows(rows, what)
 
@@ -66,8 +66,8 @@ def check_plan(
 ) -> None:
     """Refuse a run whose mechanisms cover less than the policy demands.
 
-    ``kinds`` will leave of this shard: "labels", "models" (gradients, Gram, moments,
-    parameters, curvatures), "scores", "statistics", "rows".
+    ``kinds`` are the releases planned for this shard: "labels", "models" (gradients,
+    Gram, moments, parameters, curvatures), "scores", "statistics", "rows".
     """
     covered = privacy and {
         MODELS: privacy.covers_features,
@@ -79,11 +79,11 @@ def check_plan(
 
 
 def source_id(source: ShardSource) -> str:
-    """Return the identifier of a shard's rows in the ledger and of noisy labels.
+    """Return the identifier of a shard's rows in the ledger and for noisy labels.
 
-    It is a hash of their place, whatever their name there and the way they are read; of
-    rows that move, of the policy's ``budget-name``. Data frames have a new one in every
-    grid.
+    It is a hash of their location, regardless of the table's name or how they are read;
+    for rows that move, a hash of the policy's ``budget-name``. Data frames get a new
+    one in every grid.
     """
     place: list[object]
     if source.policy.budget_name:
@@ -100,8 +100,8 @@ def source_id(source: ShardSource) -> str:
 def budgets(site: Site) -> dict[str, Budget]:
     """Return the budgets of the site's rows, by source.
 
-    Where several entries of the tables file are about the same rows, the smallest
-    budget holds for all.
+    If several entries of the tables file are about the same rows, the smallest budget
+    applies to all.
     """
     smallest: dict[str, Budget] = {}
     for source in site.shards:

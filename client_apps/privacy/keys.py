@@ -1,9 +1,9 @@
-"""A site's way to the key of a run's hashes, which the sites share.
+"""How a site gets the key of a run's hashes, which the sites share.
 
 By the site's node config: ``secret-file`` names a file with the secret, which is then
-sealed to nobody; ``allowed-keys`` names a file with the long-term public keys of the
-sites that are trusted to seal it; without either, it is sealed to and by whatever
-public keys the server names. The server is told which it is, and cannot choose.
+not sealed to anybody; ``allowed-keys`` names a file with the long-term public keys of
+the sites that are trusted to seal it; without either, it is sealed to and by whatever
+public keys the server names. The server learns which case applies, and cannot choose.
 """
 
 from typing import Final
@@ -32,9 +32,9 @@ from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealReq
 
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
 _REQUEST: Final = "request"
-"""Of an entry: the digest of the request that brought it."""
+"""In an entry: the digest of the request that brought it."""
 _DIGITS: Final = 16
-"""Digits of a public key by which a message names it."""
+"""Digits of a public key that identify it in error messages."""
 
 
 def key_source(site: Site) -> KeySource:
@@ -64,9 +64,9 @@ def key_fields(site: Site) -> dict[str, str]:
 
 
 def seal(site: Site, request: SealRequest) -> SealReply:
-    """As the leader: make the run's secret and seal it to the sites, itself too.
+    """As the leader: make the run's secret and seal it to all sites, this one included.
 
-    The same request again gets what was sealed, even if the site's key is gone.
+    A repeated request gets the same sealed secret, even if the site's key is gone.
     """
     if site.store.has(_SEALED):
         entry = site.store.load(_SEALED)
@@ -81,7 +81,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
         trusted = _allowed(site) | {keys.public.site}
         for node, recipient in recipients.items():
             _check_pin(recipient.site, trusted, f"of node {node}")
-    # whoever pins keys wants a secret, of a simulation too
+    # a site that pins keys wants a real secret, in a simulation too
     is_simulated = source is KeySource.AGREED and site.is_simulated
     secret = (
         GroupSecret.of_simulation(request.seed)
@@ -101,8 +101,8 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
 
     Done once in a run; a repeat of the same request finds the stored key.
     """
-    # nobody opens the secret a second time: another request for rows would get hashes
-    # that can be compared with those of the first
+    # the secret is never opened twice: a second request for rows would get hashes that
+    # can be compared with those of the first
     site.round.forget(_KEYS)
     if site.store.has(SECRET):
         if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
@@ -126,7 +126,7 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
-    """Return the groups that a request names, one for each of ``keys`` join keys."""
+    """Return the groups named in a request, one for each of ``keys`` join keys."""
     if len(names) != keys:
         raise MessageError(
             f"'key-groups' must name a group for each of the {keys} join keys"
@@ -135,7 +135,7 @@ def key_groups(names: list[str], keys: int) -> list[str]:
 
 
 def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
-    """Open the secret that came sealed with a request."""
+    """Open the secret that was sealed and sent with a request."""
     leader = PublicKeys(bytes.fromhex(required(request.leader_key, "leader_key")))
     if keys.site is not None:
         long_term = required(request.leader_site_key, "leader_site_key")
@@ -153,7 +153,7 @@ def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
 
 
 def _public_keys(site: Site) -> PublicKeys:
-    """Return the site's public keys, which stay when the private one is thrown away."""
+    """Return the site's public keys, which remain when the private key is deleted."""
     if not site.store.has(_PUBLIC):
         return _site_keys(site).public
     run = site.store.load(_PUBLIC).arrays[_PUBLIC].tobytes()
@@ -177,7 +177,7 @@ def _site_keys(site: Site) -> SiteKeys:
 
 
 def _long_term(site: Site) -> KeyPair | None:
-    """Return the site's own key pair; None if keys are not pinned."""
+    """Return the site's own key pair; None unless keys are pinned."""
     if key_source(site) is not KeySource.PINNED:
         return None
     folder = state_dir(site.context.node_config)

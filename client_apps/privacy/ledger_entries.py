@@ -41,7 +41,7 @@ _ROUNDS: Final = {
     SGD: (Action.SGD, Action.PREPARE),
     CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }
-"""By family, the messages that carry the releases of a plan; else any may."""
+"""By family, the messages that carry a plan's releases; for other families any may."""
 
 _UNCOVERED: Final[Mapping[str, str]] = {
     COUNTS: "not covered: how many rows there are and how many the filters leave, "
@@ -59,7 +59,7 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     COEFFICIENTS: "not covered: the final coefficients of the table's features, which "
     "the table's policy allows to be shown",
 }
-"""The scope of what leaves without a plan, by kind: no noise covers it."""
+"""The scope of releases that need no plan, by kind: no noise covers them."""
 
 
 def release(
@@ -70,7 +70,7 @@ def release(
     scope: str,
     mechanism: Mechanism | None = None,
 ) -> Release:
-    """Return a release of a part's rows, whose budget is that of their source."""
+    """Return a release of a participant's rows, charged to their source."""
     source = site.source(number)
     if mechanism is not None and site.extracted(number).contents.groups:
         mechanism, unit = of_groups(mechanism)
@@ -91,11 +91,11 @@ def release(
 
 
 def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
-    """Return the cost of a release of groups for a row below them, and its unit.
+    """Return the cost of a release of groups per row below them, and its unit.
 
-    A row of the grouped table changes the values of its group: what the group adds to a
-    sum moves by at most twice its norm. (Of sub-sampled sums no such step is known; the
-    group stays the unit.)
+    A row of the grouped table changes the values of its group: the group's contribution
+    to a sum moves by at most twice its norm. (No such bound is known for sub-sampled
+    sums; there the group remains the unit.)
     """
     if isinstance(mechanism, Gaussian) and mechanism.sample_rate == 1.0:
         halved = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
@@ -118,9 +118,9 @@ def note(site: Site, number: int, what: str, detail: str = "") -> None:
 
 
 def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
-    """Reserve covered releases, each with its limit, and note the others.
+    """Reserve the covered releases, each with its limit, and note the others.
 
-    Too small a budget refuses the round's commit.
+    If a budget is too small, the commit of the round is refused.
     """
     covered, others = [], []
     for each, limit in planned:
@@ -138,7 +138,7 @@ def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
 def planned_releases(
     site: Site, plans: Mapping[int, PartPlan], family: str, privacy: "PrivacyTerms"
 ) -> Iterator[tuple[Release, int]]:
-    """Yield the releases that the parts' plans allow, and how often each may happen."""
+    """Yield the releases that the plans allow, and how often each may happen."""
     noted = [line["release"] for line in site.ledger.lines(site.store.run)]
     fitted = {each["part"] for each in noted if each["what"] == STATISTICS}
     for number, plan in plans.items():

@@ -1,18 +1,17 @@
-"""The labels of a part as they may leave the site: with noise, drawn once, paid for.
+"""The labels of a participant as they may leave the site: noisy, drawn once, paid for.
 
-Every label is moved into the domain that the plan declares, and then gets its noise: a
-number beyond the range becomes its nearer end, a missing one its middle; a class that
-is none of the declared ones, or missing, is replaced by any of them alike. So nothing
-but the noisy labels depends on the true ones, not even whether the request succeeds: a
-refusal would tell an unkind server, row by row, what it asks. A site's log says how
-many labels had no place; in a simulation, where nobody is to be protected, that is an
-error.
+Every label is first moved into the declared domain and then gets its noise: a number
+out of range becomes the nearer end, a missing number the middle; a missing or
+undeclared class is replaced by a uniformly drawn one. So nothing but the noisy labels
+depends on the true ones, not even whether the request succeeds: otherwise a malicious
+server could read labels row by row from refusals. The site's log says how many labels
+were replaced; in a simulation, where there is nobody to protect, that is an error.
 
 Guarantee
     unit         the label of one row that the fragment yields
     neighbours   any label instead of any other (local privacy: whatever else is known)
-    mechanism    epsilon of the plan, delta 0, once for each draw
-    not covered  which rows there are; what features, keys and filters tell of the
+    mechanism    the plan's epsilon with delta 0, once per draw
+    not covered  which rows there are; what features, keys and filters reveal about the
                  label; that an expression fails on a value
 """
 
@@ -48,9 +47,9 @@ _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 def released_label(
     site: Site, number: int, plan: LabelPlan | None, label: LabelColumn
 ) -> LabelColumn:
-    """Return the label of a part as it may leave the site, paid for.
+    """Return the label as it may leave the site, paid for.
 
-    Without a plan of noise it leaves in the clear.
+    Without a noise plan, it leaves in the clear.
     """
     run, source = site.store.run, site.source(number)
     source.policy.check_release(LABELS, is_private=plan is not None)
@@ -66,7 +65,7 @@ def released_label(
     if np.isnan(domain).any():
         _report_elsewhere(site, fragment.table, plan, int(np.isnan(domain).sum()))
     name = _name(release.source, fragment, plan, label)
-    # drawn once, and paid for once: both are kept by the transaction of the round
+    # drawn and paid for only once: the round's transaction stores both
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
     site.ledger.charge(run, release, budgets(site), draw)
     return LabelColumn(kind, values.astype(np.float64), plan.classes)
@@ -102,7 +101,7 @@ def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Releas
 
 
 def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
-    """Return numbers (n,) within the limits, or codes (n,); NaN for no place."""
+    """Return numbers (n,) within the limits, or codes (n,); NaN if out of domain."""
     if not plan.limits:
         return _codes(label, plan)
     if label.kind == "text":
@@ -137,7 +136,7 @@ def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 
 
 def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
-    """Return the values of a label that is no text, in the classes' order."""
+    """Return the values of a label that is not a text, in the classes' order."""
     if not classes:
         return [0.0, 1.0]
     try:
@@ -169,7 +168,7 @@ def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> No
 
 
 def _name(source: str, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:
-    """Return a digest of all that a draw depends on."""
+    """Return a digest of everything that a draw depends on."""
     document = fragment.to_json()
     rows = [document[key] for key in ("label", "filters", "subquery")]
     facts = json.dumps([source, rows, asdict(plan), label.kind, label.categories])
@@ -179,13 +178,13 @@ def _name(source: str, fragment: Fragment, plan: LabelPlan, label: LabelColumn) 
 
 
 def _draw(domain: FloatArray, plan: LabelPlan, noise: NoiseSource) -> AnyArray:
-    """Return noisy numbers, or noisy classes in as few bytes as they need."""
+    """Return noisy numbers, or noisy classes in the smallest dtype."""
     has_none = np.isnan(domain)
     if plan.limits:
         middle = 0.5 * (plan.limits[0] + plan.limits[1])
         return plan.draw_numbers(np.where(has_none, middle, domain), noise)
     count = plan.class_count
-    # any class alike stays so under noise, and is as likely as noise may make it
+    # a uniformly drawn class stays uniform: between the noise's flip and keep rates
     anything = np.minimum(noise.uniform(len(domain)) * count, count - 1)
     codes = np.where(has_none, anything, domain).astype(np.intp)
     return plan.draw_classes(codes, noise).astype(np.min_scalar_type(count - 1))

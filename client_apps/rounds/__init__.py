@@ -1,1 +1,1 @@
-"""A round at a site happens once, whatever becomes of the process."""
+"""A site answers each round exactly once, even if its process crashes."""

@@ -1,12 +1,12 @@
-"""A site in one run: its shards, its entries of them, and the round in progress.
+"""A site in one run: its shards, its state, and the round in progress.
 
-A request may be carried out again: because the process was killed before it was
-answered, or because the site has lost its state and is sent all rounds anew. Then noise
-must not be drawn a second time, as two draws tell more than one, and not be paid for a
-second time either. So both follow from a key of the run that the site keeps to itself
-and from the run's *history*: the rounds up to this one, with the digests of their
-requests, and the rows that were read. The same history has the same noise, and one
-payment; any other one has other noise, and is paid for.
+A request may be carried out twice: the process was killed before it replied, or the
+site has lost its state and is sent all rounds again. Noise must not be drawn a second
+time, because two draws reveal more than one, and must not be paid for twice either. So
+noise and payment follow from a secret key that the site keeps for the run and from the
+run's *history*: the rounds so far, with the digests of their requests, and the rows
+that were read. Equal histories get equal noise and one payment; a different history
+gets other noise, which is paid for.
 """
 
 import hashlib
@@ -55,10 +55,10 @@ Item = TypeVar("Item")
 
 
 class Round:
-    """A round in progress; nothing of it is kept before it is committed.
+    """A round in progress; nothing of it is stored before the commit.
 
-    ``key`` returns the site's key of the run; called if there is something to draw or
-    to pay.
+    ``key`` returns the site's key for the run; it is called when there is something to
+    draw or to pay.
 
     >>> first, again, other = (Round(None, lambda: b"key", 1, d) for d in "aab")
     >>> first.payment == again.payment, first.payment == other.payment
@@ -66,8 +66,8 @@ class Round:
     >>> bool(first.noise.uniform(1) == again.noise.uniform(1))
     True
 
-    ``digest`` is that of its request, ``arrays`` the current state by (part, name), and
-    ``noise`` that of its reply; ``obsolete`` entries are forgotten with the commit.
+    ``digest`` is the request's, ``arrays`` the current state by (part, name), ``noise``
+    the source of the reply's noise; the commit deletes ``obsolete`` entries.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Round:
 
     @property
     def payment(self) -> str:
-        """The name of the round's payments."""
+        """The identifier of the round's payments."""
         return self._derived(b"payment").hex()[:_ID_DIGITS]
 
     def _derived(self, purpose: bytes) -> bytes:
@@ -96,11 +96,11 @@ class Round:
         return hmac.digest(self._key(), text, hashlib.sha256)
 
     def learn(self, rows: str) -> None:
-        """Add the rows that were read, by an identifier of them, to the history."""
+        """Add an identifier of the rows that were read to the history."""
         self._history = later(self._history, rows)
 
     def forget(self, *entries: str) -> None:
-        """Forget entries once the round is committed."""
+        """Drop entries once the round is committed."""
         self.obsolete += entries
 
     def committed(self) -> CommittedRound:
@@ -111,16 +111,16 @@ class Round:
 
 
 def later(history: str, *facts: object) -> str:
-    """Return a history with more facts, of plain JSON types."""
+    """Return a history extended by facts of plain JSON types."""
     return hashlib.sha256(json.dumps([history, *facts]).encode()).hexdigest()
 
 
 class Site:
     """One site's view of one run, for the length of one message.
 
-    In deployment every message starts a process. What reads tables, parses queries or
-    writes models is imported by the messages that do. Nothing is kept in the state of
-    Flower's context. ``uses`` are those of covered releases that leave with the reply.
+    In deployment every message starts a process: modules that read tables, parse
+    queries or write models are imported by the messages that need them. Nothing is kept
+    in Flower's context. ``uses`` are the covered releases that leave with the reply.
     """
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
@@ -143,7 +143,7 @@ class Site:
 
     @property
     def state_folder(self) -> Path | None:
-        """The folder of what outlives a run; None where nothing does."""
+        """The folder of what outlives a run; None if nothing does."""
         return None if self._root == IN_MEMORY else Path(self._root)
 
     @cached_property
@@ -155,7 +155,7 @@ class Site:
 
     @cached_property
     def ledger(self) -> RoundLedger:
-        """The ledger of the site, over all its runs, as the round writes it."""
+        """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
 
     def bind(self, number: int, position: int, fragment: "Fragment") -> None:
@@ -164,11 +164,11 @@ class Site:
         self.store.save(f"source-{number}", Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
-        """Return the shard that a part of the run is; SiteError if it is none."""
+        """Return the shard of a participant of the run; SiteError if there is none."""
         return self.shards[int(self._source_entry(number).meta["position"])]
 
     def fragment(self, number: int) -> "Fragment":
-        """Return the fragment of a part; SiteError if it is not of the run."""
+        """Return a participant's fragment; SiteError if it is not in the run."""
         from tp_flower.query import Fragment
 
         return Fragment.from_json(self._source_entry(number).meta["fragment"])
@@ -178,7 +178,7 @@ class Site:
         return self.store.load(f"source-{number}")
 
     def extracted(self, number: int) -> "ExtractedShard":
-        """Return a part's rows, until its features have replaced them."""
+        """Return a part's rows; they are gone once its features have replaced them."""
         self._check_part(rows_of(number), number)
         return self.tables.extracted(number)
 
@@ -200,9 +200,9 @@ class Site:
         return not tables or tables.startswith(MEMORY_PREFIX)
 
     def without_places(self, text: str) -> str:
-        """Return an error's text as the server may know it; the site's log has it all.
+        """Return the error text that the server may see; the site's log has all of it.
 
-        Paths and addresses of a real site are nobody else's business.
+        Paths and addresses of a real site do not leave it.
         """
         if self.is_simulated:
             return text
@@ -224,21 +224,21 @@ class Site:
     def join_hasher(self, group: str) -> KeyedHasher:
         """Return the keyed hash of the join keys of one group.
 
-        Keys of one group are compared across the run's tables; those of two groups
-        share nothing. The server names the groups, as it does the joins: one that names
-        two columns of a request alike learns which of their values are equal.
+        Keys of one group are compared across the run's tables; keys of different groups
+        are unrelated. The server names the groups, as it names the joins: by naming two
+        columns alike in a request it can learn which of their values are equal.
         """
         return self.hasher().purpose(f"join keys {group}")
 
     def each(self, bodies: Mapping[int, Item]) -> Iterator[tuple[int, Item]]:
-        """Yield the body of each part, by number; errors are about that part."""
+        """Yield each participant's body by number; errors are attributed to it."""
         for number, body in bodies.items():
             self.changes.part = number
             yield number, body
         self.changes.part = None
 
     def parts(self) -> Iterator[Participant]:
-        """Yield the parts in training, with the current state."""
+        """Yield the participants in training, with their current state."""
         if not self.round.arrays:
             raise MessageError("no model has been prepared in this run at this site")
         vectors: dict[int, dict[str, FloatArray]] = {}
@@ -247,8 +247,8 @@ class Site:
         for number in sorted(vectors):
             self.changes.part = number
             data = self._data(number)
-            # made anew: what a factory's model keeps beside its parameters must not
-            # differ from process to process
+            # rebuilt every time: what a factory's model keeps besides its parameters
+            # must not differ between processes
             model = make_model(data.spec, data.features.shape[1], data.device)
             model.parameters = vectors[number].pop(MODEL)
             releaser = self.releaser(number, data.plan)
@@ -256,7 +256,7 @@ class Site:
         self.changes.part = None
 
     def _data(self, number: int) -> ShardData:
-        """Return the data of a part in training; a process reads them once."""
+        """Return a participant's training data; a process reads them once."""
         entry, name = self.store.load(f"part-{number}"), f"data-{number}"
         host = self.features.of(entry)
         device, kind = entry.meta["device"], entry.meta["model"]["kind"]
@@ -271,13 +271,13 @@ class Site:
         return data
 
     def releaser(self, number: int, plan: PartPlan) -> Releaser:
-        """Return how a part's arrays leave with this message, by their plan."""
+        """Return how a participant's arrays leave with this message, by its plan."""
         return Releaser(number, plan, self.round.noise, self.uses)
 
     def pay(self) -> None:
-        """Write the uses of this message to the ledger, with the round's commit.
+        """Record this message's releases in the ledger, with the round's commit.
 
-        A use beyond the reservation refuses the round: nothing leaves.
+        A release beyond the reservation refuses the round: nothing leaves.
         """
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
@@ -286,9 +286,9 @@ class Site:
     def start(
         self, part: Participant, arrays: Mapping[str, AnyArray], **meta: object
     ) -> None:
-        """Store a part whose training begins, with the method's further state.
+        """Store a participant whose training begins, with the method's further state.
 
-        Its features have replaced its rows.
+        Its features replace its rows.
         """
         entry = part.data.entry(arrays, meta)
         entry = self.features.without(part.number, entry)
@@ -297,9 +297,9 @@ class Site:
         self.save(part)
 
     def save(self, part: Participant) -> None:
-        """Change the model and the other vectors of a part, which must be finite.
+        """Change a participant's model and other vectors, which must be finite.
 
-        Nobody sees it before the round is committed.
+        The change is invisible until the round is committed.
         """
         number, arrays = part.number, self.round.arrays
         arrays[number, MODEL] = part.finite(part.model.parameters)
@@ -307,11 +307,11 @@ class Site:
             arrays[number, name] = vector
 
     def begin(self, number: int, digest: str, last: CommittedRound | None) -> None:
-        """Begin a round, after the committed one; ``digest`` is of its request."""
+        """Begin a round after the committed one, for a request with this digest."""
         self._round = Round(last, self._noise_key, number, digest)
 
     def commit(self, reply: Parcel) -> None:
-        """Have the round be the committed one, with the transaction."""
+        """Make this the committed round, as part of the transaction."""
         for name in self.round.obsolete:
             self.store.drop(name)
         self.store.commit(self.round.committed(), reply)
@@ -324,13 +324,13 @@ class Site:
 
     @property
     def round(self) -> Round:
-        """The round in progress; between two of them, one that is never committed."""
+        """The round in progress; between rounds, one that is never committed."""
         if self._round is None:
             self.begin(0, "", self.store.last())
         return cast(Round, self._round)
 
     def _noise_key(self) -> bytes:
-        """Return the key of the run's noise; made when it is asked for first."""
+        """Return the key of the run's noise, created when it is first needed."""
         if not self.store.has(_NOISE):
             key = np.frombuffer(token_bytes(KEY_BYTES), np.uint8)
             self.store.save(_NOISE, Entry({_NOISE: key}, {}))

@@ -1,8 +1,8 @@
-"""One message to a site: it is answered once, whatever becomes of the process.
+"""One message to a site: it is answered exactly once, even if the process crashes.
 
-Lock the run; look up the committed round; repeat its reply, or refuse, or act; commit
-in one transaction what the site keeps, what it has paid, and the reply; forget what
-nobody needs any more; reply.
+Lock the run; look up the committed round; repeat its reply, refuse, or carry out the
+request; commit the new state, the payments and the reply in one transaction; delete
+what is no longer needed; reply.
 
     killed before    has happened               the same message again
     acting           nothing that anybody sees  acts again
@@ -10,9 +10,9 @@ nobody needs any more; reply.
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 
-An older request is refused, as the site's state has gone on since. The server says
-which round it takes to be the last that the site has answered: a site that has answered
-less says so, and is sent what it lacks.
+An older request is refused, because the site's state has moved on. The server says
+which round it believes the site has answered last: a site that has answered fewer says
+so, and is sent the rounds that it lacks.
 """
 
 import hashlib
@@ -62,12 +62,12 @@ from tp_flower.protocol.packet import (
 _JSON: Final = json.JSONEncoder(sort_keys=True)
 
 Answer = Callable[[Site, Any], Any]
-"""A handler: from the site and a request to the reply; called again after a crash."""
+"""A handler: takes the site and a request, returns the reply; rerun after a crash."""
 
 
 @dataclass(frozen=True)
 class IncomingRequest:
-    """A message from the server; ``after`` is the last round that it has a reply to."""
+    """A message from the server; ``after`` is the last round whose reply it has."""
 
     action: Action
     run: str
@@ -77,7 +77,7 @@ class IncomingRequest:
 
     @classmethod
     def read(cls, action: Action, content: RecordDict) -> Self:
-        """Return the request that a message carries, its envelope checked."""
+        """Return the request that a message carries, after checking its envelope."""
         packet = unpack(content)
         try:
             envelope = read_envelope(RequestEnvelope, packet)
@@ -97,12 +97,12 @@ class IncomingRequest:
 
     @cached_property
     def digest(self) -> str:
-        """The same in every process for the same request, whatever ``after`` is."""
+        """Equal for equal requests in every process, whatever ``after`` is."""
         header = {k: value for k, value in self.packet.header.items() if k != "after"}
         arrays = sorted(self.packet.arrays.items(), key=itemgetter(0))
         layout = [[*key, array.dtype.str, array.shape] for key, array in arrays]
         text = _JSON.encode([self.action, header, layout])
-        # processors have instructions for it
+        # processors have instructions for SHA-256
         digest = hashlib.sha256(text.encode())
         for _, array in arrays:
             digest.update(array.data if array.size else b"")
@@ -110,7 +110,7 @@ class IncomingRequest:
 
 
 def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordDict:
-    """Return the reply to a request; every action but a description happens once.
+    """Return the reply to a request; all but descriptions are carried out once.
 
     If this raises, nothing has changed.
     """
@@ -142,7 +142,7 @@ def _answered_once(
     except LostStateError as error:
         if last is None:
             raise
-        # what was there when the round before was committed is not there any more
+        # data that the committed round relied on have disappeared
         lost = line("behind", run=site.run, round=request.number, reason=str(error))
         log(WARNING, lost)
         site.store.forget_committed()
@@ -156,10 +156,10 @@ def _answered_once(
 def _is_answered(
     request: IncomingRequest, message: Request, last: CommittedRound | None
 ) -> bool:
-    """Return whether the committed round has a request's reply.
+    """Return whether the committed round has the reply to a request.
 
-    Refuse an older request, another one with the same number, and one that builds on
-    rounds that the site lacks.
+    Raises for an older request, for another request with the same number, and for one
+    that builds on rounds that the site lacks.
     """
     if last is not None and request.number <= last.number:
         if request.number == last.number and request.digest == last.digest:
@@ -170,7 +170,7 @@ def _is_answered(
             + (" to another request" if request.number == last.number else "")
         )
     if isinstance(message, FinishRequest) and not message.keep_models:
-        # there is nothing that it could lack
+        # it needs nothing from earlier rounds
         return False
     if last is not None and last.is_over:
         raise SiteError("the run is over at this site: start another one")
@@ -205,7 +205,7 @@ def _answered(
         content = pack(add_envelope(packet, envelope))
         if is_round:
             site.pay()
-            # nothing is to be kept of a run that the site does not know
+            # there is nothing to save from a run that the site does not know
             if last is not None or site.store.names() or not site.round.is_over:
                 site.commit(parcel_of(content))
     return content
@@ -222,12 +222,12 @@ def _encoded(site: Site, reply: Reply) -> Packet:
 
 
 class MessageLog:
-    """The line of one message, answered or refused, in the site's log.
+    """The log line of one message, answered or refused, in the site's log.
 
-    At a real site that is level INFO, so that its owner has a record of all requests;
-    in simulations, where a process answers hundreds per minute for many sites, DEBUG.
-    The environment variable FLWR_LOG_LEVEL says which are printed. It has nothing of
-    rows, and of the run's name, which is the right to go on with it, the first digits.
+    A real site logs it at level INFO, as a record of all requests for its owner; a
+    simulation, where a process answers hundreds per minute, at DEBUG. FLWR_LOG_LEVEL
+    selects what is printed. It contains no rows, and only the first digits of the run's
+    name, which grants the right to continue it.
     """
 
     def __init__(self, action: Action, content: RecordDict) -> None:
@@ -242,7 +242,7 @@ class MessageLog:
         site: Site | None,
         **values: Value,
     ) -> None:
-        """Write that the reply, or an error, leaves; request and site: if read."""
+        """Log the reply or the error that leaves; request and site if already read."""
         fields: dict[str, Value] = {}
         if request is not None:
             fields |= {"run": request.run, "round": request.number}
