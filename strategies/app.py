@@ -1,7 +1,7 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
 ``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
-"predict" and "evaluate" use a model that a run has left
+"predict" and "evaluate" use the model that a run has saved
 (:mod:`strategies.inference.predict`).
 """
 
@@ -65,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
             view = act(settings, on_round, grid, folder)
             page = page_line(folder)
     except TPFlowerError as error:
-        # the exit status of `flwr run` does not tell, so the last line must
+        # the exit status of `flwr run` does not show it, so the last line must
         text = "\n".join([f"FAILED: {error}", *getattr(error, "__notes__", ())])
         console.print(text, soft_wrap=True, markup=False)
         raise
@@ -98,7 +98,7 @@ def explain(
     )
     content = explanation_dict(explanation)
     write_json({**content, "privacy": privacy}, folder)
-    # of what explaining sends, only labels have a cost
+    # of the messages that explaining sends, only labels have a cost
     totals = privacy["totals"] if settings.privacy.covers_labels else []
     return explanation_view({**content, "privacy": {"totals": totals}})
 
@@ -106,7 +106,7 @@ def explain(
 def train(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
-    """Train and write the report, also of a run that failed midway."""
+    """Train and write the report, even if the run fails midway."""
     strategy = STRATEGIES[settings.strategy](query, settings, on_round)
     try:
         strategy.start(grid)
@@ -140,7 +140,7 @@ def page_line(folder: Path) -> str:
 
 
 def choose_sql(settings: Settings) -> str:
-    """Return the query of the run: the user's, or the built-in one of the task."""
+    """Return the run's query: the user's, or the built-in query of the task."""
     if settings.sql.strip():
         return settings.sql
     if settings.tables:
@@ -152,7 +152,7 @@ def choose_sql(settings: Settings) -> str:
 
 
 def output_folder(settings: Settings, run_id: int) -> Path:
-    """Return the absolute folder of the run's results, made if missing."""
+    """Return the absolute folder of the run's results, created if missing."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     default = home_folder() / "runs" / f"{stamp}-{run_id % 0x10000:04x}"
     folder = Path(settings.output_dir).expanduser() if settings.output_dir else default
@@ -166,7 +166,7 @@ def output_folder(settings: Settings, run_id: int) -> Path:
 
 
 class _ProgressLines:
-    """Print a line per round of set-up, and one per epoch with the time left."""
+    """Print a line per round of set-up, and one per epoch with the remaining time."""
 
     def __init__(self, console: Console, settings: Settings) -> None:
         self._console, self._settings = console, settings

@@ -5,8 +5,8 @@
     python -m strategies.cli compare NAME[@VERSION] NAME[@VERSION] ...
     python -m strategies.cli delete NAME@VERSION
 
-A name alone is its latest version. What is deleted is the manifest; the sites' owners
-delete their parts (``python -m client_apps.cli models``).
+A name without a version means its latest version. Only the manifest is deleted here;
+the sites' owners delete their parts (``python -m client_apps.cli models``).
 """
 
 import argparse
@@ -29,11 +29,11 @@ from tp_flower.reports.console import (
 )
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
-"""Settings about where and how a run was shown, and those compared by themselves."""
+"""Settings about where and how a run was shown, and those compared separately."""
 
 
 def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
-    """Return a line per model; a text in a manifest's place says why there is none."""
+    """Return a line per model; a text instead of a manifest says why it is missing."""
     if not models:
         return Text("no models")
     rows = [
@@ -50,7 +50,7 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
     ]
     head = ("model", "created, UTC", "strategy", "tables", "test metrics")
     table = text_table(head, rows, words=range(len(head)))
-    # a name is copied into the next command
+    # users copy a name into their next command
     table.columns[0].no_wrap = True
     return table
 
@@ -123,7 +123,7 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 def _add_numbers(
     table: Table, heading: str, numbers: Sequence[Mapping[str, float]]
 ) -> None:
-    """Add a row for every name that any of the models has a number for."""
+    """Add a row for every name for which some model has a number."""
     for name in _names(numbers):
         cells = [format_value(of_model.get(name)) for of_model in numbers]
         table.add_row(Text(f"{heading} {name.replace('_', ' ')}"), *cells)
@@ -137,7 +137,7 @@ CONSOLE_WIDTH = 120
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Carry out one command; exit with 1 where there is no such model."""
+    """Carry out one command; exit with 1 if there is no such model."""
     parser = _parser()
     options = parser.parse_args(arguments)
     home = Path(options.home).expanduser() if options.home else home_folder()
@@ -149,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
-    """Carry out a command and return its view."""
+    """Carry out a command and return its view for the console."""
     if command == "list":
         return models_table({model: _read(home, model) for model in versions_in(home)})
     if command == "show":
@@ -160,7 +160,7 @@ def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
 
 
 def _read(home: Path, model: ModelVersion) -> Manifest | str:
-    """Return a manifest; of one that is damaged, why: the others are listed still."""
+    """Return a manifest, or why it is damaged: the other models are still listed."""
     try:
         return read_manifest(home, model)
     except ModelError as error:

@@ -1,10 +1,10 @@
-"""SolvedStrategy: the server solves over the sampled rows that the sites send it.
+"""SolvedStrategy: the server solves over the sampled rows that the sites send.
 
-Three messages after the set-up, in one epoch: ``rows`` brings what the sites tell of
-the rows of the sample (their encoded features, or local clusters of them); the server
-solves; ``consensus`` sets what it has found as the parameters of the sites' models, and
-brings the scores of the sampled and the held-out rows, so that models are measured,
-kept and used as those of the other strategies.
+After the set-up there are three messages, in one epoch. ``rows`` brings the rows of the
+sample (their encoded features, or local clusters of them); the server solves;
+``consensus`` sets the solution as the parameters of the sites' models, and brings the
+scores of the sampled and the held-out rows, so that these models are measured, saved
+and used like those of the other strategies.
 """
 
 import math
@@ -51,11 +51,11 @@ from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import DISTDIM
 
 EVALUATE = "evaluate"
-"""The phase of the round that brings scores: its bytes are not those of training."""
+"""The phase of the round that brings scores; its bytes do not count as training."""
 
 
 class SolvedStrategy(JoinStrategy):
-    """Base of the methods that solve over a coreset at the server."""
+    """Base of the methods in which the server solves over a coreset."""
 
     messages = (Action.PREPARE, Action.ROWS, Action.CONSENSUS)
 
@@ -64,7 +64,7 @@ class SolvedStrategy(JoinStrategy):
         return Update.GIVEN
 
     def outline(self) -> Outline:
-        """Return the schedule, with the kind of release by which sampled rows leave."""
+        """Return the schedule, with the form in which sampled rows leave."""
         return structs.replace(super().outline(), sends=self.sends)
 
     def baseline(self, _: TrainingProblem) -> float:
@@ -73,13 +73,13 @@ class SolvedStrategy(JoinStrategy):
 
     @property
     def sends(self) -> str:
-        """The kind of release by which sampled rows leave."""
+        """The form in which sampled rows leave."""
         is_local = self.settings.coreset_solver == DISTDIM
         return CENTRES if is_local else SAMPLED_ROWS
 
     @property
     def solver(self) -> str:
-        """The solver of the settings, or else the first of the strategy's."""
+        """The solver that the settings name, or the first one of the strategy."""
         solver = self.settings.coreset_solver
         return self.settings.method.solvers[0] if solver == AUTO else solver
 
@@ -89,7 +89,7 @@ class SolvedStrategy(JoinStrategy):
     ) -> Mapping[str, FloatArray]:
         """Return the parameters of every table's model, (p,).
 
-        ``weights`` (k,) are of the sampled joined rows, with mean 1.
+        ``weights`` (k,) belong to the sampled joined rows, and have mean 1.
         """
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
@@ -121,7 +121,7 @@ class SolvedStrategy(JoinStrategy):
         self.finish_epoch(EpochResult(1, train, test))
 
     def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
-        """Say more of the coreset in the report."""
+        """Add more facts about the coreset to the report."""
         before = self.chosen.get("coreset")
         coreset = before if isinstance(before, Mapping) else {}
         warnings = [warning] if warning else []
@@ -131,10 +131,10 @@ class SolvedStrategy(JoinStrategy):
 def joined_rows(
     mapping: TableMapping, tables: Mapping[str, TrainedTable], replies: Replies
 ) -> dict[str, FloatArray]:
-    """Return by table the features behind each sampled joined row, (k, d_i).
+    """Return, by table, the features behind each sampled joined row, (k, d_i).
 
-    A joined row without a row of a LEFT JOINed table has zeros there, which add nothing
-    to a linear score.
+    A joined row that lacks a row of a LEFT JOINed table has zeros there, which add
+    nothing to a linear score.
     """
     blocks = {}
     for name, table in tables.items():
@@ -147,10 +147,10 @@ def joined_rows(
 
 
 class CoresetKMeans(SolvedStrategy):
-    """Cluster the result of a query by a coreset of it.
+    """Cluster the result of a query by means of a coreset.
 
-    A label that the query has is left out, and no row is held out: the centres are
-    tested on all joined rows.
+    A label in the query is ignored, and no row is held out: the centres are tested on
+    all joined rows.
     """
 
     name = "coreset-kmeans"
@@ -172,12 +172,12 @@ class CoresetKMeans(SolvedStrategy):
         return np.zeros(rows, np.bool_)
 
     def read_labels(self, extracted: Extracted, table: str) -> Labels:
-        """Return labels of no columns, (n, 0), with the names of the clusters."""
+        """Return labels without columns, (n, 0), with the names of the clusters."""
         names = tuple(map(str, range(self.settings.clusters)))
         return Labels(np.zeros((extracted.table_rows[table], 0)), names)
 
     def choose_loss(self, *_: Any) -> Loss:
-        """Return the distance to the nearest centre."""
+        """Return the loss by which a score is the distance to the nearest centre."""
         return KMeansLoss(self.settings.clusters)
 
     def model_spec(self, preparation: Preparation, _: str) -> ModelSpec:
@@ -186,7 +186,7 @@ class CoresetKMeans(SolvedStrategy):
         return ModelSpec(kind=CENTRES_MODEL, outputs=outputs)
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
-        """Return the joined rows of a coreset; all of them are tested."""
+        """Return the joined rows restricted to a coreset; all of them are tested."""
         every = np.arange(joined.mapping.joined_rows)
         restricted = restrict_to_sample(joined, sample.sample, every)
         test = joined.weighting.train_rows
@@ -196,11 +196,11 @@ class CoresetKMeans(SolvedStrategy):
     def solve(
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
-        """Return the centres' own coordinates at every table."""
+        """Return the centres' coordinates at every table."""
         rng = generator(problem.seed, Stream.SOLVE)
         clusters = self.settings.clusters
         if self.solver == DISTDIM:
-            # the local centre of each sampled joined row, by table
+            # for each sampled joined row its local centre, by table
             nearest, local = [], []
             for name, table in problem.tables.items():
                 labels, of_table = _table_clusters(table, replies, clusters)
@@ -213,7 +213,7 @@ class CoresetKMeans(SolvedStrategy):
             points = np.concatenate(list(blocks.values()), axis=1)
             centres = weighted_kmeans(points, weights, clusters, rng)
         self.chosen["clusters"] = len(centres)
-        # fewer distinct rows than clusters: one more of a centre changes no distance
+        # fewer distinct rows than clusters: repeating a centre changes no distance
         centres = centres[np.minimum(np.arange(clusters), len(centres) - 1)]
         edges = np.cumsum([table.features for table in problem.tables.values()])
         coordinates = np.split(centres, edges[:-1], axis=1)
@@ -223,7 +223,7 @@ class CoresetKMeans(SolvedStrategy):
         }
 
     def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
-        """Measure tau, and warn where the paper's guarantee asks for less."""
+        """Measure tau, and warn if the paper's guarantee assumes a smaller one."""
         ratio = tau(blocks, rng)
         warning = (
             f"tau is {ratio.largest:.3g} (of the middle pair {ratio.median:.3g}): "
@@ -239,7 +239,7 @@ class CoresetKMeans(SolvedStrategy):
 def _table_clusters(
     table: TrainedTable, replies: Replies, clusters: int
 ) -> tuple[AnyArray, FloatArray]:
-    """Return the local centre of each row of a table (n_i,), and its shards' ones."""
+    """Return each row's local centre (n_i,), and the local centres of all shards."""
     nearest = np.zeros(table.total_rows, np.int64)
     centres = np.zeros((0, table.features))
     for part, rows in zip(table.parts, table.rows, strict=True):
@@ -256,14 +256,14 @@ def _table_clusters(
 
 
 class CoresetRidge(SolvedStrategy):
-    """Fit a linear regression to the result of a query by a coreset of it."""
+    """Fit a linear regression to the result of a query by means of a coreset."""
 
     name = "coreset-ridge"
 
     def solve(
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
-        """Return the coefficients of every table; the intercept is the label's."""
+        """Return every table's coefficients; the intercept is in the label table's."""
         blocks = joined_rows(problem.train, problem.tables, replies)
         targets = problem.train_labels - problem.base_score[0]
         self._measure(problem, blocks, targets, weights)
@@ -290,7 +290,7 @@ class CoresetRidge(SolvedStrategy):
         targets: FloatArray,
         weights: FloatArray,
     ) -> None:
-        """Measure gamma, and warn where the paper's guarantee asks for more."""
+        """Measure gamma, and warn if the paper's guarantee assumes a larger one."""
         columns = [
             augmented(
                 value,

@@ -1,7 +1,7 @@
-"""Disclosures of a run: their readers, the mechanisms that cover them, their cost.
+"""Disclosures of a run: who learns what, which mechanism covers it, and at what cost.
 
-What a message discloses is declared beside it (:mod:`tp_flower.protocol`); a run
-decides which messages are sent and what covers them.
+The messages' disclosures are declared with the messages (:mod:`tp_flower.protocol`);
+the run decides which messages are sent and what covers them.
 
 The `privacy` entry of `report.json`::
 
@@ -12,9 +12,9 @@ The `privacy` entry of `report.json`::
     totals    [{site, table, source, epsilon, delta, uncovered: [what, ...]}]
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use,
-`used` how often the most used key was used, `limit` how often it was planned. A total
+`used` the number of uses of the most used key, `limit` the planned number. A total
 composes all covered releases of a table's rows at one site; `uncovered` lists the
-releases that no mechanism covers: the epsilon says nothing of them.
+releases that no mechanism covers, and about which the epsilon says nothing.
 """
 
 from collections import defaultdict
@@ -58,17 +58,17 @@ class Exposure:
     """The facts of a run that decide who learns what; tables go by their aliases.
 
     Attributes:
-        messages: of the run, in their order.
+        messages: the run's messages, in order.
         sharded: the tables in several shards.
-        gram: those of them that send statistics.
-        grouped: those of them that a GROUP BY runs over.
+        gram: the sharded tables that send statistics.
+        grouped: the sharded tables that a GROUP BY runs over.
         keys: where the sites take the key of the hashes from.
-        weight: table and expression that joined rows weigh; "" without one.
+        weight: table and expression of the joined rows' weight; "" without one.
         by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
         sends: the form in which sampled rows leave; "" where the sites train.
-        graph: the similarity of sites with models of their own: what it is made of.
-        graph_epsilon: of the noise on that; 0 for none.
-        fitted: the tables with encoders that are fitted to statistics.
+        graph: the data that the graph of similar sites is made from.
+        graph_epsilon: epsilon of the noise on these data; 0 for no noise.
+        fitted: the tables whose encoders are fitted to statistics.
     """
 
     label_table: str
@@ -101,7 +101,7 @@ def exposure_of(
     messages: Collection[Action],
     **facts: Any,
 ) -> Exposure:
-    """Return the exposure of a run: its own messages, and more fields in ``facts``."""
+    """Return the exposure of a run, from its own messages and more ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
     return Exposure(
@@ -116,7 +116,7 @@ def exposure_of(
         is_linear=all(settings.model_of(name) == "linear" for name in parts),
         is_simulated=all(node.simulated for node in nodes),
         privacy=settings.privacy,
-        # all sites have the same, or the run has been refused
+        # all sites agree on it, or the run has been refused
         keys=KeySource(next(iter(nodes)).keys),
         is_stale=bool(Action.SGD in messages and sharded and settings.staleness),
         **facts,
@@ -149,10 +149,10 @@ _SUMMARY: Final = {
 
 
 def facts_of(exposure: Exposure) -> dict[str, object]:
-    """Return the facts of a run by the names that declared disclosures use.
+    """Return the facts of a run, by the names that declared disclosures use.
 
-    A disclosure is made where its ``when`` is true, and a list is if it is not empty;
-    in its text, names in braces stand for these facts.
+    A disclosure is made if its ``when`` is true; a list is true if it is not empty. In
+    a disclosure's text, names in braces stand for these facts.
     """
     is_admm, is_sgd, is_solved, is_personal = (
         action in exposure.messages
@@ -278,8 +278,8 @@ def privacy_report(
 ) -> dict[str, object]:
     """Return the `privacy` entry of a report.
 
-    A run that is not complete counts what it had planned, as its sites do until they
-    know better.
+    An incomplete run counts what it had planned, as its sites do until they learn the
+    actual numbers.
     """
     return {
         "adversary": SERVER,

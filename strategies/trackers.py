@@ -1,10 +1,10 @@
-"""Trackers of experiments: TensorBoard and MLflow see a run as it goes.
+"""Experiment trackers: TensorBoard and MLflow follow a run.
 
-Per epoch: metrics, residuals, and what the run has sent and computed so far. At its
+Per epoch: metrics, residuals, and what the run has sent and computed so far. At the
 end: the final metrics, the settings, `report.json` and `report.html`.
 
-A tracker that is not installed, or cannot be reached, is refused before anything else
-happens. One that fails later is left out with a warning: the run goes on without it.
+A tracker that is not installed or cannot be reached is refused before anything else
+happens. One that fails later is dropped with a warning, and the run continues.
 """
 
 import math
@@ -29,17 +29,17 @@ from tp_flower.settings.declare import items_of
 
 EXPERIMENT = "tp_flower"
 PARAMETER_CHARACTERS = 500
-"""MLflow has taken as many in every version."""
+"""The length that MLflow accepts in every version."""
 
 Values = Mapping[str, float]
 
 
 class Tracker(ABC):
-    """Where a run is logged."""
+    """A place where a run is logged."""
 
     @abstractmethod
     def log(self, values: Values, epoch: int) -> None:
-        """Log figures as of the end of an epoch."""
+        """Log figures at the end of an epoch."""
 
     @abstractmethod
     def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
@@ -47,7 +47,7 @@ class Tracker(ABC):
 
 
 class TensorBoard(Tracker):
-    """Event files in `tensorboard/` of the run's folder."""
+    """Event files in `tensorboard/` in the run's folder."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
         from tensorboardX import SummaryWriter
@@ -65,7 +65,7 @@ class TensorBoard(Tracker):
         self._writer.flush()
 
     def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
-        """Add the final metrics, and where the report is."""
+        """Add the final metrics, and the report's location."""
         self.log({f"final/{name}": value for name, value in values.items()}, 0)
         lines = ["completed" if is_ok else "failed", *map(str, files)]
         self._writer.add_text("report", "\n\n".join(lines))
@@ -76,7 +76,7 @@ class Mlflow(Tracker):
     """A run at MLFLOW_TRACKING_URI, or else in `mlflow.db` of the run's folder."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
-        # it would report its use to its makers
+        # otherwise it would report usage to its makers
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
@@ -131,13 +131,13 @@ def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
                 f'pip install -c constraints.txt -e ".[{name}]"'
             ) from error
         except Exception as error:
-            # each library has errors of its own
+            # each library has its own errors
             raise SettingsError(f"track = {name!r} cannot be used: {error}") from error
     return trackers
 
 
 class Tracking:
-    """Logs the rounds of one run; a context, at whose end the run's end is logged.
+    """Logs the rounds of one run; a context manager that logs the run's end on exit.
 
     The costs of a resumed run before it stopped are in its report, not in these sums.
     """
@@ -146,7 +146,7 @@ class Tracking:
         self._folder = folder
         self._trackers = open_trackers(settings, folder)
         self._so_far: Counter[str] = Counter()
-        # files of an earlier run in the same folder are not this one's
+        # files left by an earlier run in the same folder do not count
         self._started = time.time() - 1.0
 
     def __enter__(self) -> Self:
@@ -154,7 +154,7 @@ class Tracking:
         return self
 
     def __call__(self, report: RoundReport) -> None:
-        """Count a round, and log the epoch that it ends."""
+        """Count a round, and log the epoch that it completes."""
         self._so_far.update(
             {
                 "so-far/rounds": 1,
@@ -228,7 +228,7 @@ def _final(folder: Path) -> dict[str, float]:
 
 
 def _finite(values: Values) -> dict[str, float]:
-    """Return the values without those that a curve has no place for."""
+    """Return the values that a curve can show."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

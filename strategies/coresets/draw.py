@@ -1,16 +1,16 @@
-"""Coresets: the joined rows that are trained on are drawn, and weighed (DIS).
+"""Coresets: draw the joined rows to train on, and weight them (DIS).
 
-Three rounds, as in the paper: ``measure`` brings the sum of the importance of every
-part's rows; ``draw`` tells each part how many rows to draw, and brings their numbers;
-``weigh`` tells it which rows the sample has, and brings the sum of all parts' scores of
-each joined row. The law of the sample is :mod:`tp_flower.coresets.sampling`'s. A
-uniform sample takes no round.
+Three rounds, as in the paper: ``measure`` brings the total importance of every
+participant's rows; ``draw`` tells each participant how many rows to draw, and brings
+their numbers; ``weigh`` tells it which of its rows are in the sample, and brings each
+joined row's score summed over all participants. The distribution of the sample is in
+:mod:`tp_flower.coresets.sampling`. A uniform sample takes no round.
 
-A part's total is bounded by what the server knows (the columns of its encoding, or the
-number of clusters): a larger one is capped, and its site told to scale its scores alike
-and named in the report. A joined row's sum of scores that no rows can have stops the
-run. Within these bounds a dishonest site can have its rows drawn more often, and a
-weight wrong by at most total / (m T / N), the uniform share's.
+A participant's total is bounded by what the server knows (the columns of its encoding,
+or the number of clusters). A larger total is capped: its site is told to scale its
+scores down accordingly, and is named in the report. A sum of scores that no rows can
+have stops the run. Within these bounds a dishonest site can have its rows drawn more
+often, and can distort a weight by at most total / (m T / N), the uniform share's.
 
 Reference:
     Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, Algorithms 1-3.
@@ -66,18 +66,18 @@ from tp_flower.settings.training import IMPORTANCE, UNIFORM
 IntArray = npt.NDArray[np.int64]
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
-"""Bound of a row's score, times the weight of its joined rows: a leverage is at most 1,
+"""Bound on a row's score times the weight of its joined rows: a leverage is at most 1,
 and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
 TOLERANCE: Final = 1e-2
 ROUNDING: Final = 1e-6
-"""By which a total may be beyond its bound, relative to it."""
+"""By how much a total may exceed its bound, relative to the bound."""
 
 
 @dataclass(frozen=True)
 class Party:
-    """A part that draws rows: the sum of their importance, as reported, and its bound.
+    """A participant that draws rows: its total importance, as reported, and the bound.
 
-    ``cost`` is that of the clusters of all shards of its table, ``gram`` the second
+    ``cost`` is the cost of the clusters of all shards of its table, ``gram`` the second
     moments of their columns.
     """
 
@@ -90,10 +90,10 @@ class Party:
 
     @property
     def scale(self) -> float:
-        """The factor on its scores: 1 where its total is within its bound."""
+        """The factor on its scores: 1 if its total is within the bound."""
         if self.total <= self.most * (1.0 + ROUNDING):
             return 1.0
-        # a site without rows has nothing that could be drawn
+        # a site without rows has nothing to draw from
         return max(self.most / self.total, np.finfo(np.float64).tiny)
 
     @property
@@ -102,7 +102,7 @@ class Party:
         return min(self.total, self.most)
 
     def __str__(self) -> str:
-        """Describe a total beyond its bound, for the report."""
+        """Describe a total that exceeds its bound, for the report."""
         part = self.part
         return f"{part.table} at {part.site}: {self.total:g} of at most {self.most:g}"
 
@@ -145,7 +145,7 @@ def draw_coreset(
 
 
 def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
-    """Return ``settings.coreset_rows`` of the joined training rows, all as likely."""
+    """Draw ``settings.coreset_rows`` of the joined training rows uniformly."""
     rng = generator(settings.seed, Stream.CORESET)
     rows, weights = joined.train.joined_rows, joined.weighting.train_rows
     sample = uniform_sample(rows, settings.coreset_rows, weights, rng)
@@ -155,10 +155,10 @@ def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
 def restrict_to_sample(
     joined: JoinedRows, sample: Sample, tested: IntArray | None = None
 ) -> JoinedRows:
-    """Return the joined rows with a sample of their training rows.
+    """Return the joined rows, restricted to a sample of the training rows.
 
-    A sample of all of them, with the weights that they have, is the same problem. The
-    sample's rows stay in their order; ``tested`` takes the place of the held-out rows.
+    A sample of all of them with unchanged weights is the same problem. The sample's
+    rows stay in order; ``tested`` replaces the held-out rows.
     """
     train = np.flatnonzero(~joined.is_test)[sample.joined]
     if tested is None:
@@ -171,7 +171,7 @@ def restrict_to_sample(
         values=joined.values[rows],
     )
     weights = sample.weights
-    # equal weights are none: such a run is the same to the bit
+    # a run with equal weights must equal an unweighted one to the bit
     is_constant = bool(np.all(weights[:1] == weights))
     return restricted.laid_out(None if is_constant else weights)
 
@@ -182,9 +182,9 @@ def _measure(
     importance: str,
     settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
-    """Return the parts of all tables, in the order of the query."""
+    """Measure the importance of the tables' rows; return the parties in query order."""
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
-    # the objective's penalty, N l2, adds to a table's second moments
+    # the objective's penalty, N l2, is added to a table's second moments
     penalty = settings.l2 * rows
     bodies: dict[int, MeasurePart] = {}
     for table, layout in joined.layouts.items():
@@ -218,9 +218,9 @@ def _measure(
 
 
 def measured_rows(layout: TableLayout) -> PartArrays:
-    """Return the fields that say which rows parts are to measure, and their weights.
+    """Return the fields that say which rows to measure, and their weights.
 
-    Weights that are all 1, as where no row is joined twice, are left out.
+    Weights that are all 1, as if no row is joined twice, are left out.
     """
     by_part: PartArrays = {}
     for number, fields in layout.set_up_fields().items():
@@ -229,7 +229,7 @@ def measured_rows(layout: TableLayout) -> PartArrays:
             if name in fields and (fields[name] != 1).any():
                 masses: AnyArray = fields[name]
                 if masses.dtype.kind != "f":
-                    # in the fewest bytes that hold them
+                    # in the smallest dtype that holds them
                     fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
                     masses = masses.astype(np.uint8 if fits else np.uint32)
                 by_part[number][name] = masses
@@ -237,7 +237,7 @@ def measured_rows(layout: TableLayout) -> PartArrays:
 
 
 def _label_classes(joined: JoinedRows) -> Document:
-    """Return the classes of the label as the sites have them, in the order of codes."""
+    """Return the classes of the label as the sites have them, in code order."""
     if not joined.labels.classes:
         return {"classes": None}
     columns = joined.extracted.label_columns(joined.bound.label_table)
@@ -250,7 +250,7 @@ def _label_classes(joined: JoinedRows) -> Document:
 def _parties_of_columns(
     layout: TableLayout, replies: Replies, columns: tuple[int, int], penalty: float
 ) -> list[Party]:
-    """Return the parts of a table whose rows' leverages sum to its columns at most."""
+    """Return a table's parties, whose leverages sum to at most its columns."""
     parts, width = layout.parts, sum(columns)
     most = [float(min(width, rows.trained)) for rows in layout.rows]
     if len(parts) == 1:
@@ -274,7 +274,7 @@ def _parties_of_columns(
 def _parties_of_clusters(
     layout: TableLayout, replies: Replies, clusters: int
 ) -> list[Party]:
-    """Return the parts of a table whose rows are clustered shard by shard."""
+    """Return the parties of a table whose rows are clustered shard by shard."""
     parts = layout.parts
     used = [min(clusters, rows.trained) for rows in layout.rows]
     most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in used]
@@ -301,7 +301,7 @@ def _parties_of_clusters(
 
 
 def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
-    """Return the only part of an unsharded table."""
+    """Return the only party of an unsharded table."""
     (part,), (rows,) = layout.parts, layout.rows
     total = replies.body(part, MeasuredPart).total
     if total is None:
@@ -338,7 +338,7 @@ def _draw(
 def _weigh(
     joined: JoinedRows, parties: list[Party], drawn: IntArray
 ) -> Generator[Requests, Replies, FloatArray]:
-    """Return the sum of all parts' scores of each joined row, (k,)."""
+    """Return each joined row's scores summed over all participants, (k,)."""
     rows = joined.train.joined_rows
     bodies: dict[int, WeighPart] = {}
     for place, party in enumerate(parties):
@@ -355,7 +355,7 @@ def _weigh(
 
 
 def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.int32]:
-    """Return the part's trained row behind each joined row; -1 where it is no row's.
+    """Return the participant's trained row behind each joined row; -1 for none.
 
     >>> part = PartRows(start=2, trained=3, total=4, tested=np.zeros(4, bool))
     >>> own_rows(np.array([1, 2, 4, 5, -1], np.int32), part).tolist()
@@ -371,7 +371,7 @@ def check_scores(
 ) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
-    A row's score is at most ``most`` over the weight of its joined rows.
+    A row's score is at most ``most`` divided by the weight of its joined rows.
     """
     bound = np.zeros(len(drawn))
     weights = joined.weighting.train

@@ -1,1 +1,1 @@
-"""Explain a run without making it: what it would do, cost and disclose."""
+"""Explain a run without running it: what it would do, cost and disclose."""

@@ -1,8 +1,8 @@
-"""Explain: the set-up of a run, and what training would do, without training.
+"""Explain: take the set-up of a run, and say what training would do, without training.
 
-The rounds are those of set-up up to the encoders, so that the explanation is of what
-would happen; then the sites confirm the mapping (:mod:`strategies.setup.cross_check`)
-and forget the run.
+The rounds are those of set-up up to the encoders, so that the explanation describes
+what would really happen; then the sites confirm the mapping
+(:mod:`strategies.setup.cross_check`) and forget the run.
 
 Schema of the `report.json` that `mode = "explain"` writes (`schema` 1; counts are whole
 numbers, predicted bytes are rounded)::
@@ -17,16 +17,16 @@ numbers, predicted bytes are rounded)::
     join-steps  as in a report of training
     joined-rows {train, test}, loss
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
-                weights: as in `chosen` of a report of training
+             weights: as in `chosen` of a report of training
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
 
-Multiplicity is over all rows after the filters, those in no joined row included, and
-over training and held-out rows together. ``unmatched`` rows of a join have a key that
-the other table does not have, or, counted in ``null`` too, no key.
+Multiplicity covers all rows after the filters, even those in no joined row, and
+training and held-out rows together. ``unmatched`` rows of a join have a key that the
+other table lacks, or no key, which ``null`` counts separately.
 """
 
 import operator
@@ -74,12 +74,12 @@ from tp_flower.reports.records import RoundReport, RunRecord, plain, sum_by_tabl
 from tp_flower.settings.run import EXPLAIN
 
 EXPLAIN_PHASES: Final = ("check", "finish")
-"""Rounds of explaining that are not those of set-up."""
+"""Rounds that explaining takes in addition to those of set-up."""
 
 
 @dataclass(frozen=True)
 class RunCost:
-    """The messages of a training run; set-up has also those after the last epoch."""
+    """The traffic of a training run; set-up includes the rounds after the epochs."""
 
     strategy: str
     epochs: int
@@ -96,9 +96,9 @@ class RunCost:
 def expected_batch_rows(
     multiplicity: npt.NDArray[np.integer], joined_rows: int, batch_size: int
 ) -> float:
-    """Return the distinct rows of a batch, summed over the batches, as expected.
+    """Return the expected number of distinct rows per batch, summed over the batches.
 
-    A row in G of N joined rows is missing from a batch of B with probability
+    A row that is in G of N joined rows is missing from a batch of B with probability
     C(N - G, B) / C(N, B).
 
     >>> expected_batch_rows(np.array([1, 1, 4]), joined_rows=4, batch_size=2)
@@ -155,9 +155,9 @@ class CostEstimate:
 
     @cached_property
     def _trained(self) -> JoinedRows:
-        """The joined rows that are trained on: repeated, or a sample.
+        """The joined rows to train on: all of them, repeated rows (VFL), or a sample.
 
-        In place of a coreset stands a uniform sample of its size.
+        A uniform sample stands in for a coreset of the same size.
         """
         trained = self.joined
         if self.method.settings.coreset_rows:
@@ -172,16 +172,16 @@ class CostEstimate:
 
     @property
     def _batches(self) -> int:
-        """Batches of an epoch of SGD, ceil(N / B); 0 without."""
+        """Batches of an epoch of SGD, ceil(N / B); 0 without batches."""
         rows = self._trained.train.joined_rows
         size = self.method.batch_size(rows)
         return -(-rows // size) if size else 0
 
     def _set_up(self) -> Traffic:
-        """Return all that is sent outside of epochs.
+        """Return the traffic outside of epochs.
 
-        The rounds before ``prepare`` were taken, and are what training would take;
-        ``prepare`` and the round that ends a run are predicted.
+        The rounds before ``prepare`` have taken place, and training would take the
+        same; ``prepare`` and the final round are predicted.
         """
         before = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
         taken = Traffic(
@@ -194,9 +194,9 @@ class CostEstimate:
         return taken + drawing + prepare + Traffic(rounds=1)
 
     def _drawing(self) -> Traffic:
-        """Return the traffic of drawing a coreset of all joined rows.
+        """Return the traffic of drawing a coreset from all joined rows.
 
-        Of m of N rows, drawn alike and with replacement, N (1 - (1 - 1/N)^m) differ.
+        m uniform draws with replacement from N rows hit N (1 - (1 - 1/N)^m) of them.
         """
         size, rows = self.method.settings.coreset_rows, self.joined.train.joined_rows
         distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
@@ -210,7 +210,7 @@ class CostEstimate:
         has_moments = self.method.importance == REGRESSION
         tally = Tally()
         for table, width in zip(tables, widths, strict=True):
-            # the draws are of the table's shards together
+            # the shards of a table share its draws
             sizes = {
                 "columns": width,
                 "sample": distinct,
@@ -282,8 +282,8 @@ class CostEstimate:
 class TableExplanation:
     """One table of the query, and what its sites will do; see the schema above.
 
-    ``names`` are those at the sites, one per SELECT of a UNION ALL; ``work`` are the
-    fragments in words; ``unused_rows`` are in no joined row.
+    ``names`` are those at the sites, one per SELECT of a UNION ALL; ``work`` describes
+    the fragments in words; ``unused_rows`` are in no joined row.
     """
 
     table: str
@@ -299,11 +299,11 @@ class TableExplanation:
 
 @dataclass(frozen=True)
 class JoinExplanation:
-    """One join between two tables, each by itself.
+    """One join between two tables, considered on its own.
 
     ``is_outer`` if one of them is LEFT JOINed. The sites of both sides agreed on the
-    digests of the checked keys. Unmatched rows, those of NULL keys included, have a key
-    that the other side lacks.
+    digests of the checked keys. Unmatched rows have a key that the other side lacks, or
+    a NULL key.
     """
 
     on: str
@@ -321,7 +321,7 @@ class JoinExplanation:
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation(RunRecord):
-    """An explanation: the fields of its `report.json`, see there."""
+    """An explanation, with the fields of its `report.json` (see the schema above)."""
 
     tables: Sequence[TableExplanation]
     joins: Sequence[JoinExplanation]
@@ -388,11 +388,11 @@ class Explain(RoundStrategy):
 
     @property
     def _method(self) -> JoinStrategy:
-        """The method that is asked about."""
+        """The method to explain."""
         return JoinStrategy.methods[self.settings.strategy](self.query, self.settings)
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Take the rounds of set-up, check the mapping, let the sites forget."""
+        """Take the rounds of set-up, check the mapping, make the sites forget."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined)
         rng = generator(self.settings.seed, Stream.CHECK)
@@ -403,7 +403,7 @@ class Explain(RoundStrategy):
 
     @property
     def explanation(self) -> Explanation:
-        """The explanation, once the rounds are done."""
+        """The explanation, available after the rounds."""
         joined = self._joined
         if joined is None:
             raise RuntimeError("there is no explanation before the rounds are done")
@@ -456,7 +456,7 @@ def _explain_table(
 
 
 def _explain_join(joined: JoinedRows, join: Join, checked: int) -> JoinExplanation:
-    """Compare the keys of two tables, whatever the other joins do."""
+    """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
     left, right = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]

@@ -1,15 +1,15 @@
-"""The manifest of a trained model, which the server keeps, and the model's sites.
+"""The manifest of a trained model, which the server keeps, and the sites of the model.
 
-The parts of a model stay at their sites. The manifest names them by digest, and has
-what the server needs to predict with them: base score, loss, classes, the query, the
+The parts of a model stay at their sites. The manifest identifies them by digest, and
+has what the server needs for predictions: base score, loss, classes, the query, the
 tables' columns, encoders and mean scores.
 
-The file is JSON, ``{"format", "version", "sha256", "model"}``; the digest is of the
-content of ``model``, so that a file that was damaged or edited is refused.
+The file is JSON, ``{"format", "version", "sha256", "model"}``; the digest covers the
+content of ``model``, so that a damaged or edited file is refused.
 
-A shard is scored with the part that was trained on it: of the same table, at the same
-site. All shards of a table share one model, so that a shard that is new at a site is
-scored with the part of another one there.
+A shard is scored with the part that was trained on it: on the same table, at the same
+site. All shards of a table share one model, so a new shard at a site is scored with the
+part of another shard there.
 """
 
 import hashlib
@@ -55,8 +55,8 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="k
 class ModelPart(_Record, frozen=True):
     """One part of a model, which the site of one shard keeps.
 
-    ``index`` is that of the shard among the table's in the site's tables file,
-    ``digest`` the SHA-256 of the part's files; "" where the site keeps none.
+    ``index`` is the shard's position among the table's in the site's tables file,
+    ``digest`` the SHA-256 of the part's files; "" if the site keeps none.
     """
 
     number: Count
@@ -72,8 +72,8 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
     Attributes:
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several
             names.
-        features: what the features are made of, in order (:func:`feature_texts`).
-        mean_score: (d_c,), the table's local score in the mean over the joined training
+        features: their expressions, in order (:func:`feature_texts`).
+        mean_score: (d_c,), the mean of the table's local score over the joined training
             rows; a row without a match counts as 0.
         share: cov(h_i, h) / var(h) over the same rows; sums to 1 over the tables.
     """
@@ -97,7 +97,7 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
 class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
-    ``joined_rows`` are those of the training; metrics are those that are finite.
+    ``joined_rows`` are the training's; metrics are only those that are finite.
     """
 
     name: str
@@ -233,7 +233,7 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
 
 
 def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
-    """Return the manifest of a run that went well."""
+    """Return the manifest of a successful run."""
     problem, report = strategy.training_problem, strategy.report
     if problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
@@ -242,7 +242,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
     shards = strategy.inventory.by_place
 
     def part_of(part: Part) -> ModelPart:
-        # found again by site, table and shard: nodes change
+        # found again by site, table and shard: node numbers change
         shard = shards[part.node, part.shard]
         digest = strategy.outcome.digests.get(part.number, "")
         return ModelPart(part.number, part.site, shard.table, shard.index, digest)
@@ -286,7 +286,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are finite: JSON has no other numbers.
+    """Return the finite metrics; JSON has no other numbers.
 
     >>> finite({"auc": float("nan"), "loss": 0.5})
     {'loss': 0.5}
@@ -309,7 +309,7 @@ def label_text(fragments: Sequence[Fragment]) -> str:
 
 
 def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
-    """Return the expressions that the fragments of a table have for one column."""
+    """Return the expressions that a table's fragments use for one column."""
     texts = [
         _over_hosted(fragment, sql)
         for fragment, sql in zip(fragments, column, strict=True)
@@ -321,8 +321,8 @@ def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) ->
 def _over_hosted(fragment: Fragment, sql: str) -> str:
     """Return an expression over the columns of the hosted table.
 
-    The columns of a sub-query are replaced by what they stand for; what it groups by
-    is a part of their meaning.
+    The columns of a sub-query are replaced by the expressions behind them; what it
+    groups by is part of their meaning.
     """
     if fragment.subquery is None:
         return sql
@@ -338,7 +338,7 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
 
 @dataclass(frozen=True)
 class Missing:
-    """By table, the sites of a model that do not host it now; ``gone`` if none does."""
+    """By table, the sites of a model that no longer host it; ``gone`` if none does."""
 
     sites: Mapping[str, tuple[str, ...]]
     gone: frozenset[str]
@@ -357,10 +357,10 @@ class Missing:
 
 
 def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
-    """Return which sites of a model are gone.
+    """Return which sites of a model are missing.
 
-    How many shards a site has of a table does not matter: rows may have been put
-    together, or apart.
+    The number of a site's shards of a table does not matter: they may have been merged
+    or split.
     """
     hosted = {(shard.table.lower(), shard.site) for shard in inventory.shards}
     sites: dict[str, tuple[str, ...]] = {}
@@ -379,7 +379,7 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
 
 
 def check_query(manifest: Manifest, bound: BoundQuery) -> None:
-    """Refuse a query whose rows are not built like the model's."""
+    """Refuse a query whose rows are built differently from the model's."""
     tables, model = [table.table for table in manifest.tables], manifest.model
     if set(tables) != set(bound.tables):
         raise QueryError(
@@ -394,7 +394,7 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
     for table in manifest.tables:
         fragments = bound.fragments_of(table.table)
         names = [fragment.name for fragment in fragments]
-        # a site scores no other table with its part
+        # a site does not score another table with its part
         if {name.lower() for name in names} != {name.lower() for name in table.columns}:
             raise QueryError(
                 f"table {table.table!r} is {' + '.join(map(repr, names))} in the "
@@ -423,10 +423,10 @@ def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
 def without_missing(
     manifest: Manifest, bound: BoundQuery, missing: Missing, policy: str
 ) -> BoundQuery:
-    """Return the query as it can be answered without the sites that are gone.
+    """Return the query in the form that can be answered without the missing sites.
 
-    The tables of which rows are missing are LEFT JOINed: rows without a match there
-    take the table's mean score.
+    Tables with missing rows are LEFT JOINed: joined rows without a match there take the
+    table's mean score.
     """
     if not missing.sites:
         return bound
@@ -452,7 +452,7 @@ def without_missing(
 
 
 def _behind(bound: BoundQuery, removed: str) -> list[str]:
-    """Return the tables that no chain of joins without one ties to the label table."""
+    """Return the tables that only joins through one table tie to the label table."""
     reached = {bound.label_table}
     for _ in bound.tables:
         for join in bound.joins:
@@ -465,7 +465,7 @@ def _behind(bound: BoundQuery, removed: str) -> list[str]:
 def model_parts(
     manifest: Manifest, parts: Sequence[Part], inventory: Inventory
 ) -> dict[int, ModelPart]:
-    """Return with which part of the model each part of the run is scored, by number."""
+    """Return, by number, the part of the model that scores each part of the run."""
     shards = inventory.by_place
     uses: Counter[tuple[str, str, str, int]] = Counter()
     chosen = {}

@@ -1,9 +1,10 @@
-"""Predict and evaluate: the rows of a query, scored with a model that the sites keep.
+"""Predict and evaluate: score the rows of a query with a model that the sites keep.
 
-The rounds are those of extraction, then one of scores. To predict, the query needs no
-label; where the label table's sites are to have the predictions, they are sent there
-(``deliver``), and the server writes none. To evaluate, all joined rows count: nothing
-is held out, as nothing is trained. Labels and weights leave the sites as they do in
+The rounds are those of extraction, then one for the scores. A prediction needs no
+label; if the label table's sites are to have the predictions, they get the scores
+(``deliver``), and the server writes none. An evaluation uses all joined rows: nothing
+is trained, so nothing is held out. Labels and weights leave and are covered as in
+training.
 training, and are covered as in training.
 """
 
@@ -121,7 +122,7 @@ def join_rows(
     extracted = yield from extract(bound, settings, inventory, row_key)
     lacking = missing.tables - {bound.label_table}
     rows = extracted.table_rows
-    # joined last, they change nothing of what is joined without them
+    # if joined last, they change nothing in the joins without them
     ordered = sorted(rows, key=lambda table: table in lacking)
     mapping, steps = build_mapping(
         bound.joins,
@@ -166,12 +167,12 @@ class ModelStrategy(RoundStrategy):
 
     @property
     def is_delivered(self) -> bool:
-        """Whether the label table's sites have the predictions, and nobody else."""
+        """Whether only the label table's sites get the predictions."""
         return self.settings.predictions_at == LABEL_SITE
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Check the query against the model, score, and let the sites forget."""
-        # of the tables that no site hosts now: their columns in training
+        """Check the query against the model, score, and make the sites forget."""
+        # for tables that no site hosts any more: their columns at training time
         gone = {
             name: dict(columns)
             for table in self.manifest.tables
@@ -192,7 +193,7 @@ class ModelStrategy(RoundStrategy):
         manifest = self.manifest
         all_parts = joined.extracted.all_parts
         chosen = model_parts(manifest, all_parts, self.inventory)
-        # by part, which of its rows are in a joined row
+        # by part, which of its rows are in some joined row
         masks = {
             part.number: rows.multiplicity[span] > 0
             for table, rows in joined.mapping.tables.items()
@@ -224,7 +225,7 @@ class ModelStrategy(RoundStrategy):
             local[table] = np.zeros(
                 (joined.extracted.table_rows[table], manifest.outputs)
             )
-            # the shards' rows lie one after the other
+            # the shards' rows are concatenated
             used = joined.mapping.tables[table].multiplicity > 0
             local[table][used] = np.concatenate(blocks)
         total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
@@ -326,7 +327,7 @@ class Predict(ModelStrategy):
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
     ) -> Generator[Requests, Replies, Joined]:
-        """Score the joined rows; have them delivered where they are to be."""
+        """Score the joined rows; have them delivered if that is asked for."""
         names = _column_names(self.settings)
         row_key = RowKeyColumns(names, leaves=not self.is_delivered)
         joined = yield from join_rows(
@@ -341,13 +342,13 @@ class Predict(ModelStrategy):
 
     @property
     def predictions(self) -> pa.Table | None:
-        """The predictions; None where only the label table's sites are to have them."""
+        """The predictions; None if only the label table's sites get them."""
         if self._scored is None:
             raise RuntimeError("there are no predictions before the rounds are done")
         if self.is_delivered:
             return None
         extracted, scored = self._scored
-        # a joined row goes by a keyed hash of its row key, or by its position
+        # a joined row is named by a keyed hash of its row key, or by its position
         names = pa.array(scored.rows)
         if extracted.row_hashes is not None:
             names = hex_texts(extracted.row_hashes[scored.rows])
@@ -357,7 +358,7 @@ class Predict(ModelStrategy):
     def _deliver(
         self, joined: Joined, scored: Scored, row_key: RowKeyColumns
     ) -> Generator[Requests, Replies, tuple[Delivered, ...]]:
-        """Send the label table's sites the scores of their joined rows."""
+        """Send the scores of their joined rows to the label table's sites."""
         bodies: dict[int, DeliverPart] = {}
         label_table = joined.bound.label_table
         for part, rows in joined.extracted.shards_of(label_table):
@@ -409,7 +410,7 @@ class Evaluate(ModelStrategy):
     _metrics: dict[str, float] | None = None
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the query, with its label, if the model has learnt one."""
+        """Return the query, with its label if the model predicts one."""
         if self.has_label:
             return self.query.bind(schemas)
         return self.query.bind(schemas, Unlabelled(keeps_weight=True))
@@ -417,7 +418,7 @@ class Evaluate(ModelStrategy):
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
     ) -> Generator[Requests, Replies, Joined]:
-        """Score the joined rows, and compare them with their labels."""
+        """Score the joined rows, and compare the scores with the labels."""
         has_classes = bool(self.manifest.classes)
         task = "classification" if has_classes else "regression"
         settings = self.settings.with_fields(task=task, loss="auto")
@@ -456,7 +457,7 @@ class Evaluate(ModelStrategy):
 
 
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
-    """Return labels by the model's classes."""
+    """Return labels encoded by the model's classes."""
     if other := [name for name in labels.classes if name not in classes]:
         listed = ", ".join(map(repr, other[:10]))
         raise QueryError(
@@ -471,7 +472,7 @@ def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
 
 
 READABLE = 0o644
-"""As `report.json` beside it: a file is as readable as its folder."""
+"""With the permissions of `report.json`: a file is as readable as its folder."""
 
 
 def use_model(
@@ -480,7 +481,7 @@ def use_model(
     """Predict or evaluate, write the report, and return its summary for the console."""
     manifest = resolve(home_folder(), settings.model_name)
     is_evaluation = settings.mode == EVALUATE
-    # the user's query, or the one that was trained on
+    # the user's query, or the query of the training
     query = Query.from_sql(
         settings.sql if settings.sql.strip() else manifest.query,
         needs_label=is_evaluation and manifest.loss != KMEANS,
@@ -498,7 +499,7 @@ def use_model(
 
 
 def _write(strategy: Predict, folder: Path) -> dict[str, object]:
-    """Write the predictions, unless sites have, and return where they are."""
+    """Write the predictions, unless the sites have, and return where they are."""
     table = strategy.predictions
     if table is None:
         return {"at": LABEL_SITE, "files": strategy.delivered}

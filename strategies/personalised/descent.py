@@ -1,19 +1,19 @@
-"""One track of a personalised training at the server: all sites' parameters, a step.
+"""One track of a personalised training at the server: a step on all sites' parameters.
 
     minimise  (1/N) sum_n f_n(u_n) + lambda sum_{(i, j) in E} ||z_i - z_j||_p
 
-over u_n = (x, z_n): the coordinates of ``personal`` are the site's own, z_n, all others
-are shared, x. A proximal gradient step is taken in the copies u_n: with
+over u_n = (x, z_n): the coordinates in ``personal`` are each site's own, z_n, all
+others are shared, x. The server takes a proximal gradient step in the copies u_n: with
 v_n = y_n - s g_n the shared coordinates become the mean of the copies, and
 
     Z = argmin  lambda sum ||z_i - z_j||_p + (1 / (2 N s)) sum_n ||z_n - v_n||^2
 
 which is the paper's Z-step (Algorithm 4) with eta = N s; its x-step is the mean of the
-copies with eta = s. That one step size s = 1 / max_n L_n fits both is why the copies
-are taken. Every site counts alike, however many rows it has.
+copies with eta = s. One step size s = 1 / max_n L_n fits both, which is why the step is
+taken in copies. Every site has equal weight, regardless of its number of rows.
 
-Limits: with lambda = 0, or without edges, the sites are independent; with no personal
-coordinate there is one model (FedAvg with one local step).
+Limits: with lambda = 0, or without edges, the sites are independent; without personal
+coordinates there is one model (FedAvg with one local step).
 
 Notation:
     u, y  ``point``, ``ahead``    (N, p)      s  ``step``
@@ -47,8 +47,8 @@ EdgeStep = Callable[[FloatArray, float], FloatArray]
 class Descent:
     """A track in training: the iterate of all sites' parameters, (N, p).
 
-    ``personal``, (p,), are the coordinates that each site has for itself; ``change`` is
-    the relative one by the last step, infinite before the first.
+    ``personal``, (p,), marks the coordinates that each site has for itself; ``change``
+    is the relative change by the last step, infinite before the first.
     """
 
     personal: BoolArray
@@ -60,7 +60,7 @@ class Descent:
     def start(
         cls, personal: BoolArray, points: FloatArray, edge_step: EdgeStep | None = None
     ) -> Self:
-        """Return a track at its start (N, p), whose shared coordinates are alike."""
+        """Return a track at its start (N, p), where shared coordinates must agree."""
         start = points.copy()
         start[:, ~personal] = points[:, ~personal].mean(axis=0)
         return cls(personal, Iterate.at(as_sent(start)), edge_step)
@@ -80,8 +80,8 @@ class Descent:
     ) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
 
-        A site that is not among the present, (N,), keeps its z, which its neighbours go
-        on seeing. There is momentum if the step is accelerated.
+        A site that is not among the ``present``, (N,), keeps its z, and its neighbours
+        still see it. An accelerated step has momentum.
         """
         before = self.iterate.point
         points = self.ahead - step * updates
@@ -97,7 +97,7 @@ class Descent:
         return replace(self, iterate=iterate, change=change)
 
     def _prox(self, points: FloatArray, step: float, present: BoolArray) -> FloatArray:
-        """Return the point that copies v (N, p) lead to; present ones are averaged."""
+        """Return the point that copies v (N, p) give, averaged over present sites."""
         out = points.copy()
         shared = ~self.personal
         out[:, shared] = points[np.ix_(present, shared)].mean(axis=0)
@@ -109,8 +109,8 @@ class Descent:
     def with_newcomers(self, graph: SimilarityGraph, has_answered: BoolArray) -> Self:
         """Return the track with sites that have never answered near their neighbours.
 
-        A site that comes later begins there: with the mean of the models of its
-        neighbours that have answered before, or of all such sites if there is none.
+        A late site begins with the mean of its neighbours' models, of those that have
+        answered before; without such neighbours, with the mean of all that have.
         """
         point, ahead = self.iterate.point.copy(), self.iterate.ahead.copy()
         models = self.iterate.point[:, self.personal]
@@ -122,15 +122,15 @@ class Descent:
 
 
 def as_sent(points: FloatArray) -> FloatArray:
-    """Return numbers as they travel, so that both ends have the same ones."""
+    """Return numbers rounded as they travel, so that both ends have the same ones."""
     return points.astype(np.float32).astype(np.float64)
 
 
 def update_code(settings: Settings, epoch: int) -> UpdateCode | None:
-    """Return how updates are shortened in an epoch, from 1; None: they are not.
+    """Return how updates are shortened in an epoch, from 1; None: not at all.
 
-    gamma falls to 0 (`penalty_of_round`): so the last updates are as good as gradients,
-    and the optimum is not moved.
+    gamma falls to 0 (`penalty_of_round`), so that the last updates are as good as
+    gradients, and the optimum does not move.
     """
     if not settings.update_penalty:
         return None
@@ -141,10 +141,10 @@ def update_code(settings: Settings, epoch: int) -> UpdateCode | None:
 def read_updates(
     problem: PersonalisedProblem, replies: Replies, *, has_common: bool
 ) -> tuple[FloatArray, FloatArray, int]:
-    """Return the sites' updates; zeros of sites that have not answered.
+    """Return the sites' updates; zeros for sites that have not answered.
 
-    They are the updates (N, p) of the sites' own models, those of the one model for all
-    (zeros if it is not trained), and the bytes of the former.
+    The result has the updates (N, p) of the sites' own models, those of the common
+    model (zeros if it is not trained), and the bytes of the former.
     """
     size = len(problem.start)
     personal, common = np.zeros((2, len(problem.parts), size))

@@ -30,7 +30,7 @@ _NAMES: Final = frozenset(
     {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
 )
 Metrics = dict[str, dict[str, float]]
-"""By "train" and "test", values by name."""
+"""By "train" and "test", values by metric."""
 
 
 class EdgePenalty:
@@ -56,7 +56,7 @@ class EdgePenalty:
     def step(self, targets: FloatArray, eta: float) -> FloatArray:
         """Return argmin eta * penalty(Z) + 1/2 ||Z - targets||_F^2, (N, d).
 
-        The multipliers of the step before are where this one begins.
+        The multipliers of the previous step are the starting point.
         """
         solution = self._step.solve(targets, eta * self.penalty, self._pull)
         self._pull = solution.pull
@@ -65,7 +65,7 @@ class EdgePenalty:
 
 @dataclass(frozen=True)
 class SiteGraph:
-    """The similarity graph, of a kind of summaries or "given".
+    """The similarity graph; its ``kind`` names the summaries used, or is "given".
 
     ``alone`` are the metrics of the model that every site has trained alone; None
     without baselines.
@@ -145,7 +145,7 @@ def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
 def read_metrics(
     replies: Replies, parts: Sequence[Part], field: str
 ) -> list[Metrics | None]:
-    """Return every site's metrics from a field; None of a site that is missing."""
+    """Return every site's metrics from a field; None for a missing site."""
     listed: list[Metrics | None] = []
     for part in parts:
         metrics = getattr(replies.parts.get(part.number), field, None)
@@ -161,7 +161,7 @@ def read_metrics(
 
 
 def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]:
-    """Return the mean over the sites of every metric, without the penalty.
+    """Return the mean of every metric over the sites, without the penalty.
 
     >>> sites = [{"train": {"loss": 1.0}}, None, {"train": {"loss": 2.0}}]
     >>> mean_metrics(sites, "train")

@@ -1,8 +1,8 @@
-"""Set-up where every site gets a model of its own: labels and rows stay at the sites.
+"""Set-up if every site gets its own model: labels and rows stay at the sites.
 
-``extract`` brings the number of rows and the classes, ``statistics`` the statistics
+``extract`` brings the number of rows and the classes; ``statistics`` the statistics
 that the encoders of all sites are fitted to. ``personalise`` sends encoders and the
-split, and brings sums of labels, from which the base score is made.
+split, and brings sums of labels, which give the base score.
 """
 
 import math
@@ -47,7 +47,7 @@ NO_GRAPH: Final = "none"
 
 TRAINING: Final = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 LARGEST_SUM: Final = 1e60
-"""Of squares of labels."""
+"""Bound on a sum of squared labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +56,9 @@ class PersonalisedProblem(PreparedRun):
 
     Attributes:
         rows: (N,), trained rows.
-        start: (p,), the parameters that all begin with.
-        curvature: (N,), bounds of the curvatures of the sites' objectives.
-        label_scale: deviation of the labels of a regression; 1 of classes.
+        start: (p,), the initial parameters, common to all sites.
+        curvature: (N,), bounds on the curvatures of the sites' objectives.
+        label_scale: deviation of the labels in a regression; 1 for classes.
     """
 
     sites: tuple[str, ...]
@@ -76,7 +76,7 @@ class PersonalisedProblem(PreparedRun):
 
     @property
     def joined_rows(self) -> tuple[int, int]:
-        """Trained and held-out rows: a joined row is a row of the one table."""
+        """Trained and held-out rows; here a joined row is a row of the one table."""
         return sum(self.rows), self.held_out_rows
 
 
@@ -100,7 +100,7 @@ def set_up_personalised(
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
     parts, rows = extracted.parts[name], extracted.rows
-    # every site holds out its own share
+    # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = [
         split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
@@ -182,7 +182,7 @@ def set_up_personalised(
 
 
 def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
-    """Return the names of the parts' sites; of several at one site, numbered.
+    """Return the sites of the parts by name; several parts of one site get numbers.
 
     >>> parts = [Part(k, "t", site, 0, k) for k, site in enumerate(["a", "b", "a"])]
     >>> site_names(parts)
@@ -246,7 +246,7 @@ def _label_sums(
 
 
 def base_score_of(loss: Loss, sums: FloatArray) -> FloatArray:
-    """Return the best constant score of all sites' rows together."""
+    """Return the best constant score for the rows of all sites together."""
     if loss.name == "squared":
         count, total, squares = sums.tolist()
         mean = total / max(count, 1.0)
@@ -255,13 +255,13 @@ def base_score_of(loss: Loss, sums: FloatArray) -> FloatArray:
         return np.array([mean])
     if np.count_nonzero(sums) < 2:
         raise QueryError("the label is constant in the training rows (one class)")
-    # a class that only held-out rows have, has the least score that is finite
+    # a class that occurs only in held-out rows gets the lowest finite score
     weights = np.maximum(sums, 1e-3)
     return loss.base_score(np.arange(len(sums), dtype=np.float64), weights)
 
 
 def label_scale_of(loss: Loss, sums: FloatArray) -> float:
-    """Return the deviation of all sites' training labels; of classes 1."""
+    """Return the deviation of all sites' training labels; 1 for classes."""
     if loss.name != "squared":
         return 1.0
     count, total, squares = sums.tolist()
@@ -288,6 +288,6 @@ def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray
             f"personal: the model has no feature {unknown[0]!r}; it has "
             f"{', '.join(dict.fromkeys(names))}"
         )
-    # W is (d + 1, d_c), row after row
+    # W is (d + 1, d_c), row by row
     is_personal = np.isin(lowered, [name.lower() for name in wanted])
     return np.repeat(is_personal, table.outputs)

@@ -1,14 +1,14 @@
 """Personalised: each site of a table gets a model, pulled towards similar sites'.
 
-A round sends every site parameters and brings an update of them: a gradient of its own
-rows. The server takes a proximal step (:mod:`strategies.personalised.descent`), in
-which the sites' models meet along the edges of a similarity graph. Labels and rows
-stay.
+In each round the server sends every site parameters and gets an update of them: a
+gradient over the site's rows. It then takes a proximal step
+(:mod:`strategies.personalised.descent`), which ties the sites' models along the edges
+of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
-(draft), Algorithms 1, 2, 4 and 5. Corrected here: the gradient maps back by the
-transposes of M and N, the prox of an edge depends on its norm, and the Z-step stops on
-residuals. Steps over all rows are accelerated, as rounds are what costs.
+(draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes
+of M and N, the prox of an edge depends on its norm, and the Z-step stops on residuals.
+Steps over all rows are accelerated, because the rounds are what costs.
 
 Entry ``personal`` of `report.json`::
 
@@ -64,8 +64,8 @@ _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 class Training:
     """A personalised training after its set-up.
 
-    Tracks are the sites' own models, and one for all; ``mask``, (p,), the coordinates
-    that each site has for itself; ``metrics``, by track, every site's at the end.
+    Tracks are the sites' own models and the common one; ``mask``, (p,), marks the
+    coordinates that each site has for itself; ``metrics`` are all sites', by track.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Training:
 
     @property
     def change(self) -> float:
-        """Relative, of the track that the last step has moved most."""
+        """The relative change of the track that the last step moved most."""
         return max(each.change for each in self.descents.values())
 
     def pace(self, epoch: int) -> Pace:
         """Return the local steps and step size of an epoch, equal at all sites."""
         batch, passes = self.settings.batch_size, self.settings.local_epochs or 1
         batches = -(-max(self.problem.rows) // batch) if batch else 1
-        # gradients of some rows have noise, which only smaller steps take away
+        # gradients over samples of rows have noise, which only smaller steps reduce
         slower = 1.0 + self.settings.decay * (epoch - 1) if batch else 1.0
         return Pace(
             steps=passes * max(batches, 1),
@@ -109,7 +109,7 @@ class Training:
         )
 
     def request(self, epoch: int | None = None) -> Requests:
-        """Return the message of an epoch's round, or with the final parameters."""
+        """Return the message of an epoch's round, or that with the final parameters."""
         points, pace, code = self.parameters, None, None
         if epoch is not None:
             points = {track: each.ahead for track, each in self.descents.items()}
@@ -127,7 +127,7 @@ class Training:
         return ask(message, parts)
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
-        """Take a step; return the sites' mean metrics, of where it began."""
+        """Take a step; return the sites' mean metrics at the point where it began."""
         parts, pace = self.problem.parts, self.pace(epoch)
         personal, common, update_bytes = read_updates(
             self.problem, replies, has_common=GLOBAL in self.descents
@@ -136,7 +136,7 @@ class Training:
         self._update_bytes += update_bytes
         present = np.array([part.node not in replies.stale for part in parts])
         self._has_answered |= present
-        # an update is the gradient over all rows
+        # then an update is the gradient over all rows
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
         for track, descent in self.descents.items():
@@ -152,7 +152,7 @@ class Training:
         )
 
     def take_metrics(self, replies: Replies) -> None:
-        """Note the metrics of the final parameters."""
+        """Record the metrics of the final parameters."""
         self.metrics = {
             track: read_metrics(replies, self.problem.parts, _METRICS[track])
             for track in self.descents
@@ -161,7 +161,7 @@ class Training:
             self.metrics["local"] = self.graph.alone
 
     def report_entry(self, report: RunReport) -> dict[str, object]:
-        """Return the entry of a run's report, which is complete without it."""
+        """Return the entry in a run's report, which is complete without it."""
         problem, graph = self.problem, self.graph.graph
         models = self.parameters[PERSONAL][:, self.mask]
         clusters = self.graph.clusters(models)
@@ -249,7 +249,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     def epochs(
         self, problem: PersonalisedProblem
     ) -> Generator[Requests, Replies, None]:
-        """Descend, until a step changes less than the tolerance if one is set."""
+        """Descend, until a step changes less than the tolerance, if one is set."""
         if self._graph is None:
             raise RuntimeError("there is no graph before the set-up is done")
         training = Training(problem, self._graph, self.settings)
@@ -265,7 +265,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         self._training = training
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:
-        """Return the digests; the one table adds all of the scores."""
+        """Return the digests; a single table contributes the whole score."""
         outputs = problem.table.outputs
         return Outcome(
             digests=read_digests(replies, problem.parts),
@@ -274,7 +274,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
 
     @property
     def report(self) -> RunReport:
-        """The record of the run so far, with the entry of the sites' own models."""
+        """The record of the run so far, with an entry about the sites' own models."""
         report = super().report
         if self._training is None:
             return report

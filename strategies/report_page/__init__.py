@@ -1,4 +1,4 @@
-"""report.html: one page that shows a run, made of report.json alone."""
+"""report.html: one page that shows a run, made from report.json alone."""
 
 from strategies.report_page.page import (
     PAGE_FILE,

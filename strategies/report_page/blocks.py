@@ -18,10 +18,10 @@ TWO_TEXTS = frozenset({0, 1})
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts; ``words`` are the columns whose cells are no numbers.
+    """A table of texts; ``words`` are the columns whose cells are not numbers.
 
-    A folded one, which has no note, is closed until the reader opens it. One without
-    rows is left out.
+    A folded table, which has no note, is closed until the reader opens it. A table
+    without rows is left out.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing and its data; the legend names lines or bars of several styles."""
+    """A drawing and its data; a legend names lines or bars of different styles."""
 
     title: str
     svg: Markup
@@ -59,7 +59,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines of code; each is wrapped with its continuation indented."""
+    """Lines of code; wrapped lines continue indented."""
 
     title: str
     lines: Sequence[str]
@@ -68,7 +68,7 @@ class Code:
 
 Block = Table | Figure | Prose | Code
 Blocks = Iterable[Block | None]
-"""Blocks, with None or an empty table for what a report lacks."""
+"""Blocks, with None or an empty table in place of what a report lacks."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Record:
         return max(self.number(key) or 0.0, 0.0)
 
     def count(self, key: str) -> str:
-        """Return a count for people; "-" for anything that is no number."""
+        """Return a count for people; "-" for anything that is not a number."""
         number = self.number(key)
         return "-" if number is None else format_count(round(number))
 

@@ -1,4 +1,4 @@
-"""A run as curves: the metrics of every epoch, by what they had cost by then."""
+"""A run as curves: the metrics of every epoch over the costs up to then."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ METRIC_NAMES = {
     "log_loss": "log loss",
     "loss": "loss",
 }
-"""The metrics for people, the one that tells most first."""
+"""The metrics' names for people, the most telling first."""
 
 TRAIN, TEST = "train", "test"
 
@@ -45,7 +45,7 @@ RESIDUALS_NOTE = (
 class Epoch:
     """The end of one epoch, with the costs since the start of the run.
 
-    The bytes are those of both ways and of headers; the seconds those of the rounds.
+    Bytes are in both directions, with headers; seconds are those of the rounds.
     """
 
     number: int
@@ -140,7 +140,7 @@ def final_metrics(report: Record, part: str) -> dict[str, float]:
 
 
 def main_metric(report: Record) -> tuple[str, str] | None:
-    """Return the part of the rows and the metric that tell most of the run."""
+    """Return the part of the rows and the metric that say most about the run."""
     choices = (
         (part, name)
         for part in (TEST, TRAIN)

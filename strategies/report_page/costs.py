@@ -79,7 +79,7 @@ def _phases(history: list[Record]) -> Block | None:
 
 
 def _sites(history: list[Record]) -> Block | None:
-    """Return computing by site, where the rounds tell of it."""
+    """Return the computing time by site, if the rounds report it."""
     sites: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for item in history:
         is_training = item.amount("epoch") > 0
@@ -132,14 +132,14 @@ def privacy(report: Record) -> Blocks:
         for account in ledger.items(node)
     ]
     table = tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
-    # releases that differ in nothing are listed once
+    # identical releases are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
 
 def privacy_totals(privacy: Record) -> Table:
     """Return the epsilon of each site's rows, and the releases it does not cover."""
     title = "What a row has spent against the server, and what is not covered"
-    # nodes have another order in every run
+    # nodes are numbered differently in every run
     return tabulate(title, sorted(privacy.records("totals"), key=_place), TOTALS)
 
 
@@ -148,7 +148,7 @@ def _place(total: Record) -> str:
 
 
 def _epsilon(total: Record) -> str:
-    """Return an epsilon; 0 is that of nothing covered, null that of no bound."""
+    """Return an epsilon as text: 0 if nothing is covered, null if it has no bound."""
     epsilon = total.number("epsilon")
     if epsilon is None:
         return "no bound"
@@ -156,7 +156,7 @@ def _epsilon(total: Record) -> str:
 
 
 def _account(node: str, account: Record) -> Record:
-    """Return an account's release with where it is from and how much of it is used."""
+    """Return an account's release with its origin and how much of it is used."""
     release, limit = account.at("release"), account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
     site = release.text("site") or node

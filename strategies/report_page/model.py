@@ -1,4 +1,4 @@
-"""The model: the tables' contributions, its coreset, the models of single sites."""
+"""The model: the tables' contributions, the coreset, the models of single sites."""
 
 from collections import Counter
 
@@ -171,7 +171,7 @@ def _cluster(site: Record) -> int:
 
 
 def _graph(graph: Record, sites: list[Record]) -> Block:
-    """Return the similarity graph, the sites of a cluster beside each other."""
+    """Return the similarity graph, with the sites of a cluster next to each other."""
     names = [site.text("site") or "?" for site in sites]
     clusters = [_cluster(site) for site in sites]
     edges = [pair for pair in graph.items("edges") if _is_edge(pair, len(sites))]

@@ -40,12 +40,12 @@ from tp_flower.settings import Settings
 
 
 def settings(report: Record) -> Blocks:
-    """Yield the settings that differ from their defaults, the chosen ones, all."""
+    """Yield the settings that differ from their defaults, the chosen ones, and all."""
     values, defaults = report.at("settings").content, Settings().to_dict()
     changed = {
         key: value
         for key, value in values.items()
-        # the query has a place of its own
+        # the query is shown elsewhere
         if key != "sql" and (key not in defaults or defaults[key] != value)
     }
     yield _values("Set for this run", changed)
@@ -87,7 +87,7 @@ CLAUSE = re.compile(
 
 
 def tables(report: Record) -> Blocks:
-    """Yield the query, the tables and the join."""
+    """Yield the query, the tables and the joins."""
     if query := report.text("query"):
         yield Code("The query", CLAUSE.split(query))
     tables = report.records("tables")
@@ -218,7 +218,7 @@ def _steps(steps: list[Record]) -> Table:
 
 
 def label_of(query: str) -> str:
-    """Return the expression that is the label, or "" if there is none.
+    """Return the label's expression, or "" if there is none.
 
     >>> label_of("SELECT a.x > 3 AS label, a.y FROM a"), label_of("not ( SQL")
     ('a.x > 3', '')
@@ -319,7 +319,7 @@ def _outcome(report: Record) -> str:
 
 
 def _about(report: Record) -> Iterator[str]:
-    """Yield how and when; a run with a saved model has its model's loss."""
+    """Yield how and when it ran; a run with a saved model has that model's loss."""
     saved, settings = report.at("model"), report.at("settings")
     if not saved:
         strategy, model = settings.text("strategy"), settings.text("model")
@@ -347,7 +347,7 @@ def _moment(started: str) -> str:
 
 
 def facts(report: Record) -> Iterator[Fact]:
-    """Yield the main figures: the metric, rows, rounds, bytes and time."""
+    """Yield the main figures: metric, rows, rounds, bytes and time."""
     if choice := main_metric(report):
         part, metric = choice
         train = final_metrics(report, TRAIN).get(metric)

@@ -28,8 +28,8 @@ from tp_flower.protocol.fields import Document
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
 
-# Eight colours that the colour-blind tell apart as well (after Okabe and Ito), as dark
-# or as light as a contrast of 3 to the background takes; a test measures it.
+# Eight colours that colour-blind readers can tell apart, too (after Okabe and Ito),
+# dark or light enough for a contrast of 3 to the background; a test measures it.
 LIGHT = """--bg: #fcfcfb; --fg: #1b1d20; --soft: #5b6068; --rule: #e0e1e4;
   --panel: #f3f3f1; --accent: #0b62a8; --bad: #a3230f; --shade: #0002;
   --s1: #0b62a8; --s2: #c44e00; --s3: #00805c; --s4: #a83f83;

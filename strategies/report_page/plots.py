@@ -15,7 +15,7 @@ from markupsafe import Markup
 from strategies.report_page.blocks import Cells, Figure, Table
 
 TICKS = 5
-"""Ticks of an axis, about."""
+"""Approximate number of ticks on an axis."""
 
 LONGEST_LABEL = 12
 
@@ -38,7 +38,7 @@ class Scale:
 
 
 FitScale = Callable[[Iterable[float]], Scale]
-"""Makes the axis of any number of values, none included."""
+"""Makes an axis for any number of values, even for none."""
 
 
 def linear(values: Iterable[float]) -> Scale:
@@ -49,7 +49,7 @@ def linear(values: Iterable[float]) -> Scale:
     """
     numbers = list(values) or [0.0]
     low, high = min(numbers), max(numbers)
-    # so near that their difference is rounding
+    # a difference this small is rounding
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         margin = 0.05 * abs(low) or 0.5
         low, high = low - margin, high + margin
@@ -61,7 +61,7 @@ def linear(values: Iterable[float]) -> Scale:
 
 
 def from_zero(values: Iterable[float]) -> Scale:
-    """Return an axis that has zero on it.
+    """Return an axis that includes zero.
 
     >>> from_zero([3.0, 4.2]).low, from_zero([-0.2, 1.0]).low
     (0.0, -0.25)
@@ -80,7 +80,7 @@ def whole(values: Iterable[float]) -> Scale:
     numbers = list(values) or [1.0]
     low, high = float(min(numbers)), float(max(numbers))
     step = max(nice_step((high - low) / (TICKS + 1)), Decimal(1))
-    # 2.5 is no whole number
+    # 2.5 is not a whole number
     step *= 1 if step == int(step) else 2
     first, last = math.ceil(low / float(step)), math.floor(high / float(step))
     margin = 0.0 if low < high else 0.5
@@ -107,13 +107,13 @@ def logarithmic(values: Iterable[float]) -> Scale:
     else:
         stride = math.ceil((last - first) / (TICKS + 2))
         marks = [float(f"1e{k}") for k in range(first, last + 1, stride)]
-    # the axis reaches over the last tick where not every decade has one
+    # the axis extends past the last tick if some decade has no tick
     ticks = tuple((mark, _log_label(mark)) for mark in marks)
     return Scale(marks[0], max(marks[-1], high), ticks, math.log10)
 
 
 def nice_step(least: float) -> Decimal:
-    """Return the least step of 1, 2, 2.5 or 5 times a power of ten that is no smaller.
+    """Return the smallest step of 1, 2, 2.5 or 5 times a power of ten that is enough.
 
     >>> [str(nice_step(least)) for least in (0.036, 0.21, 1.0)]
     ['0.05', '0.25', '1']
@@ -127,7 +127,7 @@ def nice_step(least: float) -> Decimal:
 
 
 def _multiples(first: int, last: int, step: Decimal) -> tuple[tuple[float, str], ...]:
-    """Return multiples of a step, which are exact, with their labels."""
+    """Return the multiples of a step, computed exactly, with their labels."""
     ticks = [n * step for n in range(first, last + 1)]
     labels = [f"{tick:,f}" for tick in ticks]
     if max(map(len, labels), default=0) > LONGEST_LABEL:
@@ -149,17 +149,17 @@ WIDTH, HEIGHT = 380.0, 236.0
 TOP, BOTTOM, GAP = 26.0, 40.0, 8.0
 LABEL_HEIGHT = 13.0
 CHARACTER_WIDTH = 6.3
-"""Width of a character of a label, about."""
+"""Approximate width of a character of a label."""
 
 STYLES = 8
 FEW_POINTS = 40
 MOST_POINTS = 400
-"""A line of more points is thinned: they would lie closer than a tenth of a pixel."""
+"""Longer lines are thinned: their points would be under a tenth of a pixel apart."""
 
 BAR_ROW = 31.0
 GRAPH_HEIGHT, RADIUS, NAME_WIDTH = 340.0, 120.0, 56.0
 
-# Markup.format escapes all that it is given
+# Markup.format escapes its arguments
 _SVG = Markup(
     '<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>'
 )
@@ -182,17 +182,17 @@ _NODE = Markup('<circle class="dot {}" cx="{:.2f}" cy="{:.2f}" r="6"/>')
 
 
 def _drawing(summary: str, height: float, parts: Sequence[Markup]) -> Markup:
-    """Return a plot with its content in words, for those who do not see it."""
+    """Return a plot with a description of its content for readers who cannot see it."""
     return _SVG.format(WIDTH, height, summary, Markup("").join(parts))
 
 
 def text_width(words: str) -> float:
-    """Return the width of a label, about."""
+    """Return the approximate width of a label."""
     return CHARACTER_WIDTH * len(words)
 
 
 def shorten(words: str, width: float) -> str:
-    """Return a label that is no wider than this, about.
+    """Return a label cut to approximately this width.
 
     >>> shorten("a_very_long_name", 63)
     'a_very_lo…'
@@ -251,7 +251,7 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _ends(x: Axis, y: Axis, line: Series) -> str:
-    """Return where a line starts and ends, in words."""
+    """Return a description of where a line starts and ends."""
     (x0, y0), (x1, y1) = line.points[0], line.points[-1]
     start = f"from {y.format(y0)} at {x.format(x0)} to "
     end = f"{y.format(y1)} at {x.format(x1)}."
@@ -259,7 +259,7 @@ def _ends(x: Axis, y: Axis, line: Series) -> str:
 
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
-    """Return the points, a column per line."""
+    """Return the points as a table, a column per line."""
     columns = [dict(line.points) for line in lines]
     rows = [
         (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))
@@ -285,7 +285,7 @@ class _Canvas:
         across = x.fit([place for line in lines for place, _ in line.points])
         upwards = y.fit([value for line in lines for _, value in line.points])
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
-        # the labels at the ends are bold
+        # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
         right = WIDTH - ends - (GAP if ends else 2 * GAP)
         return cls(x, y, across, upwards, left, right)
@@ -331,7 +331,7 @@ class _Canvas:
         return _SERIES.format(style, line.name, " ".join(path), Markup("").join(dots))
 
     def _end_labels(self, lines: Sequence[Series]) -> list[Markup]:
-        """Return the labels at the ends of the lines, one below the other."""
+        """Return the labels at the ends of the lines, spread so that none overlap."""
         ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines)]
         ends = [end for end in ends if lines[end[1]].label]
         ends.sort(key=lambda end: end[0][1])
@@ -346,7 +346,7 @@ class _Canvas:
 
 
 def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
-    """Return heights that are at least a gap apart, in the same ascending order.
+    """Return the heights, moved to be at least a gap apart, in the same order.
 
     >>> spread([10.0, 12.0, 50.0], 13.0, 200.0)
     [10.0, 23.0, 50.0]
@@ -394,7 +394,7 @@ def bar_figure(
 
 
 def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> Markup:
-    """Return bars below each other, from a common zero, with what they amount to."""
+    """Return bars below each other from a common zero, labelled with their amounts."""
     ends = [end for _, values in bars for end in (min(values), sum(values), 0.0)]
     zero, unit = -min(ends), WIDTH / (max(ends) - min(ends))
     drawn = []
@@ -417,7 +417,7 @@ def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> 
 def graph_drawing(
     summary: str, nodes: Sequence[tuple[str, str]], edges: Sequence[tuple[int, int]]
 ) -> Markup:
-    """Return a graph with its nodes (name and class of colour) on a circle."""
+    """Return a graph with its nodes (name and colour class) on a circle."""
     places = [_on_circle(n / len(nodes), RADIUS) for n in range(len(nodes))]
     parts = [
         _LINE.format("base", *places[left], *places[right]) for left, right in edges
@@ -431,7 +431,7 @@ def graph_drawing(
 
 
 def _on_circle(turn: float, radius: float) -> Point:
-    """Return the place so many turns from the top, clockwise."""
+    """Return the point on the circle after so many turns from the top, clockwise."""
     angle = 2 * math.pi * turn
     x, y = WIDTH / 2, GRAPH_HEIGHT / 2
     return x + radius * math.sin(angle), y - radius * math.cos(angle)

@@ -1,10 +1,10 @@
 """One round of messages: the requests, their way to the sites, and the replies.
 
-A site answers a message once however often it arrives, so that sending it again is
-always right: after an error that may pass (a machine that is restarted, a full disk)
-and where nothing came back for long (a SuperNode that was killed has taken its message
-with it). Flower's own loop polls every three seconds in deployment; this one polls
-often. Bytes are counted by table.
+A site answers a message once, however often it arrives, so it is always right to send
+it again: after an error that may pass (a machine restarts, a disk is full), and if
+there is no answer for a long time (a SuperNode was killed together with its message).
+Flower's own loop polls every three seconds in deployment; this one polls more often.
+Bytes are counted by table.
 """
 
 import time
@@ -50,16 +50,16 @@ LONGEST_PAUSE: Final = 10.0
 """Seconds before a message is sent again after an error; the pauses double."""
 
 SILENCE: Final = 60.0
-"""Seconds without an answer before a message is sent again; they double too."""
+"""Seconds to wait for an answer before a message is sent again; doubled each time."""
 
 MOST_CRASHES: Final = 3
-"""Tries of a message whose ClientApp crashes: the next one is likely to crash too."""
+"""Attempts at a message that crashes its ClientApp: one more is likely to crash it."""
 
 HURRIED_SECONDS: Final = 5.0
-"""How long a round waits for sites that were missing before, once the rest is there."""
+"""How long a round waits for previously missing sites once all others have replied."""
 
 _PASSING: Final = frozenset({0, 3, 4, 5})
-"""Flower's errors of nodes and messages that cannot be reached now."""
+"""Flower's errors about nodes and messages that cannot be reached at the moment."""
 
 PartArrays = dict[int, dict[str, Any]]
 """By part, arrays by the names of the fields that carry them."""
@@ -72,8 +72,8 @@ AnyReply = TypeVar("AnyReply", bound=ReplyMessage)
 class Part:
     """One shard of one table in one role, a participant of the run.
 
-    Messages name it by its number; ``shard`` is its position among those that the node
-    hosts, ``table`` the alias in the query.
+    Messages identify it by its number; ``shard`` is its position among the node's
+    shards, ``table`` the alias in the query.
     """
 
     number: int
@@ -115,7 +115,7 @@ class Answer:
 
     @property
     def seconds(self) -> float:
-        """How long the node has computed."""
+        """The seconds that the node has computed."""
         return self.envelope.seconds or 0.0
 
 
@@ -123,7 +123,7 @@ class Answer:
 class Replies:
     """The replies of one round, or of several, and the fields about each participant.
 
-    Stale nodes were missing: their answers are of an earlier round.
+    Stale nodes are missing: their answers are from an earlier round.
     """
 
     answers: Mapping[int, Answer]
@@ -139,7 +139,7 @@ class Replies:
         return cls(answers, parts, frozenset(stale))
 
     def then(self, later: "Replies") -> "Replies":
-        """Return the replies of two rounds; of a participant the later ones."""
+        """Return the replies of two rounds; for each participant the later one."""
         answers = {**self.answers, **later.answers}
         return Replies(answers, {**self.parts, **later.parts}, self.stale | later.stale)
 
@@ -166,7 +166,7 @@ def ask(
 ) -> Requests:
     """Return a request: per node a packet with its participants.
 
-    ``by_node`` has the message of each node where they differ in more than those.
+    If the nodes' messages differ in more than that, ``by_node`` has one for each.
     """
     by_number = {part.number: part for part in parts}
     nodes: dict[int, list[int]] = {}
@@ -264,10 +264,10 @@ class RunLog:
 
 @dataclass
 class PendingMessage:
-    """One site's message of a round, when it is sent next, and its last failure.
+    """One site's message of a round, its next attempt, and its last failure.
 
-    ``silence`` are seconds before the next try without an answer; a crash is one of the
-    site's app, or that it could not even describe its tables.
+    ``silence`` is the wait before an unanswered message is sent again; a crash is one
+    of the site's app, or its failure even to describe its tables.
     """
 
     message: Message
@@ -287,8 +287,8 @@ class PendingMessage:
                 self.crashes += 1
             reason = f"Flower error {code}"
         elif _is_transient(reply):
-            # before a run has begun nothing is lost by saying soon what may be a wrong
-            # address
+            # before a run has begun, nothing is lost by soon reporting what may be a
+            # wrong address
             self.crashes += self.message.metadata.message_type == Action.DESCRIBE
             reason = "the site cannot do it now"
         else:
@@ -299,7 +299,7 @@ class PendingMessage:
 class Transport:
     """Carries the messages of one run to its sites, and the replies back.
 
-    ``addresses`` are of nodes that have another number now than when the run began.
+    ``addresses`` are the present numbers of nodes that had another one at the start.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class Transport:
     def node_of(self, reply: Message) -> int:
         """Return the node that a reply is from.
 
-        Errors that Flower makes itself do not say which node they are about, but which
+        Errors that Flower itself makes do not say which node they are about, only which
         message.
         """
         metadata = reply.metadata
@@ -325,9 +325,9 @@ class Transport:
         timeout: float,
         hurried: Collection[int] = (),
     ) -> list[Message]:
-        """Send messages and return the replies; the last error in place of no reply.
+        """Send messages and return the replies; if there is none, raise the last error.
 
-        All are waited for, ``hurried`` nodes only shortly once the others are there.
+        ``hurried`` nodes are waited for only briefly after all others have answered.
         """
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()
@@ -343,7 +343,7 @@ class Transport:
                 hurried = ()
             if not waiting or time.monotonic() > deadline:
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
-                # whoever opens the replies refuses those of nodes without a request
+                # whoever reads the replies refuses those of nodes without a request
                 return replies + self._strangers
             longer = min(1.5 * pause, LONGEST_POLL_SECONDS)
             pause = FIRST_POLL_SECONDS if arrived else longer
@@ -361,11 +361,11 @@ class Transport:
                 self._node_of[identifier] = each.message.metadata.dst_node_id
                 each.due, each.silence = now + each.silence, 2 * each.silence
             else:
-                # a node that is not there, or not yet
+                # a node that is not online, or not yet
                 each.due, each.pause = now + each.pause, _longer(each.pause)
 
     def _addressed(self, message: Message) -> Message:
-        """Return a message of its own for every try: Flower numbers them."""
+        """Return a new message for every attempt, because Flower numbers them."""
         metadata = message.metadata
         node = self._addresses.get(metadata.dst_node_id, metadata.dst_node_id)
         return Message(
@@ -376,7 +376,7 @@ class Transport:
         )
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
-        """Take the replies that have arrived; return how many those are."""
+        """Take the replies that have arrived; return how many there are."""
         wanted = {i for p in by_node.values() if p.answer is None for i in p.ids}
         if not wanted:
             return 0
@@ -391,7 +391,7 @@ class Transport:
         return len(replies)
 
     def _take(self, node: int, pending: PendingMessage, reply: Message) -> None:
-        """Note a reply: an answer, or a reason to try again."""
+        """Record a reply: an answer, or a reason to send the message again."""
         if pending.answer is not None:
             return
         reason = pending.reason_to_retry(reply)
@@ -410,17 +410,17 @@ class Transport:
             pause=pending.pause,
         )
         pending.due = time.monotonic() + pending.pause
-        # the site has answered: silence is counted from the next try on
+        # the site has answered: its silence is counted anew
         pending.pause, pending.silence = _longer(pending.pause), SILENCE
 
 
 def _is_transient(reply: Message) -> bool:
-    """Whether a site says that it cannot answer now."""
+    """Whether a site says that it cannot answer at the moment."""
     try:
         packet = Packet(header_of(reply.content))
         failure = decode(Failure, packet) if is_failure(packet) else None
     except (ReplyError, MessageError):
-        # malformed: refused by whoever opens the replies
+        # malformed: refused by whoever reads the replies
         return False
     return failure is not None and failure.kind is ErrorKind.TRANSIENT
 

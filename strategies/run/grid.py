@@ -36,12 +36,12 @@ class InProcessGrid(Grid):
     """Call a ClientApp directly for every message.
 
     A site has tables: a data frame or a list of them (shards) by table name, or the
-    path of a tables file. A mapping names the sites; a sequence calls them ``site-0``,
-    ``site-1``, ... A number stands for as many simulated nodes, to which the
-    organisations of the run config's ``tables`` are dealt. ``run_config`` is
+    path of a tables file. A mapping names the sites; a sequence names them ``site-0``,
+    ``site-1``, ... A number stands for as many simulated nodes, among which the
+    organisations of the run config's ``tables`` are divided. ``run_config`` is
     ``context.run_config`` at the sites. ``observe`` is called with every message and
-    reply after serialisation, for audits. ``state`` is a folder with one for the state
-    of each site; None keeps them in memory.
+    reply after serialisation, for audits. ``state`` is a folder that holds one for each
+    site's state; None keeps the states in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP
@@ -73,12 +73,12 @@ class InProcessGrid(Grid):
             TaskIdentity.run_id = self._run_id
 
     def close(self) -> None:
-        """Let go of the data frames."""
+        """Release the data frames."""
         for token in self._tokens:
             release(token)
 
     def set_run(self, run: Run) -> None:
-        """Take the run's number."""
+        """Set the run's number."""
         self._run_id = run.run_id
 
     @property
@@ -88,7 +88,7 @@ class InProcessGrid(Grid):
 
     @property
     def run_name(self) -> str:
-        """The server's name of the run that the last message to a site belongs to."""
+        """The server's name of the run to which the last message to a site belongs."""
         if self._last is None:
             return NO_RUN
         return read_envelope(RequestEnvelope, unpack(self._last.content)).run
@@ -148,12 +148,12 @@ class InProcessGrid(Grid):
             by_name = {f"site-{number}": each for number, each in enumerate(sites)}
         configs: list[UserConfig] = []
         for number, (name, tables) in enumerate(by_name.items()):
-            # in memory there is nothing to clean up after a test
+            # in memory a test leaves nothing to clean up
             folder = ":memory:" if self._state is None else str(self._state / name)
             config: UserConfig = {
                 STATE_DIR: folder,
                 PARTITION_ID: number,
-                # nobody needs to wait for more of them
+                # nobody needs to wait for any other site
                 NUM_PARTITIONS: len(by_name),
             }
             if tables is not None:

@@ -1,14 +1,14 @@
-"""The server's journal of a run: what every round brought, so that a run can go on.
+"""The server's journal of a run: the replies of every round, so that it can be resumed.
 
 A strategy is a generator of rounds, and depends on nothing but its settings and the
-replies that it was given. So the replies are the checkpoint: run again from the
-journal, it has the duals, scores, mapping and random states that it had, and goes on
+replies that it received. So the replies are the checkpoint: run again with the replies
+in the journal, it gets the same duals, scores, mapping and random states, and continues
 with the round that was in flight. Sites answer that round as they did, or would have.
 
-``<run>/checkpoint/journal.db`` has what the run began with, the replies of every round,
-and the messages of the round that is not answered yet; arrays of ``LARGE_BYTES`` and
-more lie beside it. The disk is waited for once in a second at most: rounds that a
-machine forgets when its power fails are those of its last second.
+``<run>/checkpoint/journal.db`` has the settings that the run began with, the replies of
+every round, and the messages of the unanswered round; arrays of ``LARGE_BYTES`` and
+more are stored beside it. The disk is synchronised at most once a second: when the
+power fails, only the rounds of the last second are lost.
 """
 
 import errno
@@ -58,7 +58,7 @@ SYNC_SECONDS: Final = 1.0
 _OLD_HEAD: Final = "head.json"
 _SUFFIX: Final = ".payload"
 _IN_FLIGHT: Final = 0
-"""The frame of the messages that are not answered; those of rounds count from 1."""
+"""The frame of the unanswered messages; the frames of rounds count from 1."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Frame:
 class Journal:
     """The rounds of one run, on the server's disk.
 
-    One process at a time has it open (SettingsError: another one has, or there is no
-    journal that can be read). ``head`` is JSON: how the run began.
+    Only one process at a time has it open (SettingsError if another one has, or if
+    there is no readable journal). ``head`` is JSON: how the run began.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Journal:
 
     @classmethod
     def begin(cls, folder: Path, head: Document) -> Self:
-        """Start the journal of a new run in a folder, which is made."""
+        """Start the journal of a new run in a folder, which is created."""
         if (folder / FILE).exists() or (folder / _OLD_HEAD).exists():
             raise SettingsError(
                 f"{folder} has the checkpoint of a run that stopped: resume that run, "
@@ -105,14 +105,14 @@ class Journal:
         return cls(folder)
 
     def append(self, frame: Frame) -> None:
-        """Write a round down."""
+        """Record a round."""
         is_durable = time.monotonic() - self._synced > SYNC_SECONDS
         self._write(None, frame, is_durable=is_durable)
         if is_durable:
             self._synced = time.monotonic()
 
     def frames(self) -> Iterator[Frame]:
-        """Yield the rounds; a damaged one and those after it are forgotten."""
+        """Yield the rounds; forget a damaged one and those after it."""
         with self._database.reading() as connection:
             query = "SELECT id FROM frames WHERE id <> ? ORDER BY id"
             numbers = [n for (n,) in connection.execute(query, (_IN_FLIGHT,))]
@@ -127,7 +127,7 @@ class Journal:
                 return
 
     def send_off(self, number: int, messages: Sequence[Message]) -> None:
-        """Note the messages of a round before they leave."""
+        """Record the messages of a round before they leave."""
         parcels = {m.metadata.dst_node_id: parcel_of(m.content) for m in messages}
         with self._database.reading() as connection:
             query = "SELECT file FROM parcels WHERE frame = ? AND file <> ''"
@@ -137,7 +137,7 @@ class Journal:
             (self.folder / name).unlink(missing_ok=True)
 
     def in_flight(self, number: int) -> Mapping[int, Parcel]:
-        """Return the messages of a round as they left, by node; {} if none did."""
+        """Return the recorded messages of a round, by node; {} if none left."""
         try:
             frame = self._frame(_IN_FLIGHT)
         except (OSError, ValueError):
@@ -145,23 +145,23 @@ class Journal:
         return frame.parcels if frame.facts["round"] == number else {}
 
     def close(self) -> None:
-        """Let other processes open it."""
+        """Close the journal, so that other processes can open it."""
         self._database.close()
 
     def remove(self) -> None:
-        """Forget the run."""
+        """Delete the journal: the run is over."""
         self.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _write(self, number: int | None, frame: Frame, *, is_durable: bool) -> None:
-        """Write a frame, in place of one of its number; None for the next number."""
+        """Write a frame, replacing one with its number; None for the next number."""
         rows: list[tuple[object, ...]] = []
         for node, (header, layout, payload) in frame.parcels.items():
             name, data = "", payload
             if len(payload) >= LARGE_BYTES:
                 name, data = f"{secrets.token_hex(8)}{_SUFFIX}", b""
                 write_file(self.folder / name, [payload], is_durable=is_durable)
-            # SQLite's numbers have 63 bits, Flower's nodes 64
+            # SQLite's numbers have 63 bits, those of Flower's nodes 64
             rows.append((str(node), header, layout, data, name))
         text = json.dumps(frame.facts)
         values = number, text, _checksum(text, frame.parcels)
@@ -207,7 +207,7 @@ class Journal:
         return head
 
     def _sweep(self) -> None:
-        """Remove payloads that no frame names, of a process that was killed."""
+        """Remove payloads that no frame names, left by a process that was killed."""
         with self._database.reading() as connection:
             named = {name for (name,) in connection.execute("SELECT file FROM parcels")}
         for path in self.folder.glob(f"*{_SUFFIX}"):
@@ -225,7 +225,7 @@ def read_head(folder: Path) -> Document:
 
 
 def messages_of(parcels: Mapping[int, Parcel], like: Sequence[Message]) -> None:
-    """Give messages the content that they left with, where there is a record."""
+    """Restore the content of messages that left before, if it is recorded."""
     for message in like:
         parcel = parcels.get(message.metadata.dst_node_id)
         if parcel is not None:
@@ -246,7 +246,7 @@ def _open(folder: Path) -> Database:
 
 
 def _no_checkpoint(folder: Path) -> str:
-    """Say why a folder has no journal of this version's form."""
+    """Explain that a folder has no journal of this version."""
     if (folder / _OLD_HEAD).exists():
         return (
             f"the checkpoint in {folder} is from version 0.1.0, which this one does "

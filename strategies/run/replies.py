@@ -1,6 +1,6 @@
 """Replies of a round: answers, failures, missing sites, and arrays that must fit.
 
-A reply that does not fit its request is refused here (``ReplyError``), in the name of
+A reply that does not fit its request is refused here (``ReplyError``), with the name of
 the site that sent it.
 """
 
@@ -47,7 +47,7 @@ _DIVERGED = (
 
 
 class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
-    """Sites lack rounds that a request builds on: the last ones that they answered."""
+    """Sites lack rounds that a request builds on; by node, the last one answered."""
 
     def __init__(self, positions: Mapping[int, int | None]) -> None:
         super().__init__(str(dict(positions)))
@@ -73,11 +73,11 @@ def collect_replies(
     replies: Iterable[tuple[int, Message]],
     site_names: Mapping[int, str],
 ) -> Collected:
-    """Return the answers of the sites, and why those are missing that are."""
+    """Return the answers of the sites, and the errors of the absent ones."""
     answers: dict[int, Answer] = {}
     absent: dict[int, MissingSiteError | UnavailableError] = {}
     behind: dict[int, int | None] = {}
-    # of several failures always the same one is raised
+    # sorted, so that of several failures always the same one is raised
     for node, message in sorted(replies, key=lambda pair: pair[0]):
         name = _name(node, site_names)
         if message.has_error():
@@ -126,7 +126,7 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
 
 
 def _check_parts(reply: Reply, hosted: set[int]) -> None:
-    """Refuse a reply about other participants than those that its node hosts."""
+    """Refuse a reply about participants that its node does not host."""
     sent = set(getattr(reply, "parts", {}))
     part = layout_of(type(reply)).part
     lists_all = reply.is_complete and part is not None and layout_of(part).values
@@ -157,9 +157,9 @@ _ERRORS: Mapping[ErrorKind, type[TPFlowerError]] = {
 def _crash(
     request: Requests, message: Message, node: int, name: str
 ) -> UnavailableError:
-    """Return the error that Flower made of a site that could not answer at all."""
+    """Return the error that Flower made for a site that could not answer at all."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
-    # the last line of a traceback is what was raised
+    # the last line of a traceback is the exception
     last = next((line for line in reversed(lines) if line.strip()), "no reason given")
     return UnavailableError(
         f"{name}{_tables_at(request, node)}: no answer to {request.action} "
@@ -188,7 +188,7 @@ def _name(node: int, site_names: Mapping[int, str]) -> str:
 _REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
 
 _JOINING: Final = frozenset({Action.PERSONAL})
-"""A site may come to these rounds late: nothing of it is needed before."""
+"""A site may miss these rounds: nothing of it is needed earlier."""
 
 _Key = tuple[Action, int, int]
 
@@ -208,7 +208,7 @@ class Absences:
         return frozenset(self._since)
 
     def fill(self, request: Requests, collected: Collected) -> Replies:
-        """Return a round's replies, older ones in place of missing ones that may be."""
+        """Return a round's replies, with older ones for sites that may be missing."""
         for node, error in sorted(collected.absent.items()):
             if not self._can_miss(request, node):
                 raise error
@@ -221,7 +221,7 @@ class Absences:
         return self.filled(request, collected.answers)
 
     def filled(self, request: Requests, answers: Mapping[int, Answer]) -> Replies:
-        """Return the replies of a round whose missing sites have been put up with."""
+        """Return the replies of a round, with its missing sites tolerated."""
         missing = request.packets.keys() - answers.keys()
         nothing = Answer(Packet(), Reply(), ReplyEnvelope())
         older = {
@@ -243,7 +243,7 @@ class Absences:
         return request.epoch - since < self._most
 
     def _key(self, request: Requests, node: int) -> _Key:
-        # rounds of consensus before the last one bring other arrays
+        # rounds of consensus before the last one carry other arrays
         more = int(getattr(request.message, "more_rounds", 0))
         return request.action, node, more
 

@@ -14,7 +14,7 @@ from tp_flower.protocol.fields import Document
 from tp_flower.settings import SETTINGS, Settings
 
 FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
-"""Settings that may change when a run is resumed: none decides what it computes."""
+"""Settings that may change when a run is resumed, because no result depends on them."""
 
 
 def find_run(resume: str) -> Path:
@@ -33,9 +33,9 @@ def find_run(resume: str) -> Path:
 
 
 def resumed(settings: Settings) -> Settings:
-    """Return the settings of the run that ``resume`` names, as it goes on.
+    """Return the settings with which the run that ``resume`` names continues.
 
-    A setting with its default value is taken from the run.
+    A setting that has its default value is taken from the run.
     """
     folder = find_run(settings.resume)
     began = read_head(folder / FOLDER)["settings"]
@@ -79,9 +79,9 @@ def check_same(settings: Settings, began: Document) -> None:
 def find_again(
     grid: Grid, settings: Settings, run: str, before: Inventory, wanted: list[str]
 ) -> tuple[dict[int, int], dict[int, int | None]]:
-    """Find the sites of a run that stopped, under whatever numbers they have now.
+    """Find the sites of a stopped run, whatever node numbers they have now.
 
-    Return the present number of each node, and the last round that it has answered.
+    Return each node's present number, and the last round that it has answered.
     """
     hosts = _hosts(before)
     sites = find_sites(
@@ -102,7 +102,7 @@ def find_again(
 
 
 def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], int]:
-    """Return each node by the shards that it hosts, which no other node does."""
+    """Return each node by its shards, which no other node hosts."""
     shards_of: dict[int, set[tuple[str, str, int, int]]] = {}
     for shard in inventory.shards:
         name = (shard.table.lower(), shard.site, shard.index, shard.position)
@@ -111,7 +111,7 @@ def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], i
 
 
 def positions_text(positions: Mapping[int, int | None], nodes: Iterable[int]) -> str:
-    """Return the rounds that nodes are at, for a log.
+    """Return the last rounds of nodes as text for a log.
 
     >>> positions_text({2: 7, 3: None}, [2, 3])
     'node 2 at round 7, node 3 at none'

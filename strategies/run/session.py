@@ -1,7 +1,7 @@
 """A run's session with its sites: rounds that survive crashes on either side.
 
-It knows the run's name, who hosts which shards, which round each site has answered, and
-the journal; a strategy makes the requests and computes with the replies.
+It knows the run's name, who hosts which shards, the last round of each site, and the
+journal; a strategy makes the requests and computes with the replies.
 """
 
 from collections import Counter
@@ -46,10 +46,10 @@ from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
 MOST_LOSSES: Final = 2
-"""How often a site may lose its state before the next round is over."""
+"""How often a site may lose its state during one round."""
 
 ABANDON_SECONDS: Final = 10.0
-"""To wait for the sites to forget a failed run."""
+"""Seconds to wait for the sites to forget a failed run."""
 
 
 @dataclass
@@ -57,14 +57,14 @@ class Session:
     """The rounds of one run, from the server's side.
 
     Attributes:
-        secret: random, known to the server alone, the same when the run is resumed.
-        journal: of the rounds; None where the run keeps none.
+        secret: random, known only to the server, and kept when the run is resumed.
+        journal: record of the rounds; None if the run keeps none.
         started: when the run began.
         behind: the sites that may lack rounds of the journal, with the last round that
             each has answered.
-        addresses: present numbers of nodes that had others when the run began.
+        addresses: present numbers of nodes that had another one at the start.
         answered: by node, the last round that it has answered.
-        is_replaying: whether the rounds of the journal are gone through again.
+        is_replaying: whether the rounds are being replayed from the journal.
     """
 
     grid: Grid
@@ -93,7 +93,7 @@ class Session:
         try:
             inventory = find_sites(grid, settings, list(query.names), run)
         except Exception:
-            # every site that was asked for its tables has made keys
+            # every site that was asked for its tables has generated keys
             cls(grid, settings, run, secret, Inventory(())).abandon(grid.get_node_ids())
             raise
         session = cls(grid, settings, run, secret, inventory)
@@ -159,7 +159,7 @@ class Session:
         return self._absences.nodes
 
     def messages(self, request: Requests, number: int) -> list[Message]:
-        """Return the messages of a round; after a restart with the content they had."""
+        """Return the messages of a round, after a restart with the same content."""
         messages = make_messages(request, self.run, number, self.answered)
         if self.journal is not None:
             messages_of(self.journal.in_flight(number), messages)
@@ -191,7 +191,7 @@ class Session:
     def end_round(
         self, action: Action, report: RoundReport, answered: Mapping[int, Message]
     ) -> None:
-        """Write down a round that is over."""
+        """Record a completed round."""
         self.answered |= dict.fromkeys(answered, report.round)
         for node in answered:
             self.behind.pop(node, None)
@@ -203,7 +203,7 @@ class Session:
             self.journal.append(Frame(facts, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:
-        """Prepare to go through the journal again, for sites that lack rounds."""
+        """Prepare to replay the journal, for sites that lack rounds."""
         names = [self.site_names.get(n, f"node {n}") for n in sorted(positions)]
         listed = ", ".join(map(repr, names))
         if self.journal is None:
@@ -227,7 +227,7 @@ class Session:
             yield from self.journal.frames()
 
     def recall(self, request: Requests | None, frame: Frame) -> Replies:
-        """Return a round's replies from the journal; resend it where it was lost."""
+        """Return a round's replies from the journal; resend it if they were lost."""
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
             raise SettingsError(
@@ -244,11 +244,11 @@ class Session:
     def _bring_up(
         self, request: Requests, number: int, packets: Mapping[int, Packet]
     ) -> None:
-        """Let the sites that lack a round take it; the journal has their replies."""
+        """Send a round to the sites that lack it; the journal has their replies."""
         lacking = {
             node: packet
             for node, packet in request.packets.items()
-            # it may not have taken the round
+            # nodes that may not have taken the round
             if node in packets and (self.behind.get(node, number) or 0) < number
         }
         if not lacking:
@@ -274,12 +274,12 @@ class Session:
             self.behind[node] = number
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
-        """Leave the run to be resumed where that may help; else let it be forgotten."""
+        """Keep the run for resuming if that may help, or let the sites forget it."""
         is_passing = isinstance(error, MissingSiteError | UnavailableError)
         is_foreign = not isinstance(error, TPFlowerError)
         may_help = is_passing or is_foreign or has_trained or self.is_replaying
         is_resumable = self.journal is not None and may_help
-        # the error itself is logged where it is raised to
+        # the error itself is logged by whoever catches it
         name = type(error).__name__
         self.log.write(
             ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable
@@ -306,7 +306,7 @@ class Session:
             self.log.write(WARNING, "unreached", error=name, reason=reason)
 
     def idle_nodes(self) -> list[int]:
-        """Return the nodes that answered and have no table of the query."""
+        """Return the nodes that answered but have no table of the query."""
         if self.addresses:
             # they have other numbers now
             return []
@@ -314,11 +314,11 @@ class Session:
         return sorted(self.inventory.nodes.keys() - hosts)
 
     def close(self) -> None:
-        """Stop, and leave the journal to whoever goes on."""
+        """Stop, and leave the journal to whoever resumes the run."""
         if self.journal is not None:
             self.journal.close()
 
     def end(self) -> None:
-        """Forget the journal: the run is over."""
+        """Delete the journal: the run is over."""
         if self.journal is not None:
             self.journal.remove()

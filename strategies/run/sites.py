@@ -35,13 +35,13 @@ from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
 
 SETTLED_SECONDS = 2.0
-"""Where the number of nodes is unknown: no further one came for so long."""
+"""Seconds without a new node after which waiting ends, if their number is unknown."""
 
 POLL_SECONDS = 0.1
 
 
 class HostedShard(ShardDescription, frozen=True, kw_only=True):
-    """One shard as its site describes it, and the number of its node at Flower."""
+    """One shard as its site describes it, with its Flower node."""
 
     node: int
 
@@ -60,7 +60,7 @@ class Inventory:
 
     @property
     def tables(self) -> list[str]:
-        """Names of the query's tables; names that differ in case only are one."""
+        """Names of the query's tables; names that differ only in case are equal."""
         return _distinct(shard.table for shard in self.shards)
 
     @property
@@ -84,11 +84,11 @@ class Inventory:
         return {(shard.node, shard.position): shard for shard in self.shards}
 
     def hosts(self, table: str) -> bool:
-        """Whether some site hosts a table of this name, compared as SQL does."""
+        """Whether some site hosts a table of this name, compared as in SQL."""
         return table.lower() in {name.lower() for name in self.tables}
 
     def shards_of(self, table: str) -> list[HostedShard]:
-        """Return a table's shards in an order that does not depend on the nodes."""
+        """Return a table's shards in an order that does not depend on node numbers."""
         name = table.lower()
         shards = [shard for shard in self.shards if shard.table.lower() == name]
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
@@ -99,7 +99,7 @@ class Inventory:
 
 
 def _distinct(names: Iterable[str]) -> list[str]:
-    """Return the names in order; those that differ in case only are one."""
+    """Return the names in order, each once regardless of case."""
     spelled: dict[str, str] = {}
     for name in names:
         spelled.setdefault(name.lower(), name)
@@ -115,11 +115,11 @@ def find_sites(
 ) -> Inventory:
     """Wait for the sites and return what they host.
 
-    Nodes come online one by one. Where their number is known (``num-partitions`` in the
-    node config, as in simulation and in process), all of them are waited for and no
-    more: further waiting brings no other table. Elsewhere waiting ends when all tables
-    of the query are hosted by at least ``min_sites`` nodes and, if that is 0, no
-    further node came for a while.
+    Nodes come online one by one. If their number is known (``num-partitions`` in the
+    node config, as in simulation and in process), exactly that many are waited for: no
+    other node can bring a table. Otherwise waiting ends when all tables of the query
+    are hosted by at least ``min_sites`` nodes; if that is 0, when also no new node has
+    come for a while.
     """
     answers: dict[int, Answer] = {}
     changed = started = time.monotonic()
@@ -139,7 +139,7 @@ def find_sites(
             is_over = bool(is_enough and not missing and settled)
         is_over = is_over and (is_complete is None or is_complete(inventory))
         if is_over or now - started > settings.wait_seconds:
-            # a saved model predicts without some of its sites, if it may
+            # a saved model may predict without some of its sites
             is_missed = bool(missing) and settings.on_missing != MEAN
             if is_missed or not is_enough:
                 waited = min(now - started, settings.wait_seconds)
@@ -171,10 +171,10 @@ def _describe(
 
 
 def _node_count(answers: Mapping[int, Answer]) -> int:
-    """Return how many nodes there will be, as far as the nodes know; else 0."""
+    """Return the expected number of nodes if every node knows it, else 0."""
     replies = Replies.of(answers).messages(DescribeReply)
     counts = [reply.partitions for reply in replies.values()]
-    # one node that does not know may be one of more than the others know of
+    # a node that does not know it may be one that the others do not count
     return max(counts, default=0) if all(counts) else 0
 
 
@@ -185,7 +185,7 @@ def _who_is_missing(
     nodes: int,
     waited: float,
 ) -> str:
-    """Say which tables and sites are not there; close matches of the tables."""
+    """Describe the missing tables and sites, with similar names of hosted tables."""
     tables = inventory.all_tables
     problems = []
     for name in missing:

@@ -1,10 +1,10 @@
-"""RoundStrategy: a Flower Strategy that is written as a generator of rounds.
+"""RoundStrategy: a Flower Strategy written as a generator of rounds.
 
 The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so
-reads like its algorithm. Flower's hooks drive it: what ``configure_train`` sends is the
-pending request, and ``aggregate_train`` feeds the replies in and runs to the next one.
-So wrappers that look at or change messages work, and ``start`` returns Flower's
-``Result``.
+reads like its algorithm. Flower's hooks drive it: ``configure_train`` sends the pending
+request, and ``aggregate_train`` passes the replies to the generator, which returns its
+next request. So wrappers that observe or change messages work, and ``start`` returns
+Flower's ``Result``.
 """
 
 import time
@@ -41,7 +41,7 @@ from tp_flower.settings.run import STALE
 class EpochResult:
     """The metrics of an epoch, and ADMM's relative residuals.
 
-    There are no test metrics where held-out rows were not scored.
+    There are no test metrics if held-out rows were not scored.
     """
 
     epoch: int
@@ -58,10 +58,10 @@ class EpochResult:
 
 
 def tests_every_epoch(settings: Settings) -> bool:
-    """Whether held-out rows are scored in every epoch, or in the last one only.
+    """Whether held-out rows are scored in every epoch, or only in the last one.
 
-    With a coreset their scores would cost more than the training. Where any epoch may
-    be the last, or scores may have to do for later epochs, they are all there.
+    With a coreset their scores would cost more than the training. If any epoch may be
+    the last, or scores may have to be reused in later epochs, every epoch scores them.
     """
     may_be_last = settings.tolerance > 0.0 or settings.on_missing == STALE
     return may_be_last or not settings.coreset_rows
@@ -72,7 +72,7 @@ RoundListener = Callable[[RoundReport], None]
 
 @dataclass
 class _Progress:
-    """State of a run that a replay of its journal starts afresh."""
+    """State of a run that is reset when the journal is replayed."""
 
     method: Generator[Requests, Replies, None] | None = None
     pending: Requests | None = None
@@ -108,7 +108,7 @@ class RoundStrategy(Strategy):
         self._clock = time.perf_counter()
 
     def default_settings(self) -> Settings:
-        """Return the settings of a run that names none."""
+        """Return the settings that apply if a run gives none."""
         return Settings(mode=self.name)
 
     @abstractmethod
@@ -117,12 +117,12 @@ class RoundStrategy(Strategy):
 
     @property
     def inventory(self) -> Inventory:
-        """The sites' shards, after :meth:`start` has found them."""
+        """The sites' shards, known after :meth:`start` has found them."""
         return Inventory(()) if self._session is None else self._session.inventory
 
     @property
     def session(self) -> Session:
-        """The rounds with the sites, after :meth:`start` has found them."""
+        """The rounds with the sites, available once :meth:`start` has found them."""
         if self._session is None:
             raise RuntimeError("the strategy has no sites before it starts")
         return self._session
@@ -134,7 +134,7 @@ class RoundStrategy(Strategy):
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether the run stopped and its checkpoint is there."""
+        """Whether the run stopped and left a checkpoint."""
         journal = None if self._session is None else self._session.journal
         return journal is not None and journal.folder.is_dir()
 
@@ -145,12 +145,12 @@ class RoundStrategy(Strategy):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the method has come to its end."""
+        """Whether the method has finished."""
         return self._progress.method is not None and self._progress.pending is None
 
     @property
     def ledgers(self) -> dict[str, list[Document]]:
-        """By site, the latest account of what the run's releases have cost."""
+        """By site, its latest account of what the run's releases have cost."""
         names = self.inventory.site_names
         return {
             names.get(node, f"node {node}"): account
@@ -169,7 +169,7 @@ class RoundStrategy(Strategy):
 
     @property
     def record_fields(self) -> Document:
-        """The fields that the record of a run of any mode has."""
+        """The fields that the record of a run has in every mode."""
         return {
             "settings": self.settings.to_dict(),
             "query": self.query.to_sql(),
@@ -184,7 +184,7 @@ class RoundStrategy(Strategy):
         return ArrayRecord()
 
     def request(self, request: Requests) -> Requests:
-        """Return a request as one of the epoch in progress."""
+        """Return a request, marked as one of the epoch in progress."""
         return replace(request, epoch=self.epoch)
 
     def finish_epoch(self, result: EpochResult) -> None:
@@ -195,7 +195,7 @@ class RoundStrategy(Strategy):
     def configure_train(
         self, server_round: int, *_: Any, **__: Any
     ) -> Iterable[Message]:
-        """Return the messages of the pending request: sites keep their models."""
+        """Return the messages of the pending request; sites keep their models."""
         if self._progress.pending is None:
             return []
         messages = self.session.messages(self._progress.pending, server_round)
@@ -206,7 +206,7 @@ class RoundStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Feed the replies to the method and let it compute its next request."""
+        """Pass the replies to the method and let it compute its next request."""
         received_at = time.perf_counter()
         request = self._progress.pending
         if request is None:
@@ -242,11 +242,11 @@ class RoundStrategy(Strategy):
         return self.result_arrays(), MetricRecord(dict(result.train))
 
     def configure_evaluate(self, *_: Any, **__: Any) -> Iterable[Message]:
-        """Return nothing: scores of held-out rows ride along with training."""
+        """Return nothing: scores of held-out rows come with the training replies."""
         return []
 
     def aggregate_evaluate(self, *_: Any, **__: Any) -> None:
-        """Return nothing, as there is nothing to evaluate apart."""
+        """Return nothing: there is no separate evaluation."""
 
     def summary(self) -> None:
         """Log the settings that were changed from their defaults."""
@@ -265,10 +265,10 @@ class RoundStrategy(Strategy):
         *_: Any,
         **__: Any,
     ) -> Result:
-        """Set up and train; every argument but the grid may be left out.
+        """Set up and train; every argument except the grid may be omitted.
 
-        ``num_rounds`` are epochs, in place of ``num_epochs``; ``timeout`` is in place
-        of ``site_timeout``; 0 leaves the setting.
+        ``num_rounds`` is the number of epochs and overrides ``num_epochs``; ``timeout``
+        overrides ``site_timeout``; 0 leaves the setting as it is.
 
         The result has the base score in ``arrays``, training and test metrics of every
         epoch in ``train_metrics_clientapp`` and ``evaluate_metrics_serverapp``.
@@ -296,13 +296,13 @@ class RoundStrategy(Strategy):
         session.log.write(
             INFO, "finish", rounds=len(self.history), seconds=self.seconds
         )
-        # whoever has written down the result lets go of the journal
+        # whoever has stored the result closes the journal
         session.close()
         session.abandon(session.idle_nodes())
         return result
 
     def _catch_up(self, lacking: BehindSites | None = None) -> None:
-        """Go to where the journal ends, also if sites lose their state meanwhile."""
+        """Run to the end of the journal, even if sites lose their state meanwhile."""
         if lacking is not None:
             self.session.start_again(lacking.positions)
         try:
@@ -311,7 +311,7 @@ class RoundStrategy(Strategy):
             self._catch_up(again)
 
     def _begin(self) -> None:
-        """Start the method, and go through the rounds that the journal has."""
+        """Start the method, and replay the rounds that the journal has."""
         self._progress, self.epoch = _Progress(), 0
         self._progress.method = self.rounds()
         self._progress.pending = next(self._progress.method)

@@ -1,14 +1,14 @@
-"""The cross-check of the alignment: compare the mapping with the sites' keys.
+"""The cross-check of the alignment: compare the table mapping with the sites' keys.
 
 For every join, and every distinct key that the mapping matched in it, the server picks
 one joined row, and asks the sites of both sides for a digest of the keys behind it:
 
     sum_k weight_k * hash(key_k)  mod 2**64
 
-with a random weight per key that both sides are told alike, and bits of the keyed hash
-that never travel otherwise. Digests that agree show that rows, hashes and mapping
-belong together: a difference in any key is missed with a probability of 2**-32 at most.
-The server learns nothing that it does not know from the mapping.
+with a random weight per key, the same for both sides, and bits of the keyed hash that
+are sent nowhere else. If the digests agree, rows, hashes and mapping belong together: a
+difference in any key is missed with a probability of at most 2**-32. The server learns
+nothing that the mapping does not tell it.
 """
 
 from collections.abc import Generator, Sequence
@@ -33,7 +33,7 @@ IntArray = npt.NDArray[np.integer]
 
 @dataclass(frozen=True)
 class Side:
-    """One side of a join, and a row of its table behind every matched key, (k,)."""
+    """One side of a join, and a row of its table for every matched key, (k,)."""
 
     table: str
     key: int
@@ -43,7 +43,7 @@ class Side:
 def check_alignment(
     joined: JoinedRows, rng: np.random.Generator
 ) -> Generator[Requests, Replies, dict[str, int]]:
-    """Let the sites confirm the mapping; return the keys compared, by join."""
+    """Let the sites confirm the mapping; return the count of compared keys by join."""
     joins = joined.bound.joins
     if not joins:
         return {}
@@ -76,14 +76,14 @@ def check_alignment(
 
 
 def _sides(joined: JoinedRows, join: Join) -> tuple[Side, Side]:
-    """Return one row per matched key, on both sides in the same order of the keys."""
+    """Return one row per matched key, on both sides in the same key order."""
     keys, mapping = joined.extracted.keys, joined.mapping
     codes, _ = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
     left, right = mapping.tables[join.left].row_of, mapping.tables[join.right].row_of
     matched = np.flatnonzero((left >= 0) & (right >= 0))
-    # of several joined rows with a key the last write stays: any will do
+    # of several joined rows with a key the last write wins: any will do
     chosen = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
     chosen[codes[left[matched]]] = matched
     chosen = chosen[chosen >= 0]
@@ -100,7 +100,7 @@ def _ask_side(
     weights: npt.NDArray[np.uint32],
     bodies: dict[int, CheckPart],
 ) -> None:
-    """Add the questions about a join to the shards of one side."""
+    """Add the questions about a join to the requests of one side's shards."""
     groups = key_groups(joined.bound)[side.table]
     for part, span in joined.extracted.shards_of(side.table):
         is_own = (side.rows >= span.start) & (side.rows < span.stop)

@@ -1,9 +1,9 @@
-"""Extraction: join keys, labels and weights of the rows of a query, by two rounds.
+"""Extraction: join keys, labels and weights of a query's rows, in two rounds.
 
 One site seals the run's secret for the others (``seal``), and every site runs its
-fragment of the query (``extract``). What comes back is keyed hashes of join keys and
-row positions; beside them labels and weights, where the query has them, and keyed
-hashes of what names a row, where the rows are to be predicted.
+fragment of the query (``extract``). The replies have keyed hashes of join keys with row
+positions; labels and weights, if the query has them; and keyed hashes of row keys, if
+the rows are to be predicted.
 """
 
 from collections import Counter
@@ -47,10 +47,10 @@ HashArray = npt.NDArray[np.uint64]
 class Extracted:
     """The sites' replies to ``extract``.
 
-    Parts are by table in shard order, none of a table whose sites are all gone; rows,
-    after the filters, by part; keys by (table, key number). ``weights`` are those of
-    the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label
-    table's row keys: None where the query or the run has none.
+    Parts are by table in shard order, none for a table whose sites are all missing; row
+    counts, after the filters, by part; keys by (table, key number). ``weights`` are
+    those of the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the
+    label table's row keys; None if the query or the run has none.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -74,7 +74,7 @@ class Extracted:
         return [part for shards in self.parts.values() for part in shards]
 
     def shards_of(self, table: str) -> Iterator[tuple[Part, slice]]:
-        """Yield the shards of a table, and where their rows are among the table's."""
+        """Yield the shards of a table, each with its slice of the table's rows."""
         start = 0
         for part in self.parts[table]:
             stop = start + self.rows[part.number]
@@ -82,7 +82,7 @@ class Extracted:
             start = stop
 
     def label_columns(self, table: str) -> list[tuple[Part, LabelColumn]]:
-        """Return the label of every shard with rows: others have one of any type."""
+        """Return the label of every shard with rows; others have labels of any type."""
         return [
             (part, read_label(self.replies, part, rows))
             for part in self.parts[table]
@@ -98,7 +98,7 @@ def extract(
     *,
     keeps_labels: bool = False,
 ) -> Generator[Requests, Replies, Extracted]:
-    """Run the two rounds; ``row_key`` names the label table's rows to be predicted."""
+    """Run the two rounds; ``row_key`` names the label table's rows to predict."""
     row_key = row_key or RowKeyColumns()
     plan = label_plan(settings)
     terms = None if plan is None else LabelTerms(**asdict(plan))
@@ -153,7 +153,7 @@ def _request_parts(
     with_groups = {part for parts in grouped for part in parts}
     groups = key_groups(bound)
     if row_key.columns:
-        # no join compares them
+        # no join compares the row key
         groups[bound.label_table] = groups[bound.label_table][: -row_key.columns]
     return {
         part.number: ExtractPart(
@@ -176,7 +176,7 @@ def _check_filled(
     parts: Mapping[str, Sequence[Part]],
     rows: Mapping[int, int],
 ) -> None:
-    """Refuse a table without any row, unless rows may do without a match in it."""
+    """Refuse a table without rows, unless LEFT JOIN allows rows without a match."""
     for table, shards in parts.items():
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
@@ -196,7 +196,7 @@ def _keys(
     rows: Mapping[int, int],
     row_key: RowKeyColumns,
 ) -> dict[tuple[str, int], list[KeyColumn]]:
-    """Return the keys that joins compare; of a table without parts, no value."""
+    """Return the keys that joins compare; for a table without parts, no values."""
     none = KeyColumn(np.zeros(0, np.int32), np.zeros((0, 2), np.uint64), "")
     keys = {}
     for table, shards in parts.items():
@@ -216,7 +216,7 @@ def relay_secret(
 ) -> Generator[Requests, Replies, dict[int, ExtractRequest]]:
     """Let one of the nodes make a secret for all of them, unless they have one.
 
-    Return, per node, the request by which it comes to the run's key, without parts.
+    Return, per node, the request that gives it the run's key, without parts.
     """
     described = {node: inventory.nodes[node] for node in sorted(nodes)}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
@@ -262,7 +262,7 @@ def relay_secret(
 def _common_source(
     described: Mapping[int, DescribeReply], names: Mapping[int, str]
 ) -> KeySource:
-    """Return where all nodes take the key from, before any round."""
+    """Return where all nodes take the key from, checked before any round."""
     by_source = _grouped({node: site.keys for node, site in described.items()}, names)
     if len(by_source) > 1:
         listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
@@ -293,8 +293,8 @@ def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, s
 def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     """Return, by table, the group of each of its join keys.
 
-    Keys are of one group if joins connect them: the groups are the components of the
-    graph whose edges are the joins.
+    Keys are in one group if joins connect them: the groups are the connected components
+    of the graph whose edges are the joins.
     """
     keys = [
         (table, number)
@@ -315,7 +315,7 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
 
 
 def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
-    """Return the parts that run the same sub-query with GROUP BY, if several do."""
+    """Return the groups of parts that share a sub-query with GROUP BY."""
     together: dict[tuple[Fragment, int], list[Part]] = {}
     seen: Counter[tuple[Fragment, int, int]] = Counter()
     for part, fragment in placed.items():
@@ -350,7 +350,7 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
 
 
 def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
-    """Describe where the work of a table is done, a line for sites that do alike."""
+    """Describe where a table's work is done; sites with the same work share a line."""
     sites: dict[str, list[str]] = {}
     for part in extracted.parts[table]:
         body = extracted.replies.body(part, ExtractedPart)
@@ -365,7 +365,7 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
 
 
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
-    r"""Describe the work of the sites of a table, a line each.
+    r"""Describe the work of a table's sites, one line per task.
 
     >>> from tp_flower.query.fragment import Feature
     >>> day = Feature("weekday", 'DAYOFWEEK("day")')

@@ -1,8 +1,8 @@
 """The joined rows: which rows of the sites' tables are behind each of them.
 
-A table goes by its own rows, each once with its multiplicity, or (VFL) by the joined
-rows: then a row of the table is there for every joined row it is in. Within a shard the
-trained rows come first, then those that are only tested.
+A table is used either by its own rows, each once with its multiplicity, or (VFL) by the
+joined rows: then a row of the table appears once for every joined row that it is in.
+Within a shard the trained rows come first, then those that are only tested.
 """
 
 from collections.abc import Mapping
@@ -38,9 +38,9 @@ class TableLayout:
 
     Attributes:
         rows: where each part's rows lie after renumbering.
-        shard_rows: rows of each part's shard, whether they take part or not.
-        fields: of ``PreparePart``, which say which rows of each part take part.
-        masses: per part, (trained rows,): G^w, in place of G where joined rows are
+        shard_rows: rows of each part's shard, whether or not they take part.
+        fields: of ``PreparePart``: which rows of each part take part.
+        masses: per part, (trained rows,): G^w, which replaces G if joined rows are
             weighted.
     """
 
@@ -68,10 +68,10 @@ class TableLayout:
 
 Layouts = Mapping[str, TableLayout]
 Mappings = tuple[TableMapping, TableMapping | None]
-"""Of the training rows, and of the held-out rows: None without any."""
+"""Mappings of the training rows, and of the held-out rows (None without any)."""
 _Placed = tuple[list[PartRows], list[dict[str, Any]], tuple[IntArray, IntArray]]
-"""Of a table's parts: where their rows lie, and their fields for ``prepare``; and the
-row behind each joined row to train on, and behind each held out."""
+"""By table, its parts' rows and fields for ``prepare``; and the row behind each joined
+row to train on, and behind each held-out one."""
 
 
 def lay_out(
@@ -81,9 +81,9 @@ def lay_out(
     *,
     is_repeated: bool = False,
 ) -> tuple[Mappings, dict[str, TableLayout]]:
-    """Split the joined rows, and lay out each table's rows that take part.
+    """Split the joined rows, and lay out the rows of each table that take part.
 
-    Each is there once, or, repeated, for every joined row that it is in.
+    Each row appears once or, if repeated, for every joined row that it is in.
     """
     train, test = mapping.select(~is_test), mapping.select(is_test)
     place = _repeated if is_repeated else _distinct
@@ -106,7 +106,7 @@ def lay_out(
 
 def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     is_trained, is_tested = train.multiplicity > 0, test.multiplicity > 0
-    # the extra last entry stays: NO_ROW is renumbered to itself
+    # the extra last entry maps NO_ROW to itself
     new_number = np.full(train.rows + 1, NO_ROW, dtype=np.int32)
     rows: list[PartRows] = []
     fields: list[dict[str, Any]] = []
@@ -167,7 +167,7 @@ def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableCho
 
 @dataclass(frozen=True, kw_only=True)
 class SplitRows:
-    """The rows of the tables; of the label table's, (n,), some are held out."""
+    """The rows of the tables; some of the label table's, (n,), are held out."""
 
     bound: BoundQuery
     choices: Mapping[str, TableChoice]
@@ -177,7 +177,7 @@ class SplitRows:
 
     @property
     def names(self) -> dict[str, str]:
-        """Name of every table at the sites."""
+        """The name of every table at the sites."""
         return {
             table: " + ".join(dict.fromkeys(fragment.name for fragment in fragments))
             for table in self.bound.tables
@@ -189,9 +189,9 @@ class SplitRows:
 class JoinedRows(SplitRows):
     """The joined rows, as far as the server knows them.
 
-    ``mapping`` is of all of them, over all rows of the tables; ``train`` and ``test``,
-    None without held-out rows, are over those that take part. ``values``, (joined
-    rows,), are the labels.
+    ``mapping`` covers all joined rows, over all rows of the tables; ``train`` and
+    ``test``, None without held-out rows, cover the rows that take part. ``values``,
+    (joined rows,), are the labels.
     """
 
     labels: Labels

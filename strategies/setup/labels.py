@@ -1,4 +1,4 @@
-"""Labels of the sites: numbers, classes, and the loss that they are trained by."""
+"""Labels of the sites: numbers or classes, and the loss that trains on them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class Labels:
     Attributes:
         values: (n,), the number in regression, the class index in classification.
         classes: the classes' names; empty in regression.
-        noise: that the sites have put on the values; None for labels in the clear.
+        noise: the noise that the sites have added; None for labels in the clear.
     """
 
     values: FloatArray
@@ -44,7 +44,7 @@ class Labels:
 
 
 def label_plan(settings: Settings) -> LabelPlan | None:
-    """Return the noise that the sites put on labels, None for labels in the clear."""
+    """Return the noise that the sites add to labels, None for labels in the clear."""
     privacy, task = settings.privacy, settings.task
     if not privacy.covers_labels:
         return None
@@ -79,7 +79,7 @@ def gather_labels(
 def read_private_labels(
     columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
 ) -> Labels:
-    """Put the shards' noisy labels together."""
+    """Concatenate the shards' noisy labels."""
     expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
     for part, column in columns:
@@ -93,12 +93,12 @@ def read_private_labels(
 
 
 def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
-    """Put the shards' labels together.
+    """Concatenate the shards' labels.
 
-    A task of "auto" is classification for booleans and texts.
+    With task "auto", booleans and texts make a classification.
     """
     values = np.concatenate([column.values for column in columns])
-    # a shard with NULL labels only has no type to compare
+    # a shard whose labels are all NULL has no type to compare
     if missing := int(np.isnan(values).sum()):
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
@@ -129,7 +129,7 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
 def _classes(
     columns: Sequence[LabelColumn], values: FloatArray, *, is_text: bool
 ) -> Labels:
-    """Number the classes of all shards in common, in ascending order."""
+    """Number the classes of all shards together, in ascending order."""
     if is_text:
         listed = [name for column in columns for name in column.categories]
         names, place = np.unique(np.array(listed, dtype=object), return_inverse=True)
@@ -167,7 +167,7 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
 
 
 def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
-    """Return a loss, which allows for the labels' noise if it is to."""
+    """Return a loss, corrected for the labels' noise if that is asked for."""
     plain = plain_loss(labels.classes, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
         return plain
@@ -175,7 +175,7 @@ def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
 
 
 def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
-    """Return a loss of labels in the clear."""
+    """Return a loss for labels in the clear."""
     if not classes:
         if wanted not in {"auto", "squared"}:
             raise QueryError(f"loss {wanted!r} needs a classification task")

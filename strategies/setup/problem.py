@@ -1,8 +1,8 @@
 """The training problem: tables, mapping, labels, loss and base score.
 
 The LoJ operator (paper, section 3.1) is here: *gather* sums the tables' local scores on
-the joined rows, *scatter* brings what the server computed on joined rows back to the
-rows of each table. The joined rows are never built.
+the joined rows, *scatter* maps what the server computed on joined rows back to the rows
+of each table. The joined rows are never built.
 """
 
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ class Weighting:
     """The weights of the joined rows, > 0: None where all weigh alike.
 
     ``column`` is the table and expression of the query's weight, ``entity`` the alias
-    of the table whose rows count once; "" without.
+    of the table whose rows count once each; "" if there is none.
     """
 
     train: RowWeights | None = None
@@ -48,7 +48,7 @@ class Weighting:
         return None if self.train is None else self.train.rows
 
     def facts(self, joined_rows: int) -> dict[str, object] | None:
-        """Return the report's facts of the weights; None where none were asked for."""
+        """Return the report's facts about the weights; None without weights."""
         if not (self.column or self.entity):
             return None
         rows = np.ones(joined_rows) if self.train is None else self.train.rows
@@ -66,8 +66,8 @@ class Weighting:
 class CoresetSample:
     """A sample of the joined training rows.
 
-    By table, where rows were drawn by importance: ``totals`` of it, as the sites report
-    them, and the ``shares`` of the draws that it decides; the rest are uniform.
+    By table, if rows were drawn by importance: the ``totals`` that the sites report,
+    and the ``shares`` of the draws that follow from them; the rest are uniform.
     """
 
     kind: str
@@ -78,7 +78,7 @@ class CoresetSample:
     capped: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
-        """Return the report's facts of the sample."""
+        """Return the report's facts about the sample."""
         weights = self.sample.weights
         return {
             "kind": self.kind,
@@ -98,10 +98,10 @@ class CoresetSample:
 class PartRows:
     """Where the rows of a part lie among the rows of its table that take part.
 
-    The rows that take part are renumbered: per part the trained ones first, then those
-    that are only tested. So a part's target is one slice and its scores another. Of the
-    ``total`` rows from ``start`` on, those ``tested``, (total,), are in held-out joined
-    rows.
+    The rows that take part are renumbered: within each part the trained ones come
+    first, then those that are only tested, so that targets and scores are slices. Of
+    the ``total`` rows from ``start`` on, those marked ``tested``, (total,), are in
+    held-out joined rows.
     """
 
     start: int
@@ -122,7 +122,7 @@ class PartRows:
 
 @dataclass(frozen=True)
 class PreparedTable:
-    """One table of the query, and which parameters of a model, (p,), have a penalty."""
+    """One table of the query, and the mask of the penalised parameters, (p,)."""
 
     name: str
     parts: tuple[Part, ...]
@@ -133,7 +133,7 @@ class PreparedTable:
 
     @property
     def is_linear(self) -> bool:
-        """Whether its model is linear."""
+        """Whether the table's model is linear."""
         return self.model == "linear"
 
 
@@ -145,10 +145,10 @@ class TrainedTable(PreparedTable):
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
             the sum over the shards; 0 without batches.
         mean_curvature: per shard, the mean diagonal of that matrix.
-        gram: its sum over the shards where ``update`` is GRAM, else None.
-        gram_deviation: of the noise that the shards have added to it together.
-        gradient_noise: deviation over clip of the noise that the shards add together to
-            the gradient of a batch.
+        gram: its sum over the shards if ``update`` is GRAM, else None.
+        gram_deviation: deviation of the noise in ``gram`` from all shards together.
+        gradient_noise: deviation over clip of the noise in a batch's gradient, from
+            all shards together.
     """
 
     rows: tuple[PartRows, ...]
@@ -185,7 +185,7 @@ class TrainedTable(PreparedTable):
         return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
 
     def gather_trained(self, replies: Replies, scores: FloatArray) -> FloatArray:
-        """Return ``scores`` (n_i, d_c) with the shards' new ones of trained rows."""
+        """Return ``scores`` (n_i, d_c) with the shards' new ones for trained rows."""
         merged = scores.copy()
         for index, rows in enumerate(self.rows):
             shape = (rows.trained, self.outputs)
@@ -200,7 +200,7 @@ class TrainedTable(PreparedTable):
             scores[rows.slice][rows.tested] = block
 
     def scatter_rows(self, numbers: FloatArray) -> dict[int, AnyArray]:
-        """Return each shard's slice of numbers (n_i, d_c) of trained rows."""
+        """Return each shard's slice of numbers (n_i, d_c) for trained rows."""
         return {
             part.number: row_numbers(numbers[rows.trained_slice])
             for part, rows in zip(self.parts, self.rows, strict=True)
@@ -225,8 +225,8 @@ class TrainedTable(PreparedTable):
 class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
-    ``base_score`` is b, (d_c,); ``fan_out`` has, by table, the joined training rows of
-    each of its rows that is in one.
+    ``base_score`` is b, (d_c,); ``fan_out`` has, by table, the number of joined
+    training rows of each row that is in at least one.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -277,9 +277,9 @@ class PreparedRun(ABC):
 class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
-    The mappings are over the tables' rows that take part; there are no test rows where
-    none is held out. Labels are (N,), (N, 0) where the query has none, and the scores
-    of the untrained models (n_i, d_c).
+    The mappings cover the tables' rows that take part; the test mapping is None if no
+    row is held out. Labels are (N,), or (N, 0) if the query has none; the scores of the
+    untrained models are (n_i, d_c).
     """
 
     tables: Mapping[str, TrainedTable]
@@ -339,7 +339,7 @@ class TrainingProblem(PreparedRun):
         return evaluate(self.loss, scores, self.train_labels, weights)
 
     def test_metrics(self, local_scores: LocalScores) -> dict[str, float]:
-        """Return the metrics on the held-out rows; nothing without any."""
+        """Return the metrics on the held-out rows, {} without any."""
         if self.test is None:
             return {}
         scores = self.test.sum_scores(self.base_score, local_scores)

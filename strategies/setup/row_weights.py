@@ -1,9 +1,9 @@
 """Weights of joined rows: the setting `row-weight`, the query's weight, or both.
 
-A joined row of weight 0 takes no part: it is left out of the mapping before the split,
-as if the query had filtered it away. Of the others the training rows' weights are
-scaled to mean 1; an entity's rows are counted among the training rows for training, and
-among the held-out ones for testing, so that it counts once there and once here.
+A joined row of weight 0 takes no part: it is removed from the mapping before the split,
+as if the query had filtered it out. The training rows' weights are scaled to mean 1. An
+entity's rows are counted separately among the training rows and among the held-out
+rows, so that the entity counts once in each.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ from tp_flower.settings.run import entity_named
 from tp_flower.settings.settings import weight_problems
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
-"""Sums of weights, over the mean weight, travel as float32."""
+"""Sums of weights, divided by the mean weight, travel as float32."""
 
 
 def entity_table(bound: BoundQuery, settings: Settings) -> str:
-    """Return the alias of the entity that `row-weight` names; "" for none."""
+    """Return the alias of the entity that `row-weight` names, or ""."""
     name = entity_named(settings.row_weight)
     if name is None:
         return ""
@@ -47,7 +47,7 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
 
 
 def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
-    """Return the column and the entity that weigh the joined rows, without numbers."""
+    """Return which column and entity weight the joined rows, without the values."""
     entity, table = entity_table(bound, settings), bound.weight_table
     if table is None:
         return Weighting(entity=entity)
@@ -60,9 +60,9 @@ def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:
 
 
 def _check_private_label(bound: BoundQuery, labels: str) -> None:
-    """Refuse a weight that reads the columns of a label that leaves with noise only.
+    """Refuse a weight that reads the columns of a label that leaves only with noise.
 
-    A site's policy keeps a server from asking; this keeps an operator from a mistake.
+    A site's policy stops a server from doing so; this stops an operator's mistake.
     """
     columns: dict[Role, set[tuple[str, str]]] = {Role.LABEL: set(), Role.WEIGHT: set()}
     for fragment in bound.fragments:
@@ -120,7 +120,7 @@ def row_weights(
     mapping: TableMapping,
     rows: BoolArray | None = None,
 ) -> FloatArray | None:
-    """Return the weights of joined rows, or of some, (n,); None if all weigh alike."""
+    """Return the weights of some or all joined rows, (n,); None if all are equal."""
     if weights is None and not declared.entity:
         return None
     if rows is not None:
@@ -131,6 +131,6 @@ def row_weights(
         entity = mapping.tables[declared.entity]
         by_entity = entity.inverse_multiplicity[entity.row_of]
         weights = by_entity if weights is None else weights * by_entity
-    # equal weights are none: such a run is the same to the bit
+    # a run with equal weights must equal an unweighted one to the bit
     is_constant = weights is None or bool(np.all(weights[:1] == weights))
     return None if is_constant else weights

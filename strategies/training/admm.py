@@ -1,9 +1,9 @@
 """TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
 
-One epoch costs one round where every table is one shard and two where some table is
-sharded (``inner_rounds`` more with consensus): targets down and statistics or theta^q
-up, then parameters down and scores up. Join-only training (the papers' TP-Join-ADMM) is
-the case of one shard per table, not another class.
+One epoch costs one round if every table is one shard and two if some table is sharded
+(``inner_rounds`` more with consensus): targets down and statistics or theta^q up, then
+parameters down and scores up. Training over joins alone (the paper's TP-Join-ADMM) is
+the case of one shard per table, not a separate class.
 """
 
 from collections.abc import Generator, Mapping, Sequence
@@ -55,7 +55,7 @@ BALANCED_EPOCHS = 30
 """Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
 
 OVER_RELAXATION = 1.5
-"""Used where Anderson mixing is not: each gains as much, together they do not."""
+"""Over-relaxation without Anderson mixing: each helps as much, together they do not."""
 
 
 class AdmmServer:
@@ -64,7 +64,7 @@ class AdmmServer:
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
-        memory: epochs that Anderson mixing looks back on; 0 without.
+        memory: number of epochs that Anderson mixing uses; 0 without mixing.
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
@@ -73,7 +73,7 @@ class AdmmServer:
         curvature = problem.loss.curvature(problem.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
         noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
-        # what balancing and mixing would look at is noise
+        # balancing and mixing would follow the noise
         self._balances = not settings.rho and not noisy
         # mixing needs theta-updates that depend on nothing but the target
         exact = not noisy and all(
@@ -117,7 +117,7 @@ class AdmmServer:
         )
 
     def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
-        """End an epoch with the new local scores, of held-out rows too if tested."""
+        """End an epoch with the new local scores, also of held-out rows if tested."""
         problem, before = self.problem, self._reached.scores
         scores = problem.gather(local_scores)
         self._reached = Point(scores, self._stepped.duals, local_scores)
@@ -145,7 +145,7 @@ class AdmmServer:
         return result
 
     def forget_steps(self) -> None:
-        """Choose rho and mix by the epochs from here on only."""
+        """Choose rho, and let mixing use only the epochs from here on."""
         self._recent.clear()
         self._mixer.restart()
 
@@ -153,7 +153,7 @@ class AdmmServer:
 class GramSolver:
     """The theta-update of one sharded table from summed statistics (linear, exact).
 
-    Statistics with noise are of what is left to fit, so that the solver keeps theta.
+    Noisy statistics are of the remaining residual, so that the solver keeps theta.
     """
 
     def __init__(
@@ -183,8 +183,8 @@ def consensus_parameters(
     """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
 
     w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
-    consensus ADMM has Q_i. Biases are not penalised and are just averaged. A shard
-    without rows to train on has no opinion: it takes w, and no part in it.
+    consensus ADMM has Q_i. Biases are not penalised, only averaged. A shard without
+    rows to train on does not enter the mean: it only takes w.
     """
     every = range(len(table.parts))
     trained = [index for index in every if table.rows[index].trained] or list(every)
@@ -208,7 +208,7 @@ class AdmmStrategy(JoinStrategy):
         return (yield from super().set_up())
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
-        """Let sharded linear tables send statistics, others seek consensus."""
+        """Let sharded linear tables send statistics, and the others seek consensus."""
         if shards == 1:
             return Update.LOCAL
         wanted = wanted_update(self.settings)
@@ -251,7 +251,7 @@ class AdmmStrategy(JoinStrategy):
         for _ in range(self.settings.epochs):
             self.local_scores = yield from self._exchange(problem, server, solvers)
             if self.session.stale:
-                # steps in which some tables stood still say nothing of the others
+                # with stale tables, steps say nothing about the others' convergence
                 server.forget_steps()
             result = server.take(self.local_scores, is_tested=self._tests_epoch)
             self.finish_epoch(result)
@@ -264,7 +264,7 @@ class AdmmStrategy(JoinStrategy):
         return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
 
     def _gather(self, table: TrainedTable, replies: Replies) -> FloatArray:
-        """Return a table's scores (n_i, d_c); of held-out rows those it had before."""
+        """Return a table's scores (n_i, d_c); held-out rows may keep old ones."""
         if self._tests_epoch:
             return table.gather_scores(replies)
         return table.gather_trained(replies, self.local_scores[table.name])
@@ -328,7 +328,7 @@ class AdmmStrategy(JoinStrategy):
     ) -> Generator[Requests, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
-        Solved parameters wait for the last round of consensus.
+        If the server solves, the parameters wait for the last round of consensus.
         """
         for more_rounds in range(outline.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)

@@ -1,9 +1,9 @@
 """RelationalStrategy: a Flower Strategy whose training set is the result of a query.
 
 Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
-the server builds the mapping; ``statistics`` what the encoders need, merged exactly
-over the shards; ``prepare`` sends encoders, multiplicities and the batch plan, and
-brings what training starts from. Where a coreset is trained on, three rounds draw it
+the server builds the mapping; ``statistics`` brings what the encoders need, merged
+exactly over the shards; ``prepare`` sends encoders, multiplicities and the batch plan,
+and brings the start of training. A coreset takes three more rounds
 (:mod:`strategies.coresets.draw`) before ``prepare``.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
@@ -70,13 +70,13 @@ from tp_flower.settings.training import IMPORTANCE
 
 INTERCEPT: Final = "(intercept)"
 DIVERGENCE_FACTOR: Final = 100.0
-"""Times the loss of the best constant score: no epoch of a training that converges is
-so bad."""
+"""Times the loss of the best constant score: an epoch of a training that converges is
+never this bad."""
 
 
 def check_epoch(epoch: int, loss: float, baseline: float) -> None:
     """Raise DivergedError if a loss is not finite, or far above a constant score's."""
-    # a corrected loss may be 0 or below
+    # a corrected loss may be 0 or negative
     if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
         return
     raise DivergedError(
@@ -91,9 +91,9 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
 class Outcome:
     """The result of a run, besides its metrics.
 
-    Digests are of the parts that sites keep, by number; "" of a site without a state
-    folder, or that did not answer. Coefficients, (d [+ 1], d_c) by table, are those
-    that may be shown.
+    Digests identify the parts that sites keep, by number; "" for a site without a state
+    folder, or without an answer. Coefficients, (d [+ 1], d_c) by table, are those that
+    may be shown.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
@@ -103,10 +103,10 @@ class Outcome:
     def coefficient_facts(
         self, problem: PreparedRun
     ) -> dict[str, list[dict[str, object]]]:
-        """Return the report's facts of the coefficients, which are of encoded features.
+        """Return the report's facts about the coefficients of the encoded features.
 
-        Those of a standardised number are per deviation. The output is a class, where
-        there are several.
+        For a standardised number they are per standard deviation. The output is a
+        class, if there are several.
         """
         facts = {}
         for table, weights in self.coefficients.items():
@@ -121,7 +121,7 @@ class Outcome:
 
 
 def finish_request(model: ModelVersion) -> FinishRequest:
-    """Return the end of a run that went well: the sites keep its models."""
+    """Return the last request of a successful run: the sites save its models."""
     return FinishRequest(
         keep_models=True, model_name=model.name, model_version=model.version
     )
@@ -138,9 +138,9 @@ def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
 
 
 def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return a linear model's coefficients, the mean of the shards that show them.
+    """Return a linear model's coefficients, the mean over the shards that show them.
 
-    Shards that agree through statistics or gradients have the same ones.
+    Shards that agree through statistics or gradients have equal coefficients.
     """
     shape = (table.width, table.outputs)
     blocks = [
@@ -172,7 +172,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         on_round: RoundListener | None = None,
         **overrides: object,
     ) -> None:
-        # the sites are told what trains, whatever the settings were made for
+        # sites are told the strategy that trains, whatever the settings name
         overrides["strategy"] = self.name
         super().__init__(query, settings, on_round, **overrides)
         self.chosen: dict[str, object] = {}
@@ -190,14 +190,14 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     @abstractmethod
     def outcome_of(self, replies: Replies, problem: Run) -> Outcome:
-        """Return the outcome of the run, by the replies to its last message."""
+        """Return the outcome of the run, from the replies to its last message."""
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns."""
         return self.query.bind(schemas)
 
     def baseline(self, _: Run) -> float:
-        """Return the loss of a constant score; infinity where it is not known."""
+        """Return the loss of a constant score; infinity if it is not known."""
         return math.inf
 
     def default_settings(self) -> Settings:
@@ -285,12 +285,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """Base of the methods that train over joins and unions.
 
     Attributes:
-        methods: by name, those that can be chosen: every class with a name of its own.
-        messages: of training, and those besides where a table has several shards.
-        by_joined_rows: whether messages go by joined rows, not by rows of the tables.
+        methods: by name, those that can be chosen: every class with its own name.
+        messages: of training, and those added if a table has several shards.
+        by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
-        local_scores: (n_i, d_c) by table, the sites' last ones; at the end of
+        local_scores: (n_i, d_c) by table, the sites' latest; at the end of
             :meth:`epochs` those of the final models.
     """
 
@@ -321,7 +321,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return the traffic of an epoch of some batches."""
 
     def batch_size(self, _: int) -> int:
-        """Return B, at most N; 0 where there are no batches."""
+        """Return B, at most N; 0 without batches."""
         return 0
 
     def hold_out(self, rows: int) -> BoolArray:
@@ -334,7 +334,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return gather_labels(extracted.label_columns(table), self.settings)
 
     def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
-        """Return the loss, by the labels (N,) of the joined training rows."""
+        """Return the loss for the labels (N,) of the joined training rows."""
         return choose_loss(labels, trained, self.settings)
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
@@ -342,7 +342,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return restrict_to_sample(joined, sample.sample)
 
     def training_rows(self, joined: JoinedRows) -> JoinedRows:
-        """Return the joined rows over the rows that the tables train on."""
+        """Return the joined rows in terms of the rows that the tables train on."""
         return joined
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
@@ -358,9 +358,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         return Outline(strategy=self.name, epochs=self.settings.epochs)
 
     def baseline(self, problem: TrainingProblem) -> float:
-        """Return the loss of the best constant score; no epoch is far beyond it.
+        """Return the loss of the best constant score, which no epoch may far exceed.
 
-        It is infinity where noise can make an epoch bad, and the next one good.
+        It is infinity if noise can make an epoch bad, and the next one good.
         """
         privacy = self.settings.privacy
         if privacy.covers_features or privacy.covers_predictions:
@@ -375,7 +375,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return the messages of a run after ``extract``, up to the one that ends it.
 
-        The joins are checked (``check``) where the run is explained.
+        The joins are checked (``check``) if the run is explained.
         """
         drawing = (Action.MEASURE, Action.DRAW, Action.WEIGH)
         return (
@@ -413,7 +413,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     @property
     def is_measured(self) -> bool:
-        """Whether a coreset is drawn by the importance of the rows."""
+        """Whether a coreset is drawn by importance."""
         settings = self.settings
         return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
 
@@ -450,7 +450,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             train_labels=joined.train_labels,
             test_labels=joined.test_labels,
             loss=joined.loss,
-            # the server knows all labels, and a sample may have one class only
+            # the server knows all labels, and a sample may have only one class
             base_score=whole.loss.base_score(
                 whole.train_labels, whole.weighting.train_rows
             ),
@@ -466,7 +466,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             exposure=self.exposure(joined, self.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,
-            # of all rows: those of a sample weigh by how they were drawn, too
+            # over all rows: a sample's rows also have the weights of their draws
             weight_facts=whole.weighting.facts(whole.train.joined_rows),
         )
 

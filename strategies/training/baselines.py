@@ -1,9 +1,9 @@
 """VFL-ADMM, VFL-SGD and GD: the baselines of the paper (section 6).
 
-VFL learns on the vertical partitions of the joined table: it shows the cost where
-duplicates are not summed. Its tables train on their rows repeated as the join repeats
-them. With linear models, or any model in SGD, the parameters are those of TablePuppet
-after every epoch, up to the rounding of messages.
+VFL learns on the vertical partitions of the joined table: it shows what it costs not to
+sum duplicates. Its tables train on their rows repeated as in the join. With linear
+models, or with any model in SGD, the parameters equal TablePuppet's after every epoch,
+up to the rounding of messages.
 """
 
 from strategies.setup.joined_rows import JoinedRows
@@ -44,5 +44,5 @@ class GradientDescent(BatchStrategy):
         return joined_rows
 
     def decay(self, _: int) -> float:
-        """Return 1: a batch of all rows has no noise that smaller steps average."""
+        """Return 1: a batch of all rows has no noise to reduce by smaller steps."""
         return 1.0

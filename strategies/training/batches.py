@@ -1,4 +1,4 @@
-"""The batches of SGD by shard, and the size of their steps."""
+"""The batches of SGD by shard, and the learning rates."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ class ShardedBatches:
     """The batch plan, split by shard.
 
     Within a batch the distinct rows of a table ascend, so that each shard's rows are
-    one slice: ``bounds[table][k, t]`` is where those of shard k start in batch t.
+    one slice: the rows of shard k start at ``bounds[table][k, t]`` in batch t.
     """
 
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
@@ -99,19 +99,19 @@ BATCHES_PER_EPOCH = 100
 
 PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
-batch is the less beside its gradient the more rows it has."""
+batch is the smaller beside its gradient the more rows the batch has."""
 
 TORCH_LEARNING_RATE = 0.05
-"""Automatic learning rate where some model is not linear. It is far below what is
-stable: on flights, MLPs reach the same loss with it whether scores are stale or not,
-and 0.018 more in three epochs with an eighth of it."""
+"""Automatic learning rate if some model is not linear. It is far below the limit of
+stability: on flights, MLPs reach the same loss with it whether or not scores are stale,
+but after three epochs a loss 0.018 higher with an eighth of it."""
 
 NOISE_MARGIN = 4.0
-"""Automatic learning rate: how far it stays below the bound on steps of few rows."""
+"""Automatic learning rate: safety margin for steps on few rows."""
 
 STALE_MARGIN = 0.5
-"""How far steps on stale scores stay below what is stable: oscillations then die away
-nearly as fast as without delay (by 0.960 per step instead of 0.949 at momentum 0.9)."""
+"""Safety margin for steps on stale scores: oscillations then decay nearly as fast as
+without delay (by 0.960 per step instead of 0.949 at momentum 0.9)."""
 
 
 def safe_rate(
@@ -120,12 +120,12 @@ def safe_rate(
     """Return 1 / (L / s + 4 T / averaged) for linear models.
 
     L bounds the curvature of the whole objective: the largest eigenvalue of the joined
-    features' Gram matrix is at most the sum of the tables' own, and the loss's
-    curvature multiplies it. T does so with its trace, the mean curvature of single
-    rows: steps on few of them must be smaller. ``averaged`` is batch size *
-    (1 - momentum), the rows of which the momentum makes an average; where rows are
-    weighted, the equal ones whose average is as sure. s is 1, or less where scores are
-    stale. Other models have a rate of their own.
+    features' Gram matrix is at most the sum of the tables' largest, times the loss's
+    curvature. T bounds it by the trace instead, the mean curvature of single rows:
+    steps on few rows must be smaller. ``averaged`` is batch size * (1 - momentum), the
+    number of rows that the momentum averages; with weighted rows, the number of equal
+    rows with the same variance. s is 1, or less with stale scores. Other models have a
+    rate of their own.
     """
     tables: list[TrainedTable] = list(problem.tables.values())
     if not all(table.is_linear for table in tables):
@@ -144,15 +144,15 @@ def safe_rate(
 
 
 def stale_limit(momentum: float) -> float:
-    """Return the a below which SGD with scores of one step ago is stable.
+    """Return the largest stable a for SGD with the scores of one step ago.
 
     a is learning rate * curvature. On a quadratic, momentum mu and scores that lack
-    the last gradient only (``strategies.training.sgd``) make
+    only the last gradient (``strategies.training.sgd``) lead to
 
         (z - 1)(z - mu)(z - a) + a z^2 = 0
 
-    the equation of its modes. All |z| < 1 (Jury) where mu^2 a^2 + (1 - mu^2) a < 1 -
-    mu. Without delay it is a < 2 (1 + mu).
+    the equation of its modes. All |z| < 1 (Jury) if mu^2 a^2 + (1 - mu^2) a < 1 - mu.
+    Without delay the condition is a < 2 (1 + mu).
 
     >>> round(stale_limit(0.9), 3), stale_limit(0.0)
     (0.253, 1.0)
@@ -167,10 +167,10 @@ def stale_limit(momentum: float) -> float:
 def damped_rates(
     problem: TrainingProblem, rate: float, rows_per_batch: Mapping[str, float]
 ) -> dict[str, float]:
-    """Return the rates of the tables where their steps must average noise.
+    """Return the tables' rates, reduced where steps must average noise.
 
-    A rate is divided by the noise of a batch's gradient over the largest that its rows
-    can make it; ``rows_per_batch`` are the distinct rows of a table in the mean batch.
+    A rate is divided by the noise in a batch's gradient, relative to its largest size;
+    ``rows_per_batch`` are a table's distinct rows in a mean batch.
     """
     rates = {}
     for name, table in problem.tables.items():

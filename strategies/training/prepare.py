@@ -1,4 +1,4 @@
-"""The rounds ``statistics`` and ``prepare``: encoders, models and what training needs.
+"""The rounds ``statistics`` and ``prepare``: encoders, models, start of training.
 
 A function with ``yield`` sends :class:`Requests` and receives their :class:`Replies`.
 """
@@ -41,7 +41,7 @@ Prepared = tuple[dict[str, TrainedTable], dict[str, FloatArray]]
 def fit_encoders(
     joined: SplitRows,
 ) -> Generator[Requests, Replies, dict[str, TableEncoder]]:
-    """Merge the shards' statistics; the label table's are of its training rows only."""
+    """Merge the shards' statistics; the label table's cover only its training rows."""
     extracted, label_table = joined.extracted, joined.bound.label_table
     trained = {
         part.number: pack_bits(~joined.held_out[rows])
@@ -70,7 +70,7 @@ def fit_encoders(
 class Preparation:
     """The inputs of ``prepare``.
 
-    Labels are of all joined training rows, of which a sample may be trained on.
+    Labels are those of all joined training rows, even if only a sample is trained on.
     """
 
     joined: JoinedRows
@@ -81,9 +81,9 @@ class Preparation:
 
     @property
     def label_scale(self) -> float:
-        """The size of the loss's derivatives, noise of the labels included.
+        """The size of the loss's derivatives, including the noise of the labels.
 
-        Soft targets that allow for noise on a class reach (1 - q) / (p - q).
+        Soft targets that correct the noise on a class reach (1 - q) / (p - q).
         """
         if self.joined.loss.name == "squared":
             return (float(self.train_labels.std()) or 1.0) * self.label_reach
@@ -94,20 +94,20 @@ class Preparation:
 
     @property
     def output_scale(self) -> float:
-        """The deviation of true labels in regression, 1 in classification."""
+        """The deviation of the true labels in regression, 1 in classification."""
         if self.joined.loss.name != "squared":
             return 1.0
         variance = float(self.train_labels.var())
         noise = self.joined.labels.noise
         if isinstance(noise, NumberNoise):
-            # of labels that noise has drowned, a hundredth is as good as any guess
+            # if noise drowns the labels, a hundredth is as good as any guess
             variance = max(variance - noise.variance, 0.01 * variance)
         return math.sqrt(variance)
 
     def spec(self, table: str) -> ModelSpec:
         """Return the local model of a table."""
         return ModelSpec(
-            # where no feature says anything, a larger model has nothing to learn
+            # without informative features, a larger model has nothing to learn
             kind=self.settings.model_of(table)
             if self.encoders[table].width
             else "linear",
@@ -120,7 +120,7 @@ class Preparation:
 
 
 def model_seed(settings: Settings, table: str) -> int:
-    """Return the seed of a table's model: one for all shards, another per table.
+    """Return the seed of a table's model, which all its shards share.
 
     >>> [model_seed(Settings(seed=3), table) for table in "ab"]
     [4056279928, 1758247618]

@@ -1,23 +1,23 @@
 """TablePuppetSGD: learning over joins by mini-batch SGD, then over unions.
 
-The batch plan is sent once. A batch costs one round where every table is one shard: Y
-of batch t down, the local scores of batch t + 1 up; two where some table is sharded,
-whose gradients the server sums in between (Eq. 17). Scores of held-out rows ride along
-with the last batch of an epoch; the training metrics of an epoch are those of its
-batches before their own steps, except after the last epoch, where all rows are scored.
+The batch plan is sent once. A batch costs one round if every table is one shard: Y of
+batch t down, the local scores of batch t + 1 up. It costs two if some table is sharded:
+the server sums its gradients in between (Eq. 17). Scores of held-out rows come with the
+last batch of an epoch; the training metrics of an epoch are computed on its batches
+before their own steps, except after the last epoch, when all rows are scored.
 
-With ``staleness = 1`` a batch costs one round with sharded tables too: the mean
-gradient of batch t - 1 rides along with Y of batch t. A shard takes that step, sends
-its gradient of batch t, and the scores of batch t + 1 without the step of batch t. All
-that is known of that step, but its gradient, is in them:
+With ``staleness = 1`` a batch costs one round even with sharded tables: the mean
+gradient of batch t - 1 is sent with Y of batch t. A shard takes that step, sends its
+gradient of batch t, and the scores of batch t + 1 without the step of batch t. They
+include all of that step except its gradient:
 
     drift_t     = momentum * velocity_{t-1} + beta * theta_t
     velocity_t  = drift_t + gradient of batch t, at theta_{t-1} - rate * drift_{t-1}
     theta_{t+1} = theta_t - rate * velocity_t
 
 Tables in one shard step at once.
-The last step of an epoch has a round of its own, so that no epoch begins, is evaluated
-or saved with a step outstanding.
+The last step of an epoch has its own round, so that no epoch begins, is evaluated or is
+saved with a step outstanding.
 """
 
 import itertools
@@ -64,7 +64,7 @@ TESTED, ALL = "tested", "all"
 
 @dataclass(frozen=True)
 class _Epoch:
-    """One pass over the joined rows: the order of the batches, and the steps' size."""
+    """One pass over the joined rows: the order of the batches, the learning rates."""
 
     number: int
     order: npt.NDArray[np.int64]
@@ -75,8 +75,8 @@ class _Epoch:
 class _Step:
     """One mini-batch of the schedule.
 
-    ``next_batch`` is None after the last one; ``evaluate`` says which scores ride
-    along: none, those of tested rows or all.
+    ``next_batch`` is None after the last one; ``evaluate`` says which scores come with
+    it: none, those of tested rows, or all.
     """
 
     epoch: _Epoch
@@ -87,7 +87,7 @@ class _Step:
 
 
 class BatchStrategy(JoinStrategy):
-    """Base of the methods that step after every batch of joined rows."""
+    """Base of the methods that take a step after every batch of joined rows."""
 
     messages = (Action.PREPARE, Action.SGD)
     messages_of_shards = (Action.STEP,)
@@ -118,7 +118,7 @@ class BatchStrategy(JoinStrategy):
         return 1.0 + self.settings.decay * (epoch - 1)
 
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
-        """Plan the batches when the mapping is known."""
+        """Plan the batches once the mapping is known."""
         size = self.batch_size(mapping.joined_rows)
         self._batch_size = self.chosen["batch-size"] = size
         if self._is_poisson:
@@ -135,10 +135,10 @@ class BatchStrategy(JoinStrategy):
 
     @property
     def _is_poisson(self) -> bool:
-        """Whether batches are drawn so that they hide their rows from an outsider.
+        """Whether batches are drawn so as to hide their rows from an outsider.
 
-        Sub-sampling amplifies privacy where every batch takes every row with the same
-        probability, whatever the others do; a partition of the rows does not.
+        Sub-sampling amplifies privacy if every batch takes every row with the same
+        probability, independently of the others; a partition of the rows does not.
         """
         privacy = self.settings.privacy
         return privacy.features == DP_SGD and privacy.adversary == OUTSIDER
@@ -162,7 +162,7 @@ class BatchStrategy(JoinStrategy):
         )
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
-        """Run the epochs, until the loss changes less than the tolerance, if set."""
+        """Run the epochs, or until the loss changes less than the tolerance, if set."""
         batches, plan = self._batches, self._batches.plan
         # without shards, or with one batch per epoch, no step is ever late
         can_be_late = problem.sharded and plan.batches > 1
@@ -171,7 +171,7 @@ class BatchStrategy(JoinStrategy):
         labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
         weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
-        # the last epoch brings them all anew
+        # the last epoch computes all scores anew
         local = {name: s.copy() for name, s in problem.initial_scores.items()}
         self.local_scores = local
         loss_before = math.inf
@@ -192,7 +192,7 @@ class BatchStrategy(JoinStrategy):
                 number: BatchMessages(array, late.get(number))
                 for number, array in batches.scatter(step.batch, derivatives).items()
             }
-            # a drawn batch may have any number of rows: it is divided by the mean
+            # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
             replies, late = yield from self._exchange(problem, step, rows, messages)
             if step.next_batch is not None:
@@ -207,10 +207,10 @@ class BatchStrategy(JoinStrategy):
     def _schedule(self, problem: TrainingProblem) -> Iterator[_Step]:
         """Yield the batches of all epochs.
 
-        An epoch is decided on when the last step of the one before is asked for: what
-        rides along with that step is for the next.
+        An epoch is decided on when the last step of the previous one is requested: the
+        scores that come with that step belong to the next.
         """
-        # with a tolerance any epoch may be the last one, whose metrics must be exact
+        # with a tolerance any epoch may be the last, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
         usual = ALL if self.settings.tolerance else often
         upcoming = self._passes(problem)
@@ -230,7 +230,7 @@ class BatchStrategy(JoinStrategy):
             epoch = after
 
     def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
-        """Yield the epochs, each with an order of its own."""
+        """Yield the epochs, each with its own order of batches."""
         rng = generator(problem.seed, Stream.ORDER)
         batches, epochs = self._batches.plan.batches, self.settings.epochs
         for number in range(1, epochs + 1):
@@ -268,7 +268,7 @@ class BatchStrategy(JoinStrategy):
     ) -> Generator[Requests, Replies, tuple[Replies, dict[int, FloatArray]]]:
         """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
-        Return the replies with the next scores, and the mean gradients still to send.
+        Return the replies with the next scores, and the mean gradients not yet sent.
         """
         batch_step = BatchStep(
             next_batch=step.next_batch,

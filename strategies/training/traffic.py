@@ -1,27 +1,27 @@
 """The cost of training in rounds and array bytes, from sizes that set-up knows.
 
-Which messages an epoch takes, and which of their fields they carry, is said here; how
-large a field is follows from its declaration (:mod:`tp_flower.protocol`). What is
-counted is what a report counts as ``bytes-up`` and ``bytes-down`` (headers,
-layouts and padding are ``overhead-bytes`` there, and nothing here).
+This module says which messages an epoch takes, and which fields they carry; the size of
+a field follows from its declaration (:mod:`tp_flower.protocol`). The counted bytes are
+those that a report counts as ``bytes-up`` and ``bytes-down`` (headers, layouts and
+padding are ``overhead-bytes`` there, and are not counted here).
 
 The communication of Table 6 (paper, section 5) with its constants, per table, epoch and
-both ways; without held-out rows, and with every table in one shard::
+in both directions, without held-out rows and with every table in one shard::
 
-    method     the paper   here            rounds   told once, at set-up
+    method     the paper   here            rounds   once, at set-up
     VFL-ADMM   O(N)        8 N d_c         1        4 N
     VFL-SGD    O(N)        8 N d_c         N/B      4 N + 4 (N/B + 1 + N)
     TP-ADMM    O(n)        8 n d_c         1        r/4 + 4 n
     TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
     GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
 
-alpha are the distinct rows of every batch, n <= alpha <= N; r the rows of the table.
-For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c
-for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
-statistics), 8 Q p each way and inner round (ADMM, consensus), or 8 Q p each way and
-batch (SGD): the paper's O(T' Q) and O(Q N/B). Joined rows of a LEFT JOIN without a row
-of the table are none of its N. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times
-the bytes of ADMM, with N' held-out joined rows and tables in one shard.
+alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the
+table. For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD
+4 d_c for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
+statistics), 8 Q p each way per inner round (ADMM, consensus), or 8 Q p each way per
+batch (SGD): the paper's O(T' Q) and O(Q N/B). N leaves out joined rows of a LEFT JOIN
+without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the
+bytes of ADMM, with N' held-out joined rows and tables in one shard.
 
 Notation:
     n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
@@ -55,7 +55,7 @@ from tp_flower.protocol.training_messages import (
 class ShardSize:
     """The rows of one shard; ``total`` take part, trained or tested.
 
-    ``batch_rows`` are the distinct rows of each batch, summed over those of an epoch.
+    ``batch_rows`` are the distinct rows of each batch, summed over an epoch.
     """
 
     rows: int
@@ -69,7 +69,7 @@ class ShardSize:
 class TableSize:
     """One table of the training problem, repeated if it has a row per joined row (VFL).
 
-    See the notation above.
+    See the module's notation.
     """
 
     name: str
@@ -116,7 +116,7 @@ class Traffic:
         return sum(self.down.values())
 
     def __add__(self, other: "Traffic") -> "Traffic":
-        """Return one after the other."""
+        """Return the traffic of one part of a run followed by another."""
         up, down = (
             {name: one.get(name, 0) + two.get(name, 0) for name in {**one, **two}}
             for one, two in ((self.up, other.up), (self.down, other.down))
@@ -124,7 +124,7 @@ class Traffic:
         return Traffic(self.rounds + other.rounds, up, down)
 
     def __mul__(self, times: int) -> "Traffic":
-        """Return the same several times."""
+        """Return the same traffic several times."""
         return Traffic(
             self.rounds * times,
             {name: count * times for name, count in self.up.items()},
@@ -133,7 +133,7 @@ class Traffic:
 
 
 class Tally:
-    """The bytes of the fields that some rounds carry, as they are counted."""
+    """The bytes of the fields that some rounds carry."""
 
     def __init__(self) -> None:
         self.up: defaultdict[str, float] = defaultdict(float)
@@ -148,7 +148,7 @@ class Tally:
         *fields: str,
         times: int = 1,
     ) -> None:
-        """Count fields of a message of one shard, whose shapes name some sizes."""
+        """Count the fields of one shard's message, given the sizes in their shapes."""
         sent = times * sum(field_bytes(kind, name, sizes) for name in fields)
         getattr(self, way)[table.name] += sent
 
@@ -166,10 +166,10 @@ def admm_epoch(
 ) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
-    Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
-    are not scored: at once from a table in one shard, and after one round more from a
-    sharded one. Its shards first send moments, 8
-    (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
+    Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c if held-out rows are
+    not scored: at once from a table in one shard, and after one more round from a
+    sharded one. Its shards first send moments, 8 (d [+ 1]) d_c, or in every inner round
+    a proposal, 8 p; parameters come down, 8 p.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
@@ -201,13 +201,13 @@ def sgd_epoch(
     """Return the traffic of one epoch of SGD.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient up and the mean of all down, 8 p each, in a round of
-    its own, or with the next batch. Scores of held-out rows ride along with the last
+    several shards also a gradient goes up and the mean gradient down, 8 p each, in a
+    separate round or with the next batch. Scores of held-out rows come with the last
     batch.
 
     After the last epoch of the run no batch follows, and all rows are scored; every
     epoch scores the held-out rows if ``is_tested``, all rows if ``scores_all`` (a
-    tolerance is set). ``staleness`` is 1 where gradients go down with the next batch.
+    tolerance is set). ``staleness`` is 1 if gradients go down with the next batch.
     """
     tally = Tally()
     sent = batches - 1 if is_last else batches
@@ -232,11 +232,11 @@ def sgd_epoch(
 def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     """Return the traffic of the last round of set-up.
 
-    Which rows are trained and tested goes down as a bit each, and G as 4 n; in VFL the
-    list of rows instead, 4 m, and weights if there are any, 4 n. With ``batches`` the
-    batch plan follows, 4 (batches + 1 + k). Up comes which parameters are penalised, a
-    byte each; the Gram matrix where it is summed; and the first scores of models that
-    are not linear.
+    Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
+    instead a list of rows, 4 m, and weights if there are any, 4 n. With ``batches`` the
+    batch plan follows, 4 (batches + 1 + k). Up come the penalised parameters, a byte
+    each; the Gram matrix if it is summed; and the first scores of models that are not
+    linear.
     """
     tally = Tally()
     for table, shard in _shards(tables):
@@ -262,7 +262,7 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
     tally = Tally()
     fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
     for table, shard in _shards(tables):
-        # a centre per output; of a shard with fewer rows there are fewer
+        # a centre per output; a shard with fewer rows has fewer
         clusters = {"clusters": table.outputs, "scored": shard.total}
         sizes = {**table.sizes(shard), **clusters}
         tally.add("up", table, sizes, SampledRows, *fields)
