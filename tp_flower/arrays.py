@@ -1,6 +1,6 @@
-"""Arrays of numbers: blocks of rows, and means and counts with weights.
+"""Helpers for arrays: blocks of rows, and weighted means and counts.
 
-Without weights, means and counts are numpy's own, to the bit.
+Without weights, means and counts equal numpy's to the bit.
 """
 
 import os
@@ -67,8 +67,8 @@ def blocks_of(span: slice, size: int) -> Iterator[slice]:
 Result = TypeVar("Result")
 
 THREADS: Final = "OMP_NUM_THREADS"
-"""Environment variable that bounds the threads, here as in BLAS; Ray sets it to the
-cores of a client."""
+"""Environment variable that bounds the threads, here and in BLAS; Ray sets it to a
+client's number of cores."""
 
 
 def thread_count() -> int:
@@ -86,9 +86,9 @@ def in_threads(
 ) -> list[Result]:
     """Return the results of ``work`` on contiguous spans of rows, in their order.
 
-    ``work`` is called once per span, of none for one empty span, and must not change
-    what another call reads. A thread has at least ``least_rows``: with fewer it costs
-    more than it saves.
+    ``work`` is called once per span, on one empty span if there are no rows, and must
+    not change what another call reads. A thread gets at least ``least_rows``: with
+    fewer it costs more than it saves.
 
     >>> in_threads(lambda span: span.stop - span.start, 10, least_rows=100)
     [10]

@@ -1,9 +1,9 @@
-"""SQLite files that survive crashes: the state of a site, the server's journal.
+"""SQLite files that survive crashes: a site's state, the server's journal.
 
-A transaction is in the file as a whole or not at all, wherever a process is killed; a
-*durable* one also outlasts a loss of power once it has been committed (write-ahead log,
-``synchronous = FULL``). Writers take turns: threads of this process by a lock, other
-processes by SQLite's.
+A transaction is written as a whole or not at all, wherever a process is killed; a
+*durable* one also survives a loss of power once it is committed (write-ahead log,
+``synchronous = FULL``). Writers take turns: threads of a process by a lock, processes
+by SQLite's locks.
 """
 
 import errno
@@ -40,25 +40,25 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class DamagedFileError(Exception):
-    """A file is no database of this version any more."""
+    """A file is not a database of this version any more."""
 
 
 class Database:
     """One SQLite file, as the threads of a process share it.
 
-    All methods raise the error that ``refusal`` makes of one of the system or a damaged
-    file, and ``SettingsError`` where others than its owner may open the file, or it is
-    of another version.
+    All methods turn an error of the system or a damaged file into the error that
+    ``refusal`` makes of it, and raise ``SettingsError`` if others than its owner may
+    open the file, or if it is of another version.
 
     Args:
-        path: of the file, which is made, for its owner alone, when it is first used;
-            None for a database that is gone with the process.
-        schema: statements that make its tables, of a version.
-        is_exclusive: whether no other process may have it open, as long as this one
+        path: of the file, which is created on first use, for its owner alone; None for
+            a database in memory.
+        schema: statements that create the tables of a version.
+        is_exclusive: whether no other process may have the file open while this one
             does.
 
     Attributes:
-        transaction_number: of the last transaction; no other one of the process has it.
+        transaction_number: the current transaction's, unique in the process.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Database:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Keep the other threads of the process out, to read."""
+        """Keep the process's other threads out, to read."""
         with self._lock, self._refused():
             yield self._opened()
 
@@ -97,7 +97,7 @@ class Database:
 
     @contextmanager
     def transaction(self, *, is_durable: bool = True) -> Iterator[sqlite3.Connection]:
-        """Write all or nothing; within another transaction, as a part of it."""
+        """Write all or nothing; inside another transaction, as a part of it."""
         with self._lock:
             if self._connection is not None and self._connection.in_transaction:
                 with self._refused():
@@ -129,7 +129,7 @@ class Database:
         self.transaction_number = next(_NUMBERS)
 
     def commit(self) -> None:
-        """End the transaction: all of it is safe."""
+        """Commit the transaction."""
         try:
             with self._refused():
                 self._opened().execute("COMMIT")
@@ -139,7 +139,7 @@ class Database:
         self._lock.release()
 
     def rollback(self) -> None:
-        """End the transaction: nothing was written."""
+        """Roll the transaction back: nothing was written."""
         try:
             # the error may have rolled it back
             with suppress(sqlite3.Error):
@@ -149,14 +149,14 @@ class Database:
             self._lock.release()
 
     def overwrite_deleted(self) -> None:
-        """Leave nothing of deleted rows in the log, unless somebody reads it now."""
+        """Erase deleted rows from the log, unless somebody is reading it."""
         with self._lock, self._refused():
             connection = self._opened()
             if self.path is not None and not connection.in_transaction:
                 connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Let go of the file until it is used again; not within a transaction."""
+        """Close the file until it is used again; not inside a transaction."""
         with self._lock:
             connection = self._connection
             if self.path is None or connection is None or connection.in_transaction:
@@ -170,7 +170,7 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            # the module's own errors have none: of wrong arguments, or no UTF-8
+            # the module's own errors, of arguments or bad UTF-8, have no code
             is_text = isinstance(error, sqlite3.OperationalError)
             default = sqlite3.SQLITE_CORRUPT if is_text else sqlite3.SQLITE_MISUSE
             code = getattr(error, "sqlite_errorcode", default) & 0xFF
@@ -187,7 +187,7 @@ class Database:
 
     def _opened(self) -> sqlite3.Connection:
         if self._connection is not None:
-            # a file that was put in its place is another database
+            # a file that has replaced it is another database
             if self._connection.in_transaction or self._inode == _inode(self.path):
                 return self._connection
             self._connection.close()
@@ -212,7 +212,7 @@ class Database:
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            # no two processes make the file at once
+            # two processes must not create the file at once
             fcntl.flock(folder, fcntl.LOCK_EX)
             _check_private(self.path)
             connection = self._connect()
@@ -226,7 +226,7 @@ class Database:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection, path: Path) -> None:
-        # keys are thrown away here: nothing of a deleted row is to be left
+        # deleted rows may hold keys: overwrite them
         connection.execute("PRAGMA secure_delete = ON")
         if self._is_exclusive:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
@@ -254,8 +254,8 @@ class Database:
 def _check_private(path: Path) -> None:
     """Make a file for its owner alone, or refuse one that others may open."""
     try:
-        # invariant: a file that this process has open is never opened and closed
-        # here, which would let go of SQLite's locks
+        # invariant: a file that this process has open is never opened and closed here,
+        # which would release SQLite's locks
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, PRIVATE))
     except FileExistsError:
         pass

@@ -1,9 +1,8 @@
 """DuckDB: restricted connections, quoting, and safe errors.
 
-Errors about values quote them: "Could not convert string 'secret' to INT32". What
-leaves a site is therefore put together from pieces that cannot be data: the kind of
-error, and what is found of a closed list of phrases. Errors about names and types are
-kept.
+Errors about values quote them: "Could not convert string 'secret' to INT32". So a text
+that leaves a site is put together from pieces that cannot be data: the kind of error,
+and phrases from a closed list. Errors about names and types are left as they are.
 """
 
 import atexit
@@ -16,7 +15,7 @@ from typing import Final
 
 import duckdb
 
-# raised before any value is looked at: they speak of names, types, files and syntax
+# raised before any value is read: they contain only names, types, files and syntax
 _HARMLESS: Final = (
     duckdb.BinderException,
     duckdb.CatalogException,
@@ -42,7 +41,7 @@ _PHRASES: Final = (
     re.compile(r"^Invalid unicode .*(This file is not utf-8 encoded)\.$"),
     re.compile(r"^(Maximum line size of \d+ bytes exceeded)"),
     re.compile(r"^(It was not possible to automatically detect the CSV parsing)"),
-    # files of a folder that differ; to the end of a type, which a value follows
+    # files in a folder that differ; up to the end of a type, because a value follows
     re.compile(
         r"^Conversion Error: Error while reading (file \"[^\"]*\": failed to cast "
         r"column \"[^\"]*\" from type [A-Z]\w*)"
@@ -60,7 +59,7 @@ _PHRASES: Final = (
 
 
 def new_engine() -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB engine of its own, in UTC, not locked yet."""
+    """Return a separate DuckDB engine in UTC, not locked yet."""
     connection = duckdb.connect(
         config={
             "autoinstall_known_extensions": False,
@@ -73,8 +72,8 @@ def new_engine() -> duckdb.DuckDBPyConnection:
 
 
 def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> None:
-    """Let the engine read these files at most, and never again be told otherwise."""
-    # a reader asks for the pattern that finds the file, and then for the file
+    """Restrict the engine to reading these files, and lock its configuration."""
+    # a reader opens the pattern that matches the file, and then the file
     spelled = {*map(quote_text, paths), *map(quote_path, paths)}
     allowed = ", ".join(sorted(spelled))
     connection.execute(f"SET allowed_paths = [{allowed}]")
@@ -83,7 +82,7 @@ def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> No
 
 
 def shared_cursor() -> duckdb.DuckDBPyConnection:
-    """Return a connection to the locked engine in memory: starting one takes long."""
+    """Return a connection to the locked in-memory engine, which is slow to start."""
     return _shared_engine().cursor()
 
 
@@ -96,7 +95,7 @@ def _shared_engine() -> duckdb.DuckDBPyConnection:
 
 @lru_cache(maxsize=1)
 def _spill_folder() -> str:
-    """Where rows go that do not fit into memory: a folder nobody else can read."""
+    """The folder for rows that do not fit into memory, readable by nobody else."""
     folder = tempfile.mkdtemp(prefix="tp_flower-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
@@ -121,7 +120,7 @@ def quote_text(text: str) -> str:
 
 
 def quote_path(path: str) -> str:
-    """Quote the path of one file, which a reader would take for a pattern.
+    """Quote the path of one file, whose characters a reader would take for a pattern.
 
     >>> quote_path("a[1]*.csv")
     "'a[[]1][*].csv'"

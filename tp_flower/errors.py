@@ -1,6 +1,6 @@
 """The errors a caller of tp_flower can act on.
 
-A site tells the server the kind of an error, as that decides what comes next: the same
+A site tells the server the kind of an error, which decides what comes next: the same
 request again, the rounds that the site has missed, or the end of the run.
 """
 
@@ -84,7 +84,7 @@ class ModelError(TPFlowerError):
 
 
 class BehindError(SiteError):
-    """A site lacks what a request builds on; ``at`` is the last round it answered."""
+    """A site lacks the state for a request; ``at`` is the last round it answered."""
 
     def __init__(self, text: str, at: int | None) -> None:
         super().__init__(text)
@@ -92,11 +92,11 @@ class BehindError(SiteError):
 
 
 class LostStateError(SiteError):
-    """A site's state of a run is gone or damaged."""
+    """A site's state of a run is missing or damaged."""
 
 
 class DivergedError(SiteError):
-    """A site's part of the model is not finite any more."""
+    """A site's part of the model is no longer finite."""
 
 
 def closest(name: str, choices: Collection[str]) -> str:
@@ -113,9 +113,9 @@ def closest(name: str, choices: Collection[str]) -> str:
 
 
 class ErrorKind(StrEnum):
-    """The remedy of a site's error.
+    """What a caller can do about a site's error.
 
-    REFUSED: nothing, it would come again. TRANSIENT: send the same request later.
+    REFUSED: nothing, it would recur. TRANSIENT: send the same request again later.
     BEHIND: send the rounds that the site lacks. DIVERGED: train with smaller steps.
     """
 
@@ -129,10 +129,10 @@ _LASTING: Final = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG),
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.EINVAL, errno.ELOOP),
 }
-"""Errors of the system that somebody has to mend."""
+"""System errors that last until somebody fixes them."""
 
 _FULL: Final = ("No space left on device", "Disk quota exceeded", "Input/output error")
-"""DuckDB's texts about a disk, as it has no numbers for it."""
+"""DuckDB's error texts about disks, which carry no error numbers."""
 
 
 def kind_of(error: BaseException) -> ErrorKind:

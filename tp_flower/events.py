@@ -2,10 +2,10 @@
 
     event=answered run=1f0c9a77 site=3 round=12 action=train.admm seconds=0.061
 
-A value that is more than letters, digits and a few signs stands in quotes, written as
-JSON writes texts: names of sites and tables are others' to choose, and must not be able
-to begin a line, close a quote or colour a terminal. A run's name is the right to go on
-with the run, so that no more than its first digits are shown.
+A value that is more than letters, digits and a few signs is quoted like a JSON string:
+others choose the names of sites and tables, which must not be able to begin a line,
+close a quote or colour a terminal. A run's name grants the right to continue the run,
+so only its first digits are shown.
 """
 
 import re
@@ -16,17 +16,17 @@ from typing import Final
 Value = str | int | float | Sequence[str] | None
 
 SHOWN_DIGITS: Final = 8
-"""Of a run's name."""
+"""Length of a run's name in the log."""
 
 MOST_CHARACTERS: Final = 500
-"""Of a value; the rest is cut, and three dots stand for it."""
+"""Length of a value; the rest is replaced by three dots."""
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
 
 
 class LogLine:
-    """A line of the log, written out by whoever prints it: most are not printed."""
+    """A log line, formatted only if it is printed: most are not."""
 
     def __init__(self, event: str, values: dict[str, Value]) -> None:
         self._values = {"event": event, **values}
@@ -42,9 +42,8 @@ class LogLine:
 def line(event: str, /, **values: Value) -> LogLine:
     r"""Return the line of an event.
 
-    Values are in the order of the line; None is left out. Of ``run`` the first digits
-    are shown. Lists of texts are joined by commas. Numbers have 3 digits behind the
-    point.
+    Values keep their order; None is left out. Only the first digits of ``run`` are
+    shown. Lists of texts are joined by commas. Numbers have 3 decimals.
 
     >>> print(line("answered", run="1f0c9a77d2e8", round=12, seconds=0.0612))
     event=answered run=1f0c9a77 round=12 seconds=0.061

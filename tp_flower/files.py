@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all; durable ones outlast a loss of power."""
+"""Files that appear whole or not at all; durable ones survive a loss of power."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -13,12 +13,12 @@ PRIVATE: Final = 0o600
 def whole_file(
     path: Path, *, is_durable: bool, mode: int = PRIVATE
 ) -> Iterator[BinaryIO]:
-    """Yield a file to write to, which then replaces the one at a path.
+    """Yield a file to write to, which then replaces the file at a path.
 
-    Its folder must be there, and nobody else writing. A durable file is on the disk
-    before it gets its name. After an OSError the file that was there still is.
+    Its folder must exist, and nobody else may be writing. A durable file is on disk
+    before it gets its name. After an OSError the previous file is still there.
     """
-    # always the same name: one that a killed process has left is written over
+    # always the same name: a file left by a killed process is overwritten
     temporary = path.with_name(f".{path.name}-new")
     flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
     try:
@@ -43,7 +43,7 @@ def write_file(
     is_durable: bool,
     mode: int = PRIVATE,
 ) -> None:
-    """Replace a file by pieces, as :func:`whole_file` does."""
+    """Replace a file, given in pieces, as :func:`whole_file` does."""
     with whole_file(path, is_durable=is_durable, mode=mode) as file:
         file.writelines(pieces)
 

@@ -1,8 +1,8 @@
 """Keyed hashes of texts: HMAC-SHA-256, one key per purpose.
 
-The sites of a run share a secret that the server does not have. What must be compared
-across sites (join keys, group keys, categories) leaves them as keyed hashes: whoever
-lacks the secret cannot test a guess. Distinct values are hashed, never rows.
+The sites of a run share a secret that the server does not have. Values to be compared
+across sites (join keys, group keys, categories) leave them as keyed hashes: without the
+secret nobody can test a guess. Distinct values are hashed, never rows.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class KeyedHasher:
             )
 
     def purpose(self, name: str) -> "KeyedHasher":
-        """Return a hasher of its own purpose: HKDF-Expand with one block (RFC 5869)."""
+        """Return a hasher for one purpose: HKDF-Expand with one block (RFC 5869)."""
         derived = hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256)
         return KeyedHasher(derived)
 
@@ -54,7 +54,7 @@ class KeyedHasher:
 
         from tp_flower.duckdb_engine import shared_cursor
 
-        # a table that is registered needs no copy; the secret is no part of any SQL
+        # a registered table needs no copy; the secret is not part of any SQL
         with closing(shared_cursor()) as cursor:
             cursor.register("texts", pa.table({"t": texts}))
             halves = cursor.execute(

@@ -1,17 +1,17 @@
-"""How far the paper's assumptions are met, measured on the rows of a sample.
+"""How far the paper's assumptions hold, measured on the rows of a sample.
 
 gamma (Assumption 4.1): the smallest singular value of [U_1, ..., U_T], with U_i an
 orthonormal basis of the columns of table i over the joined rows. 0: some column is a
-combination of other tables' columns (and scores may miss what matters); 1: the tables'
-columns are orthogonal. The sample size that the theorem asks for grows as 1 / gamma^2.
+combination of other tables' columns (and the scores may miss it); 1: the tables'
+columns are orthogonal. The sample size that the theorem requires grows as 1 / gamma^2.
 
-tau (Assumption 5.1): the least number with ||x - x'||^2 <= tau ||x^(t) - x'^(t)||^2 for
-all pairs of joined rows at some table t. It is infinite as soon as two joined rows
-differ, and share their row of t, for every t: the rule over joins, where a table's rows
-repeat. The median over pairs says how far that is from the ordinary pair.
+tau (Assumption 5.1): the smallest number with ||x - x'||^2 <= tau ||x^(t) - x'^(t)||^2
+for all pairs of joined rows, for some table t. It is infinite if for every t two
+different joined rows share their row of t, which is usual in joins, where a table's
+rows repeat. The median over pairs tells how a typical pair behaves.
 
-Where they are far from met a sample is a robust coreset: its error is bounded on all
-but a small share of the rows (Remarks 4.3, 5.3).
+If the assumptions are far from met, a sample is still a robust coreset: its error is
+bounded except on a small share of the rows (Remarks 4.3, 5.3).
 
 Reference:
     Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning.
@@ -34,10 +34,10 @@ MOST_PAIRS: Final = 100_000
 
 
 def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
-    """Return the smallest singular value of [U_1, ..., U_T], 0 to 1.
+    """Return the smallest singular value of [U_1, ..., U_T], from 0 to 1.
 
-    Of each table the block (m, p_i) has the columns on the sampled joined rows, at the
-    label table with the intercept's and the label's; sums of the weights (m,), > 0,
+    Each table's block (m, p_i) has its columns on the sampled joined rows; the label
+    table's includes the intercept's and the label's. Sums with the weights (m,), > 0,
     stand for sums over all joined rows.
 
     >>> first = np.array([[1.0], [2.0]])
@@ -48,16 +48,16 @@ def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
     bases = [block @ whitening(gram(block, weights)) for block in blocks]
     together = np.concatenate(bases, axis=1)
     least = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
-    # a square: rounding makes of 0 what is 1e-8 as a root
+    # this is a square: rounding can turn 0 into what would be 1e-8 as a root
     return float(np.sqrt(np.clip(least, 0.0, 1.0))) if least > 1e-12 else 0.0
 
 
 @dataclass(frozen=True)
 class PairRatio:
-    """How much of two joined rows' distance one table sees.
+    """The distance of two joined rows, relative to the distance that one table sees.
 
-    ``largest`` is tau over the pairs, infinite where no table tells some apart;
-    ``median`` is over the pairs, at the table where it is least.
+    ``largest`` is tau over the pairs, infinite if no table separates all of them;
+    ``median`` is the median over pairs, for the table where it is smallest.
     """
 
     largest: float
@@ -65,7 +65,7 @@ class PairRatio:
 
 
 def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRatio:
-    """Return tau and its median, each least over the tables, over pairs of rows."""
+    """Return tau and its median over pairs of rows, for the best table each."""
     rows = len(blocks[0])
     if rows * (rows - 1) // 2 <= MOST_PAIRS:
         first, second = np.triu_indices(rows, 1)
@@ -77,7 +77,7 @@ def tau(blocks: Sequence[npt.NDArray[Any]], rng: np.random.Generator) -> PairRat
     if not len(total):
         return PairRatio(1.0, 1.0)
     ratios = np.divide(total, local, where=local > 0, out=np.full(local.shape, np.inf))
-    # of an even number of pairs the median is between two, one of them infinite or not
+    # for an even number of pairs the upper median: a mean may involve an infinite one
     middle = np.sort(ratios, axis=1)[:, len(total) // 2]
     return PairRatio(float(ratios.max(axis=1).min()), float(middle.min()))
 
@@ -87,7 +87,7 @@ def _squared_distances(
     first: npt.NDArray[np.intp],
     second: npt.NDArray[np.intp],
 ) -> FloatArray:
-    """Return the squared distances of pairs, a column at a time: pairs may be many."""
+    """Return the squared distances of pairs, column by column to save memory."""
     total = np.zeros(len(first))
     for column in rows.T.astype(np.float64):
         total += (column[first] - column[second]) ** 2

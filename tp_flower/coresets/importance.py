@@ -1,4 +1,4 @@
-"""How much each row of a table matters for least squares: leverage scores over joins.
+"""The importance of a table's rows for least squares: leverage scores over joins.
 
 Algorithm 2 of the paper scores joined row j by g_i(j) = ||u_j||^2 at party i, with U an
 orthonormal basis of the columns of the N joined rows. Over a join the matrix repeats
@@ -13,15 +13,16 @@ row of the table. Gram matrices of shards add up. The scores sum to the rank of 
 
     sum_j w_j g_i(p_i(j)) = sum_r G^w_r g_i(r) = trace(Gram Gram^+) = rank <= columns
 
-The objective's penalty N l2 ||theta||^2 is the cost of d more joined rows, sqrt(N l2)
-times the unit vectors, whose label is 0. They are known and always in the sample. With
-them the basis is of [X_i; sqrt(N l2) I], and (Gram + N l2 I)^+ takes the place of
-Gram^+: ridge leverage scores. Directions that the penalty decides, such as those of
-rare categories, then claim no draws; with l2 = 0 it is the paper's score. The total is
-the effective dimension, still at most the number of columns.
+The objective's penalty N l2 ||theta||^2 is the cost of d additional joined rows, sqrt(N
+l2) times the unit vectors, with label 0. They are known and always in the sample. With
+them the basis is that of [X_i; sqrt(N l2) I], and (Gram + N l2 I)^+ replaces Gram^+:
+ridge leverage scores. Directions that the penalty decides, such as those of rare
+categories, then get no draws; with l2 = 0 it is the paper's score. The total is the
+effective dimension, still at most the number of columns.
 
-The paper adds 1/N at every party. That share reads no data, and the server draws it:
-:func:`tp_flower.coresets.sampling.draw_uniform`.
+The paper adds 1/N at every party. That share does not depend on data; the server draws
+it: :func:`tp_flower.coresets.sampling.draw_uniform`.
+it: :func:`tp_flower.coresets.sampling.draw_uniform`.
 
 Notation:
     T_i     ``rows``  (n, p): the encoded columns, at the label table with 1 and label
@@ -45,10 +46,10 @@ from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
 
 REGRESSION: Final = "regression"
 CLUSTERS: Final = "clusters"
-"""Rows matter for a regression, by their leverage, or for k-means."""
+"""What rows are important for: a regression (leverage scores), or k-means."""
 
 RANK_TOLERANCE: Final = 1e-10
-"""A direction below it, over the largest of the scaled Gram matrix, is none.
+"""Eigenvalues of the scaled Gram matrix below this share of the largest count as 0.
 
 Features are float32: a copy of a column differs from it by up to 1e-7 of its size, and
 so by 1e-14 in the Gram matrix. A wrong rank changes which rows are drawn more often,
@@ -61,9 +62,9 @@ _BLOCK_VALUES: Final = 1 << 22
 def augmented(
     features: npt.NDArray[Any], labels: npt.NDArray[Any] | None, *, intercept: bool
 ) -> FloatArray:
-    """Return the columns that a table's scores are of, (n, d [+ 1] [+ c]).
+    """Return the columns that define a table's scores, (n, d [+ 1] [+ c]).
 
-    ``labels`` (n, c) are numbers, or a column per class.
+    ``labels`` (n, c) are numbers, or one column per class.
 
     >>> augmented(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
     [[2.0, 1.0, 7.0]]
@@ -77,9 +78,9 @@ def augmented(
 
 
 def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
-    """Return the Gram matrix (p, p) with the penalty's rows in it.
+    """Return the Gram matrix (p, p) including the penalty's rows.
 
-    The first ``features`` columns are penalised, by N l2 >= 0.
+    The first ``features`` columns are penalised, with N l2 >= 0.
 
     >>> penalised(np.ones((2, 2)), 1, 3.0).tolist()
     [[4.0, 1.0], [1.0, 1.0]]
@@ -92,9 +93,9 @@ def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
 def whitening(gram: FloatArray) -> FloatArray:
     """Return W, (p, r), with W W^T = gram^+ on the space that the columns span.
 
-    The columns are scaled to length 1 first, so that their units do not decide what
-    counts as zero; copies, constants beside an intercept and empty columns lower the
-    rank r, nothing else.
+    The columns are first scaled to length 1, so that their units do not decide what
+    counts as zero; copies, constants beside an intercept and empty columns only lower
+    the rank r.
     """
     lengths = np.sqrt(np.diag(gram), where=np.diag(gram) >= 0, out=-np.ones(len(gram)))
     if not np.isfinite(gram).all() or (lengths < 0).any():
@@ -111,22 +112,22 @@ def whitening(gram: FloatArray) -> FloatArray:
 def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
     """Return t^T gram^+ t of each row, (n,), >= 0.
 
-    ``whitening`` (p, r) is of the whole table's Gram matrix.
+    ``whitening`` (p, r) belongs to the whole table's Gram matrix.
     """
     scores = np.empty(len(rows))
     rows_at_once = max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)
     for block in blocks(len(rows), rows_at_once):
-        # products of one column each are of ordinary size, whatever its unit
+        # columnwise products have an ordinary size, whatever the units
         projected = rows[block] @ whitening
         scores[block] = np.einsum("nr,nr->n", projected, projected)
     return scores
 
 
 def leverage_total(gram: FloatArray, whitening: FloatArray) -> float:
-    """Return the sum of a shard's scores: trace(gram_q gram^+), 0 to its columns.
+    """Return the sum of a shard's scores: trace(gram_q gram^+), from 0 to its columns.
 
-    ``gram`` is without the penalty's rows, ``whitening`` of the sum over the
-    shards, with them.
+    ``gram`` excludes the penalty's rows; ``whitening`` belongs to the sum over the
+    shards, including them.
     """
     return float(np.einsum("pr,pq,qr->", whitening, gram, whitening, optimize=True))
 
@@ -136,10 +137,10 @@ _LARGEST: Final = 1e100
 
 
 def is_gram(matrix: npt.NDArray[Any]) -> bool:
-    """Return whether a finite matrix (p, p) may be a sum of t t^T.
+    """Return whether a finite matrix (p, p) can be a sum of t t^T.
 
-    It is symmetric, and by Cauchy-Schwarz |g_ij| <= sqrt(g_ii g_jj): arithmetic with
-    its columns scaled to length 1 stays finite.
+    It must be symmetric with |g_ij| <= sqrt(g_ii g_jj) (Cauchy-Schwarz), so that
+    arithmetic with its columns scaled to length 1 stays finite.
 
     >>> is_gram(np.array([[4.0, 2.0], [2.0, 1.0]]))
     True
@@ -156,17 +157,17 @@ def is_gram(matrix: npt.NDArray[Any]) -> bool:
 
 
 ALPHA: Final = 2.0
-"""How far from the best the local clustering is taken to be."""
+"""Assumed factor between the cost of the local clustering and the best cost."""
 
 ZERO_COST: Final = 1e-10
-"""A cost below it, over the rows' own squares, is rounding: features are float32."""
+"""Costs below this share of the rows' squares are rounding: features are float32."""
 
 
 @dataclass(frozen=True)
 class ShardClusters:
-    """A shard's rows in clusters: labels, squared distances to centres (n,).
+    """A shard's rows in clusters: labels and squared distances to the centres, (n,).
 
-    The multiplicity (n,) is weighted; centres (k, d) are of clusters that have a row.
+    The multiplicity (n,) is weighted; centres (k, d) belong to non-empty clusters.
     """
 
     labels: LabelArray
@@ -181,12 +182,12 @@ class ShardClusters:
 
     @property
     def cost(self) -> float:
-        """Summed squared distances."""
+        """The sum of squared distances."""
         return float(self.multiplicity @ self.distances)
 
     @property
     def used(self) -> int:
-        """How many clusters have a row that counts."""
+        """The number of clusters with a row that counts."""
         return len(self.centres)
 
 
@@ -196,7 +197,7 @@ def cluster_shard(
     clusters: int,
     rng: np.random.Generator,
 ) -> ShardClusters:
-    """Return the rows of a shard in at most ``clusters`` clusters, by k-means++."""
+    """Return a shard's rows in at most ``clusters`` clusters, by k-means++."""
     weights = np.asarray(multiplicity, np.float64)
     counted = weights > 0
     if not counted.any():
@@ -213,9 +214,9 @@ def cluster_shard(
 
 
 def kmeans_scores(shard: ShardClusters, cost: float) -> FloatArray:
-    """Return the scores (n,) of a shard's rows; 0 where a row counts nothing.
+    """Return the scores (n,) of a shard's rows; 0 for rows of multiplicity 0.
 
-    ``cost`` is of the rows of all the table's shards.
+    ``cost`` covers the rows of all the table's shards.
     """
     if not shard.used:
         return np.zeros(len(shard.multiplicity))

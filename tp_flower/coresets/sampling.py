@@ -46,7 +46,7 @@ Generator = np.random.Generator
 
 
 def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArray:
-    """Return the draws of each party, (T,), from the sums of the parties' scores."""
+    """Return each party's number of draws, (T,), from the parties' total scores."""
     sums = np.asarray(totals, np.float64)
     if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
         raise ValueError(f"totals {sums.tolist()} must be finite, >= 0, not all 0")
@@ -60,7 +60,7 @@ def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray
         return np.zeros(0, np.int64)
     if not len(ends) or not ends[-1] > 0:
         raise ValueError(f"cannot draw {count} rows: none has a weight above 0")
-    # the first end above the number: a row of weight 0 has none of the interval
+    # the first end above the number; a row of weight 0 has an empty interval
     at = rng.random(count) * ends[-1]
     positions: IntArray = np.searchsorted(ends, at, side="right")
     return positions
@@ -72,10 +72,10 @@ def draw_joined(
     row_weights: FloatArray | None,
     rng: Generator,
 ) -> IntArray:
-    """Return a joined row of each drawn row of a table, (count,), in the draws' order.
+    """Return a joined row for each drawn row of a table, (count,), in the draws' order.
 
-    ``row_weights`` are w0, (N,), None where all are 1: one of the row's joined rows
-    is drawn in proportion to it.
+    ``row_weights`` are w0, (N,), None if all are 1: one of the row's joined rows is
+    drawn in proportion to w0.
 
     >>> twice = TableRows(np.array([1, 0, 1], np.int32), 2)
     >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
@@ -98,7 +98,7 @@ def draw_joined(
         ends = np.concatenate([[0.0], np.cumsum(row_weights[joined])])
         at = ends[starts] + share * (ends[stops] - ends[starts])
         places = np.searchsorted(ends, at, side="right") - 1
-    # a rounding error at the edge of a group must not reach into the next
+    # a rounding error at the edge of a group must not reach the next group
     drawn: IntArray = joined[np.clip(places, starts, stops - 1)]
     return drawn
 
@@ -130,16 +130,16 @@ class Sample:
 
     @cached_property
     def effective_rows(self) -> float:
-        """(sum w)^2 / sum w^2: so many equal rows have a mean as sure as theirs."""
+        """(sum w)^2 / sum w^2: a mean over so many equal rows is as precise."""
         return effective_rows(self.weights)
 
 
 def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
     """Return the draws merged, each with the weight total / (m s_j) per draw.
 
-    ``scores`` (k,), s_j > 0, are of the distinct rows of ``draws`` in ascending
-    order, with the uniform term; ``total`` is what w0_j s_j sum to over all joined
-    rows: the totals of the parties and T for the uniform share.
+    ``scores`` (k,), s_j > 0, belong to the distinct rows of ``draws`` in ascending
+    order, and include the uniform term; ``total`` is the sum of w0_j s_j over all
+    joined rows: the totals of the parties plus T for the uniform share.
 
     >>> sample = weigh_sample(np.array([4, 2, 4]), np.array([0.5, 2.0]), 6.0)
     >>> sample.joined.tolist(), sample.weights.tolist()
@@ -157,9 +157,9 @@ def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
 def uniform_sample(
     joined_rows: int, size: int, row_weights: FloatArray | None, rng: Generator
 ) -> Sample:
-    """Return ``size`` distinct joined rows, all as likely, of weights w0_j N / m.
+    """Return ``size`` distinct joined rows, drawn uniformly, with weights w0_j N / m.
 
-    Of N rows or fewer all are taken, with their own weights.
+    If N is at most ``size``, all rows are taken, with their own weights.
     """
     taken = min(size, joined_rows)
     joined = np.sort(rng.choice(joined_rows, taken, replace=False, shuffle=False))

@@ -1,4 +1,4 @@
-"""Least squares on weighted rows at one place: ridge, lasso and elastic net.
+"""Least squares on weighted rows in one place: ridge, lasso and elastic net.
 
     minimise    1/(2 W) sum_j w_j (x_j theta + b - y_j)^2
                     + l2/2 ||theta||^2 + l1 ||theta||_1,    W = sum_j w_j
@@ -9,7 +9,7 @@ Notation:
     x_j    ``design``  (n, p)
     y_j    ``targets``  (n,)
     w_j    ``weights``  (n,), >= 0, not all 0
-    theta  the first p of what is returned, b the last
+    theta  the first p elements of the result, b the last
 """
 
 import warnings
@@ -26,7 +26,7 @@ Solver = Literal["exact", "saga"]
 MAX_PASSES: Final = 10_000
 TOLERANCE: Final = 1e-6
 CONSTANT: Final = 1e-12
-"""A column whose deviation is below it, over its size, is constant."""
+"""A column is constant if its deviation is below this share of its size."""
 
 
 def solve(
@@ -38,14 +38,14 @@ def solve(
     l1: float = 0.0,
     solver: Solver = "exact",
 ) -> FloatArray:
-    """Return theta and b, (p + 1,), by scikit-learn, of a finite design.
+    """Return theta and b, (p + 1,), for a finite design, using scikit-learn.
 
-    With both penalties 0 theta is the least of those that fit, once the columns have
-    length 1: copies and combinations of columns do no harm.
+    If both penalties are 0, theta is the solution of least norm after the columns are
+    scaled to length 1: copies and combinations of columns do no harm.
 
-    The solver is "exact" (singular values; coordinate descent where l1 is above 0), or
+    The solver is "exact" (singular values; coordinate descent if l1 is above 0), or
     "saga": stochastic average gradients (Defazio et al. 2014), which stop after
-    ``MAX_PASSES`` passes where they have not converged.
+    ``MAX_PASSES`` passes if they have not converged.
     """
     scaled = weights * (len(weights) / weights.sum())
     if l1 > 0 and solver == "saga":
@@ -57,7 +57,7 @@ def solve(
     from sklearn.linear_model import ElasticNet, Ridge
 
     with warnings.catch_warnings():
-        # the best that was reached is used, and its cost is in the report
+        # the best solution so far is used, and its cost is in the report
         warnings.simplefilter("ignore", ConvergenceWarning)
         if solver == "saga":
             return _saga(columns, targets, scaled, l2)
@@ -79,8 +79,8 @@ def _saga(
 ) -> FloatArray:
     from sklearn.linear_model import Ridge
 
-    # scikit-learn's step is from the longest row, whatever it weighs: with a weight of
-    # its own a row may make it diverge, so that weights go into the rows themselves
+    # scikit-learn's step follows the longest row, regardless of its weight: a large
+    # weight could make it diverge, so weights are multiplied into the rows
     mean, middle = np.average(design, 0, weights), np.average(targets, 0, weights)
     roots = np.sqrt(weights)
     model = Ridge(
@@ -99,11 +99,11 @@ def _least_squares(
 ) -> FloatArray:
     from sklearn.linear_model import LinearRegression
 
-    # without a penalty units do not matter, and what counts as zero must not depend
-    # on them: columns may be of size 1e-8 and 1e8
+    # without a penalty units do not matter, and must not decide what counts as zero:
+    # columns may be of size 1e-8 or 1e8
     lengths = np.sqrt(weights @ (design - np.average(design, 0, weights)) ** 2)
     sizes = np.sqrt(weights @ design**2)
-    # what a constant column has left is rounding: its coefficient is 0
+    # only rounding is left of a constant column: its coefficient is 0
     is_constant = lengths <= CONSTANT * sizes
     units = np.where(is_constant, 0.0, 1.0 / np.where(is_constant, 1.0, lengths))
     model = LinearRegression().fit(design * units, targets, sample_weight=weights)
@@ -114,7 +114,7 @@ LabelArray = npt.NDArray[np.intp]
 
 MAX_STEPS: Final = 300
 STARTS: Final = 10
-"""Seedings of which the best is taken, as in scikit-learn at the paper's time."""
+"""Runs of k-means++ to choose the best of, as in scikit-learn at the paper's time."""
 
 _BLOCK_VALUES: Final = 1 << 22
 
@@ -142,7 +142,7 @@ def weighted_kmeans(
         random_state=int(rng.integers(2**31)),
     )
     with warnings.catch_warnings():
-        # fewer distinct points than clusters: some centres are the same
+        # fewer distinct points than clusters: some centres coincide
         warnings.filterwarnings("ignore", "Number of distinct", ConvergenceWarning)
         solver.fit(weighted, sample_weight=positive_weights)
     return np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
@@ -163,7 +163,7 @@ def nearest(
     for block in blocks(len(points), max(_BLOCK_VALUES // width, 1)):
         rows = points[block].astype(np.float64)
         labels[block] = np.argmin(lengths - 2.0 * (rows @ centres.T), axis=1)
-        # of the difference itself: that of squares has no digits left near 0
+        # from the difference itself: a difference of squares has no digits left near 0
         rows -= centres[labels[block]]
         distances[block] = np.einsum("ij,ij->i", rows, rows)
     return labels, distances
@@ -178,11 +178,11 @@ def distdim(
 ) -> FloatArray:
     """Return centres (<= k, d_1 + ... + d_T) from the parties' local clusterings.
 
-    Every party clusters its columns. A point is then taken for the combination of its
-    local centres; those that occur are clustered, by the weight of their points.
+    Every party clusters its own columns. A point is then represented by its combination
+    of local centres; those that occur are clustered, weighted by their points.
 
     ``labels`` (n, T) are the nearest local centres of each point, ``centres`` (k_t,
-    d_t) by party, ``weights`` (n,) >= 0.
+    d_t) one array per party, ``weights`` (n,) >= 0.
 
     Reference:
         Ding et al. 2016, algorithm DistDim-K-means; of the k^T combinations only those

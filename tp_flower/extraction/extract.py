@@ -1,8 +1,8 @@
 """Run a query's fragment on a shard: join keys, label and feature columns.
 
-DuckDB evaluates the fragment's expressions in one streamed reading of the shard, in the
-shard's own row order. What arrives is written on at once, batch of rows by batch of
-rows: no more than a few batches are ever held, and no Python object is made per row.
+DuckDB evaluates the fragment's expressions in one streamed pass over the shard, in the
+shard's own row order. Rows are written to the files batch by batch as they arrive: only
+a few batches are ever in memory, and no Python object is made per row.
 """
 
 from collections import Counter
@@ -40,7 +40,7 @@ from tp_flower.sources.shards import Scan, ShardSource, scan
 META_FILE: Final = "shard.json"
 MOST_ROWS: Final = 1 << 14
 MOST_VALUES: Final = 1 << 20
-"""Values of a batch, about 8 MB, where the lengths of the vectors are known."""
+"""Values of a batch, about 8 MB, if the lengths of the vectors are known."""
 _VECTORS: Final = pa.list_(pa.float32())
 _TEXTS: Final = pa.schema([("t", pa.string())])
 
@@ -53,12 +53,12 @@ def extract(
 ) -> ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
-    Rows come in the shard's own order, so that their position names them in every run;
-    where it has none, they are sorted by a keyed hash of all that the fragment yields
-    but the label, which puts equal rows in an equal order. Without the key the order
-    says nothing of the values; a hash that everybody can compute would tell of a guess
-    how many rows come before it. Sorted by the label, too, rows of one label could lie
-    side by side, and whoever sees noisy labels would see through the noise.
+    Rows come in the shard's own order, so that their position identifies them in every
+    run. If it has none, they are sorted by a keyed hash of everything that the fragment
+    yields except the label, and equal rows stay interchangeable. Without the key the
+    order reveals nothing about the values; with a public hash, the number of rows
+    before a guessed one could be computed. If rows were also sorted by the label, those
+    of one label could be adjacent, and noisy labels could be averaged.
     """
     files: dict[str, pa.NativeFile] = {}
     with ExitStack() as stack:
@@ -90,7 +90,7 @@ def open_extracted(folder: Path) -> ExtractedShard:
 
 
 class _Writer:
-    """Writes the batches of a plan's SELECT to Arrow files that it creates."""
+    """Writes the batches of a plan's SELECT to new Arrow files."""
 
     def __init__(self, plan: Plan, create: Callable[[str], pa.NativeFile]) -> None:
         self._plan = plan
@@ -199,12 +199,12 @@ def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBa
     size = max(1, min(MOST_ROWS, MOST_VALUES // max(width, 1)))
     try:
         if opened.needs_sort or opened.fragment.subquery is not None:
-            # DuckDB groups in parallel, and a database promises no order either
+            # DuckDB groups in parallel, and databases do not guarantee an order either
             for number, _ in enumerate(opened.chunks()):
                 start = "INSERT INTO" if number else "CREATE TEMP TABLE"
                 then = "" if number else " AS"
                 connection.execute(f"{start} unsorted{then} {plan.select}")
-            # rows go by their position: sorted values would tell their ranks
+            # rows are named by position: sorted values would reveal their ranks
             label = {piece.column for piece in plan.label}
             columns = connection.table("unsorted").columns
             others = [quote_name(name) for name in columns if name not in label]
@@ -221,7 +221,7 @@ def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBa
     except (duckdb.Error, pa.ArrowException, OSError) as error:
         failure = plan.failure(connection)
         if failure is None and not isinstance(error, duckdb.Error):
-            # a failure in the middle of a stream comes as Arrow's, with DuckDB's text
+            # a failure in mid-stream is raised by Arrow, with DuckDB's text
             text = safe_message(duckdb.Error(str(error)))
             failure = SourceError(f"{plan.source}: {text}")
         raise failure or error from None

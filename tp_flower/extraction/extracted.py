@@ -4,17 +4,17 @@ Layout
     rows.arrow              batches of rows: numbers as float64, vectors as lists of
                             float32, texts and keys as int32 positions in their list
     texts-<column>.arrow    the list: the distinct texts of each batch, batch by batch
-    shard.json              what the columns are, and at which row each batch starts
+    shard.json              the columns' kinds, and the row at which each batch starts
 
 A shard may be larger than memory: it is written and read batch by batch, with plain
 reads, because the pages of a memory map count as memory of the process. Small shards
-keep the same files in memory. Nothing in them is keyed: the secret of the hashes
+keep the same files in memory. Nothing in the files is keyed: the secret of the hashes
 changes with every run.
 
 Notation
     n   rows of the shard that pass the fragment's filters
     k   distinct values of a key
-    e   texts of a list: the sum over the batches of their distinct texts
+    e   texts of a list: the distinct texts of each batch, summed over the batches
     d   length of a feature's vectors
 """
 
@@ -40,7 +40,7 @@ from tp_flower.features.columns import (
 )
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 
-# Arrow's own allocator keeps 40 MiB that nobody uses
+# Arrow's own allocator keeps 40 MiB that are not used
 pa.set_memory_pool(pa.system_memory_pool())
 
 ROWS_FILE: Final = "rows.arrow"
@@ -49,10 +49,10 @@ MISSING: Final = -1
 
 
 class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
-    """A column of the files: a feature before it is encoded, the label, or a key.
+    """A column of the files: a feature before encoding, the label, or a key.
 
-    ``kind`` is "number", "boolean", "time", "text" or "vector", of a key those of its
-    parts ("text+time"); ``width`` is d of a vector, 1 of all other kinds.
+    ``kind`` is "number", "boolean", "time", "text" or "vector", for a key the kinds of
+    its parts ("text+time"); ``width`` is d for a vector, 1 for all other kinds.
     """
 
     kind: str
@@ -64,8 +64,8 @@ class StoredColumn(msgspec.Struct, frozen=True, kw_only=True):
 class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     """The description of the files, in ``shard.json``.
 
-    ``starts`` has the row at which each batch starts, and n; ``pushed`` are the filters
-    that the database applied, in words.
+    ``starts`` has the row at which each batch starts, and n; ``pushed`` describes the
+    filters that the database applied.
     """
 
     table: str
@@ -82,12 +82,12 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class KeyColumn:
-    """A join key of each row, as a number into its distinct hashed values.
+    """The join key of each row, as an index into its distinct hashed values.
 
     Attributes:
         codes: int32 (n,), row of ``hashes``; -1 where any part of the key is NULL.
-        hashes: uint64 (k, 2), 128 bits of hash of each distinct value, in the hashes'
-            order, so that it tells nothing about the values' order.
+        hashes: uint64 (k, 2), 128 bits of hash of each distinct value, in the order of
+            the hashes, which reveals nothing about the order of the values.
     """
 
     codes: CodeArray
@@ -110,7 +110,7 @@ class ExtractedKey:
     kind: str
 
     def hashed(self, hasher: KeyedHasher) -> KeyColumn:
-        """Return the key as it may leave the site, in the order of its hashes."""
+        """Return the key in the form that leaves the site, ordered by its hashes."""
         codes, hashes = self.hashed_whole(hasher)
         return KeyColumn(codes, hashes[:, :2], self.kind)
 
@@ -120,7 +120,7 @@ class ExtractedKey:
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         place = np.empty(len(order) + 1, np.int32)
         place[order] = np.arange(len(order), dtype=np.int32)
-        place[-1] = -1  # where a missing value's code points to
+        place[-1] = -1  # the entry that the code of a missing value selects
         return place[self.codes], np.ascontiguousarray(hashes[order])
 
 
@@ -143,7 +143,7 @@ class LabelColumn:
         return np.where(np.isnan(self.values), -1, self.values).astype(np.int32)
 
     def positions_in(self, classes: Sequence[str | float]) -> FloatArray:
-        """Return each label's position among classes, (n,); NaN where it is none.
+        """Return each label's position among classes, (n,); NaN if it is not one.
 
         >>> LabelColumn("text", np.array([1.0, 0.0]), ("a", "b")).positions_in(["b"])
         array([ 0., nan])
@@ -175,13 +175,13 @@ class ExtractedShard:
 
     @property
     def groups(self) -> ExtractedKey | None:
-        """The groups of a sub-query, NULL being a value too; None without one."""
+        """The groups of a sub-query, with NULL as a value; None without grouping."""
         groups = self.contents.groups
         return self._key(groups) if groups else None
 
     @property
     def label(self) -> LabelColumn | None:
-        """The label, None if it is another table's."""
+        """The label, None if another table has it."""
         label = self.contents.label
         if not label:
             return None
@@ -207,8 +207,8 @@ class ExtractedShard:
     ) -> Iterator[dict[str, FeatureColumn]]:
         """Yield all features, ``size`` rows at a time.
 
-        ``rows`` are positions, sorted or of a few sorted runs: each run of rows in one
-        batch reads that batch. None for all rows.
+        ``rows`` are positions, sorted or consisting of a few sorted runs: each run of
+        rows in one batch reads that batch. None reads all rows.
         """
         rows = np.arange(self.rows) if rows is None else rows
         with self._open([info.column for info in self.features]) as file:
@@ -270,12 +270,12 @@ class ExtractedShard:
     def _whole(self, column: str) -> pa.ChunkedArray:
         with self._open([column]) as file:
             read = (file.get_batch(n) for n in range(file.num_record_batches))
-            # copied: a part of a batch would keep all of it in memory
+            # copied, because part of a batch would keep the whole batch in memory
             batches = [_take(batch, np.arange(batch.num_rows)) for batch in read]
             return pa.Table.from_batches(batches, file.schema)[column]
 
     def _open(self, columns: list[str]) -> pa.ipc.RecordBatchFileReader:
-        """Open the rows to read these columns alone."""
+        """Open the rows so that only these columns are read."""
         numbers = [self.contents.columns.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(included_fields=numbers)
         return pa.ipc.open_file(self._open_file(ROWS_FILE), options=options)

@@ -1,11 +1,11 @@
 """The SELECT that evaluates a fragment on a shard, in DuckDB's SQL.
 
 Numbers become DOUBLE, texts their normal form, and the parts of a join key one
-*canonical* text, whose keyed hash leaves the site: equal values match whatever their
-type is at each site. Numbers are their shortest exact decimal text (1, 1.0 and DECIMAL
-1.00 agree), texts in Unicode normal form C, dates and timestamps microseconds since
-1970 in UTC. The kind is part of the text: text never matches a number. Every part of a
-composite key carries its length: ('a', 'bc') is not ('ab', 'c').
+*canonical* text, whose keyed hash leaves the site: equal values match even if their
+types differ between sites. Numbers are their shortest exact decimal text (1, 1.0 and
+DECIMAL 1.00 agree), texts in Unicode normal form C, dates and timestamps microseconds
+since 1970 in UTC. The kind is part of the text: text never matches a number. Every part
+of a composite key is preceded by its length: ('a', 'bc') differs from ('ab', 'c').
 """
 
 import re
@@ -52,7 +52,7 @@ class TypedColumn:
 
 
 def kind_of(duckdb_type: str) -> Kind | None:
-    """Return the kind of value a DuckDB type holds, None if there is no use for it.
+    """Return the kind of value that a DuckDB type holds, None if it is unsupported.
 
     >>> kind_of("DECIMAL(10,2)"), kind_of("DATE"), kind_of("FLOAT[3]"), kind_of("BLOB")
     ('number', 'time', 'vector', None)
@@ -64,7 +64,7 @@ def kind_of(duckdb_type: str) -> Kind | None:
 
 
 def without_values(duckdb_type: str) -> str:
-    """Return a type as it may leave a site: an enumeration lists the column's values.
+    """Return a type as it may leave a site, without the values of an enumeration.
 
     >>> without_values("STRUCT(mood ENUM('sad', 'it''s)'))[]")
     'STRUCT(mood VARCHAR)[]'
@@ -117,10 +117,10 @@ def vector_width(duckdb_type: str) -> int | None:
 
 
 def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> str:
-    """Return the text that stands for a key, from its parts' ``comparable`` values.
+    """Return the canonical text of a key, from its parts' ``comparable`` values.
 
-    NULL is a value like others, as in GROUP BY; else the text is NULL if any part is,
-    so that it matches nothing, as in a join.
+    In groups NULL is a value like any other, as in GROUP BY; in joins the text is NULL
+    if any part is, so that it matches nothing.
 
     >>> canonical_text([TypedColumn("k", "VARCHAR", "text")], null_is_value=False)
     "'text' || strlen(k) || ':' || k"
@@ -144,7 +144,7 @@ def _part_text(column: TypedColumn) -> str:
         return f"CASE WHEN {whole} THEN {integer} ELSE {plain} END"
     decimal = _DECIMAL.fullmatch(column.type)
     if decimal and decimal[1] != "0":
-        # below 0.0001 a DOUBLE is written with an exponent: so must a DECIMAL be
+        # below 0.0001 a DOUBLE is written with an exponent, so a DECIMAL must be, too
         tiny = f"{value} <> 0 AND abs({value}) < 0.0001"
         exponent = f"CAST(CAST({value} AS DOUBLE) AS VARCHAR)"
         trimmed = f"rtrim(rtrim({plain}, '0'), '.')"
@@ -154,9 +154,9 @@ def _part_text(column: TypedColumn) -> str:
 
 RELATION: Final = "shard"
 GROUPS: Final = "grouped_by"
-"""Column of the canonical text of what a sub-query groups by."""
+"""Column of the canonical text of a sub-query's group."""
 GROUP: Final = "(group)"
-"""Begins the names of what a sub-query groups by: no name of a query does."""
+"""Prefix of a sub-query's grouping columns, which no name in a query has."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
     There is at most one label and weight. ``composites`` are the parts of each key and,
-    as ``GROUPS``, of what a sub-query groups by.
+    under ``GROUPS``, the expressions that a sub-query groups by.
     """
 
     source: ShardSource
@@ -230,7 +230,7 @@ class Plan:
         return f" WHERE {conditions}" if conditions else ""
 
     def failure(self, connection: duckdb.DuckDBPyConnection) -> SourceError | None:
-        """Return which expression fails on the shard's values, without quoting them."""
+        """Return which expression fails on the shard's values, quoting no value."""
         pieces = [("a filter", condition, "") for condition in self.filters]
         pieces += [
             (repr(piece.name), piece.sql[1:-1], self._where)
@@ -262,7 +262,7 @@ def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
 
 
 def make_plan(source: ShardSource, opened: Scan) -> Plan:
-    """Return the plan of a shard's fragment; find the types, evaluate nothing."""
+    """Return the plan of a shard's fragment, with its types, without evaluating it."""
     fragment, (relation, groups) = opened.fragment, _relation(opened)
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]

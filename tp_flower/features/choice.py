@@ -31,7 +31,7 @@ _EXAMPLE: Final = '"flights.month=cyclic(12); planes.model=one-hot(20)"'
 
 
 def parse_entries(text: str) -> tuple[Entry, ...]:
-    """Read the setting ``encoders``; "" is no entry.
+    """Read the setting ``encoders``; "" has no entries.
 
     >>> parse_entries('f.month = cyclic(12); p."a=b"=none')
     (('f', 'month', 'cyclic(12)'), ('p', 'a=b', 'none'))
@@ -62,7 +62,7 @@ def render_entries(entries: Sequence[Entry]) -> str:
 
 
 def entry_of_key(key: str, value: object) -> Entry:
-    """Return the entry that a key ``encode.<table>.<column>`` of the run config is."""
+    """Return the entry that a run config key ``encode.<table>.<column>`` makes."""
     table, _, column = key.removeprefix(KEY_PREFIX).partition(".")
     if not (table.strip() and column.strip()):
         raise ValueError(f"{key}: the key must be {KEY_PREFIX}<table>.<column>")
@@ -94,11 +94,11 @@ def read_entries(value: object) -> tuple[Entry, ...]:
 
 
 class TableChoice(msgspec.Struct, frozen=True):
-    """The encoder of each feature of a table, as the settings choose it.
+    """The encoder of each feature of a table, chosen by the settings.
 
-    The table is its alias in the query. The texts of specs go by feature name, in the
-    query's order; None is the default. ``max_categories`` is of a one-hot that does not
-    say how many.
+    The table is its alias in the query. The specs are given as texts, by feature in the
+    query's order; None is the default. ``max_categories`` applies to a one-hot without
+    a number of its own.
     """
 
     table: str
@@ -122,7 +122,7 @@ class TableChoice(msgspec.Struct, frozen=True):
             raise SchemaError(f"{where}: {error}") from None
 
     def is_declared(self, feature: str, kind: str) -> bool:
-        """Return whether an encoder needs no statistics; kind "" is not known."""
+        """Return whether an encoder needs no statistics; kind "" is an unknown kind."""
         text = self.specs.get(feature) or DEFAULTS.get(kind)
         if feature not in self.specs or text is None:
             return False
@@ -134,7 +134,7 @@ def choose_encoders(
     features: Mapping[str, Sequence[str]],
     max_categories: int = 256,
 ) -> dict[str, TableChoice]:
-    """Return the choice for the features of each table, which goes by its alias."""
+    """Return the choice for the features of each table, by the table's alias."""
     chosen: dict[tuple[str, str], str] = {}
     for table, column, spec in entries:
         alias = _find(table, features, f"encoders names table {table!r}; the query has")
@@ -150,7 +150,7 @@ def choose_encoders(
 
 
 def _find(name: str, names: Mapping[str, object] | Sequence[str], message: str) -> str:
-    # identifiers are compared as DuckDB does: without case
+    # as in DuckDB, identifiers are compared without case
     for candidate in names:
         if candidate.lower() == name.lower():
             return candidate

@@ -46,7 +46,7 @@ class _ArrayColumn:
 class NumericColumn(_ArrayColumn):
     """A feature with numbers: booleans are 0 and 1, times seconds since 1970 (UTC).
 
-    The values are float64 (n,), NaN where missing.
+    The values are float64 (n,), NaN for missing ones.
     """
 
     values: FloatArray
@@ -61,7 +61,7 @@ class NumericColumn(_ArrayColumn):
 class VectorColumn(_ArrayColumn):
     """A feature with vectors of one length, such as embeddings.
 
-    The values are float32 (n, d), NaN where missing: a whole row, or single elements.
+    The values are float32 (n, d), NaN for missing rows or elements.
     """
 
     values: Float32Array
@@ -81,8 +81,8 @@ class VectorColumn(_ArrayColumn):
 class CategoricalColumn:
     """A feature with text values.
 
-    Codes are int32 (n,), positions in ``texts``, -1 where missing. Texts are the
-    distinct values of this shard, sorted: an Arrow array of strings. The blocks of a
+    Codes are int32 (n,), positions in ``texts``, -1 for missing values. Texts are the
+    sorted distinct values of this shard: an Arrow array of strings. The blocks of a
     shard share one object, so that it is hashed once.
     """
 
@@ -119,12 +119,12 @@ FeatureColumn = NumericColumn | CategoricalColumn | VectorColumn
 
 
 def no_values(rows: int) -> NumericColumn:
-    """Return a column without any value: it fits every encoder."""
+    """Return a column without any value, which fits every encoder."""
     return NumericColumn(np.full(rows, np.nan))
 
 
 def example(kind: str, width: int) -> FeatureColumn:
-    """Return a column of one value, made up, of a kind and, of vectors, a width."""
+    """Return a made-up column of one value, of a kind and, for vectors, a width."""
     if kind == "vector":
         return VectorColumn(np.ones((1, width), np.float32))
     if kind == "text":
@@ -169,7 +169,7 @@ def _check_empty(name: str, column: FeatureColumn, wanted: str) -> None:
 
 
 def text_lengths(column: CategoricalColumn) -> NumericColumn:
-    """Return the number of characters of each text; NaN where it is missing.
+    """Return the number of characters of each text; NaN for missing ones.
 
     >>> text_lengths(CategoricalColumn(np.array([1, -1, 0]), ("", "äb"))).values
     array([ 2., nan,  0.])
@@ -186,15 +186,15 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
     """
     codes = np.full(column.rows, -1, dtype=np.int32)
     is_present = ~column.is_missing
-    # + 0.0: there is one zero
+    # + 0.0 turns -0.0 into 0.0
     distinct, inverse = np.unique(column.values[is_present] + 0.0, return_inverse=True)
     codes[is_present] = inverse
-    # numpy's text of a float64 is the shortest exact one on every platform
+    # numpy writes the shortest exact text of a float64 on every platform
     return CategoricalColumn(codes, pa.array(distinct.astype("U32"), pa.string()))
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
-    """Return the function of a number's place in a cycle, and the cycle's length."""
+    """Return the function that gives a number's place in a cycle, and its length."""
     if isinstance(argument, str):
         return _PARTS[argument], float(TIME_PARTS[argument])
     return (lambda values: np.mod(values, argument)), float(argument)
@@ -216,7 +216,7 @@ def _day_of_year(seconds: FloatArray) -> FloatArray:
 
 
 def _where_present(part: TimePart) -> TimePart:
-    """Let NaN pass: it has no date."""
+    """Skip NaN, which has no date."""
 
     def compute(seconds: FloatArray) -> FloatArray:
         is_missing = np.isnan(seconds)

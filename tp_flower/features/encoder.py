@@ -1,9 +1,9 @@
 """The encoder of a table: feature columns become one float32 matrix.
 
 The encoder is fitted to the merged statistics of all shards (``fitting.py``), and every
-shard encodes with it: a sharded table is encoded like an unsplit one. The server holds
-a :class:`TableEncoder`, which knows categories by keyed hash only; a site that has the
-key makes a :class:`SiteEncoder` of it, which encodes rows.
+shard encodes with it, so a sharded table is encoded like an unsplit one. The server
+holds a :class:`TableEncoder`, which identifies categories only by keyed hash; a site
+with the key turns it into a :class:`SiteEncoder`, which encodes rows.
 
 Notation
     n   rows of the shard, or of a block of its rows
@@ -43,8 +43,8 @@ class TableEncoder:
     """A table's fitted encoder, without texts and without a key.
 
     Encodings are in the query's order of features; a feature may have two of them (its
-    values, and which are missing). The dropped ones are constant or empty; ``fitted``
-    names those whose statistics the encoder was fitted to.
+    values, and which are missing). The dropped features are constant or empty;
+    ``fitted`` names those whose statistics the encoder was fitted to.
     """
 
     table: str
@@ -54,7 +54,7 @@ class TableEncoder:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Name of each encoded column, d in all; categories go by their hash."""
+        """The name of each encoded column, d in all; categories appear as hashes."""
         return tuple(name for each in self.encodings for name in each.feature_names)
 
     @property
@@ -64,16 +64,16 @@ class TableEncoder:
 
     @property
     def columns(self) -> int:
-        """About the mean squared norm of an encoded row: a number adds about one."""
+        """The approximate mean squared norm of an encoded row: each number adds one."""
         return sum(
             each.width if isinstance(each, VectorEncoding) else 1
             for each in self.encodings
         )
 
     def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
-        """Return the features of another kind than their encoding, by name.
+        """Return the features whose kind differs from their encoding's, by name.
 
-        ``kinds`` are those of a shard's features, with the length of vectors.
+        ``kinds`` are the kinds of a shard's features, with the length of vectors.
         """
         misfits = {
             each.name
@@ -83,7 +83,7 @@ class TableEncoder:
         return tuple(sorted(misfits))
 
     def at_site(self, hasher: KeyedHasher) -> "SiteEncoder":
-        """Return the encoder of rows, with the keys that the site's hasher derives."""
+        """Return the encoder of rows, with keys derived from the site's hasher."""
         keys = {
             encoding.name: hasher.purpose(category_purpose(self.table, encoding.name))
             for encoding in self.encodings
@@ -110,8 +110,8 @@ class TableEncoder:
 class SiteEncoder:
     """Encodes the rows of a table's shards; a site keeps it with its model.
 
-    ``keys`` are, by feature with hashed categories, the hasher of that feature alone.
-    With it new rows are encoded when the run and its secret are gone.
+    ``keys`` are the hashers of the features with hashed categories, by feature. With
+    them new rows can be encoded after the run and its secret are gone.
     """
 
     encoder: TableEncoder
@@ -126,13 +126,13 @@ class SiteEncoder:
         out: Float32Array | None = None,
         rows: IndexArray | None = None,
     ) -> Float32Array:
-        """Return the encoded rows, float32 (n, d), C-contiguous if not given.
+        """Return the encoded rows, float32 (n, d), C-contiguous without ``out``.
 
-        Beside ``out``, such as a memory map, little is held: it is written in blocks of
+        Little is held besides ``out``, such as a memory map: it is written in blocks of
         rows. ``rows`` are positions, encoded in this order; None for all rows.
         """
         writers = self._writers(columns)
-        # a table without features has rows, too: ``out`` knows how many
+        # a table without features still has rows: ``out`` knows how many
         without = 0 if out is None else len(out)
         total = max((c.rows for c in columns.values()), default=without)
         total = total if rows is None else len(rows)
@@ -154,7 +154,7 @@ class SiteEncoder:
     def feature_names(self, columns: Mapping[str, FeatureColumn]) -> tuple[str, ...]:
         """Return the name of each encoded column, d in all, for use at the site only.
 
-        A category that occurs in ``columns`` goes by its text, another by its hash.
+        A category that occurs in ``columns`` appears as its text, another as its hash.
         """
         names: list[str] = []
         for encoding in self.encoder.encodings:
@@ -187,7 +187,7 @@ class SiteEncoder:
                 for name, key in data["keys"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError):
-            # the error's own words might quote a key
+            # the text of the error might quote a key
             raise SchemaError("malformed encoder of a site") from None
         for encoding in encoder.encodings:
             if isinstance(encoding, HashedEncoding) and encoding.name not in keys:
@@ -216,7 +216,7 @@ class SiteEncoder:
         return writers
 
     def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:
-        """Return the columns of each text; the blocks of a shard share their texts."""
+        """Return each text's column; the blocks of a shard share their texts."""
         cached = self._targets.get(encoding.name)
         if cached is not None and cached[0] is texts:
             return cached[1]

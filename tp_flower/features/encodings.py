@@ -1,13 +1,13 @@
 """Encodings: from one feature to columns of the encoded matrix.
 
-An encoding is what an encoder was fitted to: plain parameters, saved as JSON. Its
+An encoding is the result of fitting an encoder: plain parameters, saved as JSON. Its
 ``writer`` takes a shard's column and returns the function that encodes a block of rows.
 
-At a site the parameters are the server's. Whatever they are, an encoded value is a
-finite number: one that is not would tell of its row through all noise.
+A site gets the parameters from the server. Whatever they are, every encoded value is a
+finite number: one that is not would reveal its row through any noise.
 
-Categories that were counted are known by keyed hash. Whoever fits the encoder does not
-need the key; whoever encodes rows does, and hashes each distinct value of a shard once.
+Categories that were counted are identified by keyed hash. Fitting an encoder does not
+take the key; encoding rows does, and hashes each distinct value of a shard once.
 Categories that were declared are known by their texts.
 
 Notation
@@ -46,7 +46,7 @@ Writer = Callable[[Rows, Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
 
 LARGEST: Final = 1e30
-"""No encoded value is farther from zero; a sum of its squares is a finite number."""
+"""Bound on encoded values, chosen so that a sum of their squares is finite."""
 
 OTHER: Final = "(other)"
 _SHOWN_DIGITS: Final = 8
@@ -55,7 +55,7 @@ _SHOWN_DIGITS: Final = 8
 class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
     """An encoding of the feature ``name``.
 
-    What is read from JSON is checked as what is made: ``__post_init__`` raises a
+    Parameters from JSON are checked like any others: ``__post_init__`` raises a
     ValueError that names the feature and the parameter.
     """
 
@@ -63,7 +63,7 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """Names of the encoded columns; of a category the start of its hash."""
+        """The encoded columns' names; a category appears as the start of its hash."""
         return tuple(self._names())
 
     def _names(self) -> Sequence[str]:
@@ -79,15 +79,15 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
         return as_numeric(self.name, column).values
 
     def _write(self, values: AnyArray, out: Float32Array) -> None:
-        """Write a block of them, which is not changed, into ``out`` (b, width)."""
+        """Write a block of them, without changing it, into ``out`` (b, width)."""
         raise NotImplementedError
 
 
 class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
-    ``scale`` is above 0, ``fill`` the x of a missing value, ``limit`` 1 where the range
-    of x was declared; with ``of_length`` x is the length of a text.
+    ``scale`` is above 0, ``fill`` the x of a missing value, ``limit`` 1 if the range of
+    x was declared; with ``of_length`` x is the length of a text.
     """
 
     centre: float
@@ -123,7 +123,7 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
     """One column per bin, 1 for the bin of the value; the outer bins are unbounded.
 
     The edges ascend; bin j holds edges[j - 1] <= x < edges[j]. ``fill`` is the bin of a
-    missing value; None: zeros in all columns.
+    missing value; with None all columns are zero.
     """
 
     edges: tuple[float, ...]
@@ -208,7 +208,7 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
 class Targets:
     """The encoded column of each distinct value of a feature, (k + 1,); -1 for none.
 
-    The last entry is that of a missing value; ``signs`` are written there, or ones.
+    The last entry is the missing value's; ``signs`` are the values to write, or ones.
     """
 
     hot: PositionArray
@@ -229,7 +229,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     """One column per category, in the order of their hashes, then one for all others.
 
     The hashes have 32 hexadecimal digits and ascend; ``fill`` is the position of the
-    category that stands for a missing value; None, and ``has_other`` false: zeros.
+    category that replaces a missing value; None, and no ``has_other``: zeros.
     """
 
     hashes: tuple[str, ...]
@@ -248,7 +248,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
 
     @property
     def short_hashes(self) -> tuple[str, ...]:
-        """The names of categories whose texts are not known."""
+        """The names of categories whose texts are unknown."""
         return tuple(f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes)
 
     def names_of(self, categories: Sequence[str]) -> tuple[str, ...]:
@@ -261,8 +261,8 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         listed = hashes_of(self.hashes)
         position = np.searchsorted(listed[:, 0], hashes[:, 0])
         position = np.minimum(position, len(listed) - 1)
-        # Of 2^20 categories two agree in 64 bits with probability 2^-25; the second
-        # would then count among the others.
+        # With 2^20 categories two of them agree in 64 bits with probability 2^-25; the
+        # second would then count among the others.
         is_listed = (listed[position] == hashes[:, :2]).all(axis=1)
         other = len(self.hashes) if self.has_other else -1
         fill = -1 if self.fill is None else self.fill
@@ -272,10 +272,10 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
 class HashEncoding(_Encoding, frozen=True, tag="hash"):
     """Feature hashing: a value is +1 or -1 in one of a fixed number of columns.
 
-    Column and sign are bits of the value's keyed hash. No categories are listed, and
-    values that were never seen need no rule; in return values share columns: two of
-    them collide with probability 1 / buckets, and then add up with random signs, so
-    that inner products of encoded rows are right on average. Zeros where missing.
+    Column and sign are bits of the value's keyed hash. Categories need not be listed,
+    and new values need no rule; in return values share columns: two of them collide
+    with probability 1 / buckets, and then add up with random signs, so that inner
+    products of encoded rows are unbiased. A missing value gives zeros.
 
     Reference:
         Weinberger et al., Feature hashing for large scale multitask learning, 2009.
@@ -301,8 +301,8 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
 class ListedEncoding(_Encoding, frozen=True, tag="listed"):
     """One column per category that the run's author has declared.
 
-    Zeros where the value is missing, or none of these categories. They are texts; of
-    numbers those that ``number_texts`` writes.
+    A value that is missing or not declared gives zeros. The categories are texts; those
+    of numbers are written by ``number_texts``.
     """
 
     categories: tuple[str, ...]
@@ -320,7 +320,7 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
         values = categories_for(self, column)
         listed = pa.array(self.categories, values.texts.type)
         positions = pc.index_in(values.texts, value_set=listed)
-        # the last entry is that of a missing value, whose code is -1
+        # the last entry is the missing value's, whose code is -1
         hot = np.append(pc.fill_null(positions, -1).to_numpy().astype(np.intp), -1)
         return Targets(hot).writer(values)
 
@@ -341,7 +341,7 @@ FeatureEncoding = (
 def categories_for(
     encoding: HashedEncoding | ListedEncoding, column: FeatureColumn
 ) -> CategoricalColumn:
-    """Return a column as an encoding's categories; SchemaError if of another kind."""
+    """Return a column as an encoding's categories; SchemaError for another kind."""
     if encoding.of_number:
         return number_texts(as_numeric(encoding.name, column))
     return as_categorical(encoding.name, column)

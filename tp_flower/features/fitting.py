@@ -31,9 +31,9 @@ Fitted = FeatureEncoding | None
 def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     """Return the encoder for a table with these statistics, by feature name.
 
-    Constant and empty features are dropped; which values of them are missing is kept
-    where it was asked for and is not constant itself. Features whose encoder needs no
-    statistics are encoded as they were declared, whatever their values are.
+    Constant and empty features are dropped; the indicator of their missing values is
+    kept if it was requested and is not constant itself. Features whose encoder needs no
+    statistics are encoded as declared, whatever their values are.
     """
     encodings: list[FeatureEncoding] = []
     dropped = []
@@ -72,7 +72,7 @@ def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _robust(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    """(x - median) / (third quartile - first); the deviation where these agree."""
+    """(x - median) / (third quartile - first); the deviation if the quartiles agree."""
     if not column.deviation > 0:
         return None
     low, median, high = (_quantile(column, p) for p in (0.25, 0.5, 0.75))
@@ -99,7 +99,7 @@ def _equal_width(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitt
 def _equal_depth(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     bins = spec.columns
     edges = np.unique([_quantile(column, j / bins) for j in range(1, bins)])
-    # below the smallest point there would be a bin of next to nothing
+    # a bin below the smallest point would be almost empty
     return _bins(name, column, spec, edges[edges > column.quantiles.values[0]])
 
 
@@ -115,7 +115,7 @@ def _bins(
 
 
 def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    """The place in the declared range, from -1 (low) to 1 (high)."""
+    """The position in the declared range, from -1 (low) to 1 (high)."""
     span = spec.range
     half_width = span.high / 2 - span.low / 2
     middle = span.low + half_width
@@ -130,7 +130,7 @@ def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    """The most frequent categories, and the others in one column if there are any."""
+    """The most frequent categories, and one column for the others if there are any."""
     listed, most = column.categories, spec.columns
     has_other = column.count > listed.counts.sum() or len(listed.counts) > most
     is_cut = listed.tail > 0 or len(listed.counts) + has_other > most
@@ -167,7 +167,7 @@ _FITTERS: Final[
 
 
 def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float:
-    """Return the number that stands for a missing value."""
+    """Return the number that replaces a missing value."""
     if spec.missing == "mean":
         return column.mean
     return _quantile(column, 0.5) if spec.missing == "median" else 0.0

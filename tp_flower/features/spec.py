@@ -1,6 +1,6 @@
 """The spec of a feature's encoder: ``<kind>[(argument)] [missing=<rule>] [indicator]``.
 
-A spec is what a user asks for; what is left out is chosen by the feature's kind of
+A spec is what a user asks for; what it leaves out is chosen by the feature's kind of
 value (number, boolean, time, text or vector), which its site knows.
 
 Encoders that need no statistics (``range``, ``categories``, ``hash``, ``cyclic``, and
@@ -33,7 +33,7 @@ TIME_PARTS: Final[Mapping[str, int]] = {
     "weekday": 7,
     "day-of-year": 366,
 }
-"""Parts of a time, and after how many of them they start again."""
+"""Parts of a time, and the number of their values in a cycle."""
 
 MOST_COLUMNS: Final = 1 << 20
 _NARROWEST: Final = sys.float_info.min
@@ -46,7 +46,7 @@ _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 class DeclaredRange:
     """The smallest and the largest value that a feature may have.
 
-    Both are finite, ``low`` below ``high``; of times they are seconds since 1970 (UTC).
+    Both are finite, ``low`` below ``high``; times are in seconds since 1970 (UTC).
     """
 
     low: float
@@ -68,7 +68,7 @@ class DeclaredRange:
                 low, high = (read(end) for end in ends)
             except ValueError:
                 continue
-            # also in a range of next to nothing every value must have a place
+            # even in a tiny range every value must have a place
             if not (math.isfinite(high - low) and high / 2 - low / 2 > _NARROWEST):
                 raise ValueError(f"({text}) does not run from low to high")
             return cls(low, high, is_time)
@@ -79,7 +79,7 @@ class DeclaredRange:
 
 
 def parse_categories(text: str) -> tuple[str, ...]:
-    """Read a list of texts; those with commas, quotes or parentheses are quoted.
+    """Read a list of texts; texts with commas, quotes or parentheses are quoted.
 
     >>> parse_categories('AA, "B6", "Smith, J."')
     ('AA', 'B6', 'Smith, J.')
@@ -101,7 +101,7 @@ def parse_categories(text: str) -> tuple[str, ...]:
 
 
 def number_categories(categories: tuple[str, ...]) -> tuple[str, ...]:
-    """Return categories of numbers or booleans as the texts that numbers have.
+    """Return categories that are numbers or booleans as the texts of numbers.
 
     >>> number_categories(("1", "2.50", "true"))
     ('1.0', '2.5', '1.0')
@@ -138,10 +138,10 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class _Rule:
-    """The kinds of values that an encoder takes, and the rules that go with it.
+    """The kinds of values that an encoder accepts, and the rules that go with it.
 
-    The first rule for missing values is the default; ``needs`` are the statistics it is
-    fitted to; ``argument`` is the property of a spec that reads it, "" for none.
+    The first rule for missing values is the default; ``needs`` are the statistics that
+    it is fitted to; ``argument`` is the property of a spec that reads it, "" for none.
     """
 
     fits: tuple[str, ...]
@@ -155,7 +155,7 @@ _MEDIAN_FIRST: Final = ("median", "mean", "zero")
 _RULES: Final[Mapping[str, _Rule]] = {
     "standard": _Rule(NUMERIC, _MEAN_FIRST, (Need.MOMENTS,)),
     "min-max": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,)),
-    # the standard deviation takes over where the quartiles agree
+    # the standard deviation is used if the quartiles agree
     "robust": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES, Need.MOMENTS)),
     "quantile-bins": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES,), "columns"),
     "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
@@ -177,7 +177,7 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "text": "one-hot",
     "vector": "none",
 }
-"""By kind of value, the encoder for which the settings have none."""
+"""By kind of value, the default encoder."""
 _MISSING_NEEDS: Final[Mapping[str, Need]] = {
     "mean": Need.MOMENTS,
     "median": Need.QUANTILES,
@@ -203,11 +203,11 @@ _MISSING: Final = "missing="
 class EncoderSpec:
     """The encoder of one feature.
 
-    The argument of a kind is the number of encoded columns (one-hot, hash) or of bins,
-    the period or part of a time (cyclic), or what is declared (range, categories); ""
-    for the others, and for a one-hot of the run's ``max-categories``. ``missing`` is
-    the rule for missing values, "" the default; with ``indicator`` a column "<name> is
-    missing" is added.
+    The argument depends on the kind: the number of encoded columns (one-hot, hash) or
+    bins, the period or part of a time (cyclic), or the declaration (range, categories);
+    it is "" for other kinds, and for a one-hot with the run's ``max-categories``.
+    ``missing`` is the rule for missing values, "" for the default; with ``indicator`` a
+    column "<name> is missing" is added.
     """
 
     kind: str
@@ -299,7 +299,7 @@ class EncoderSpec:
         return needs
 
     def for_kind(self, kind: str, max_categories: int) -> Self:
-        """Return the spec with everything chosen for a feature's kind of value."""
+        """Return the spec, completed for a feature's kind of value."""
         rule = _RULES[self.kind]
         if kind not in rule.fits:
             fitting = [name for name, other in _RULES.items() if kind in other.fits]
@@ -321,7 +321,7 @@ class EncoderSpec:
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])
 
     def _check_declared(self, kind: str) -> None:
-        """Refuse a declaration of another kind of value."""
+        """Refuse a declaration that is for another kind of value."""
         if self.kind == "range" and self.range.is_time != (kind == "time"):
             ends = "dates, as in range(1950-01-01, 2013-12-31)"
             wanted = ends if kind == "time" else "numbers, as in range(1, 12)"

@@ -1,8 +1,8 @@
 """Statistics of features that merge across shards; encoders are fitted to them.
 
 A table is encoded with the statistics of *all* its rows, wherever they are: each shard
-computes :func:`feature_statistics` of what the encoder needs, and no more. Their
-:func:`merge` is exact, but for quantiles, whose error is bounded.
+computes the :func:`feature_statistics` that the encoder needs, and no more. Their
+:func:`merge` is exact, except for quantiles, whose error is bounded.
 
 Notation
     n        rows of the shard
@@ -43,34 +43,34 @@ MOST_POINTS: Final = 1000
 """Points of one shard's summary, m."""
 
 MOST_CATEGORIES: Final = 100_000
-"""Categories that one shard lists at most: 2.4 MB on the wire."""
+"""Maximum number of categories that one shard lists: 2.4 MB on the wire."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantileSummary:
-    r"""Some of a feature's values, each standing for a run of consecutive ranks.
+    r"""Some of a feature's values, each representing a run of consecutive ranks.
 
     A shard sorts its n values, cuts them into g = min(m, n // min_count) groups of
-    consecutive ranks whose sizes differ by at most one (each has min_count values or
-    more), and keeps the middle value of each group with the group's size as its
-    weight. Merging collects the points of all shards; nothing is thrown away, so the
-    order of merging does not matter and the error does not grow with it.
+    consecutive ranks whose sizes differ by at most one (each has at least min_count
+    values), and keeps the middle value of each group, weighted by the group's size.
+    Merging collects the points of all shards; nothing is discarded, so the order of
+    merging does not matter and the error does not grow with it.
 
     **Error.** Let F(x) be the number of values <= x over all shards, and W(x) the
     weight of the points <= x. Then |F(x) - W(x)| <= ``rank_error`` for every x: in a
-    shard, a group whose values are all <= x or all > x counts right in both, and at
-    most one group has values on both sides. If its middle value, at 0-based place
-    (s - 1) // 2 of s, is <= x, at least (s - 1) // 2 + 1 of its values are, and W has
-    counted s: too many by s // 2 at most. If it is > x, at most (s - 1) // 2 <= s // 2
-    of its values are <= x, and W has counted none. So a shard adds at most half its
-    largest group, and one with fewer than min_count values, which sends nothing, adds
-    those. The same holds for values < x. In terms of the n_q values of shard q:
+    shard, a group whose values are all <= x or all > x contributes equally to both, and
+    at most one group has values on both sides. If its middle value, at 0-based position
+    (s - 1) // 2 of s, is <= x, at least (s - 1) // 2 + 1 of its values are, and W
+    counts s: too many by at most s // 2. If it is > x, at most (s - 1) // 2 <= s // 2
+    of its values are <= x, and W counts none. So a shard adds at most half its largest
+    group; a shard with fewer than min_count values sends nothing and adds their number.
+    The same holds for values < x. In terms of the n_q values of shard q:
 
         rank_error <= sum_q max(ceil(n_q / m), 2 min_count - 1) / 2
 
     which is (1 / 2m) of all rows, plus at most half a row per shard, unless shards are
-    smaller than 2 m min_count. With min_count = 1 and n_q <= m for all q it is 0:
-    the quantiles are exact.
+    smaller than 2 m min_count. If min_count = 1 and n_q <= m for all q it is 0: the
+    quantiles are exact.
 
     Values are float64 (g,), in ascending order; weights int64 (g,).
     """
@@ -81,15 +81,15 @@ class QuantileSummary:
 
     @property
     def count(self) -> int:
-        """Number of values that the points stand for."""
+        """The number of values that the points represent."""
         return int(self.weights.sum())
 
     def quantile(self, p: float) -> float:
         """Return the p-quantile of the weighted points, interpolated linearly.
 
-        Of points with weight 1 it is numpy's. In general it is a value x with
-        F(x) >= floor(r) + 1 - rank_error, and fewer than ceil(r) + 1 + rank_error
-        values below it, where r = p * (count - 1).
+        For points of weight 1 it equals numpy's. In general it is a value x with F(x)
+        >= floor(r) + 1 - rank_error, and fewer than ceil(r) + 1 + rank_error values
+        below it, where r = p * (count - 1).
         """
         if not len(self.values):
             raise ValueError("a summary without points has no quantiles")
@@ -140,16 +140,16 @@ def _ordered(
 
 @dataclass(frozen=True, eq=False)
 class CategoryStatistics:
-    """The categories of a feature and their rows.
+    """The categories of a feature, with their numbers of rows.
 
-    A shard leaves out what has fewer than its min_count rows: that never leaves it, and
-    is "other". It also lists no more than ``MOST_CATEGORIES``: all that have more than
-    ``tail`` rows, and says what ``tail`` is. Which categories are the most frequent is
-    then still known exactly, or known to be unknown.
+    A shard reports categories with fewer than its min_count rows only as "other". It
+    also lists at most ``MOST_CATEGORIES``: all that have more than ``tail`` rows,
+    together with ``tail``. So it remains known exactly which categories are the most
+    frequent, or known that this is unknown.
 
     The hashes (k, 2) are 128 bits of the keyed hash and ascend. ``counts`` are rows
-    that are known to be of the category, ``most`` those that may be: shards whose lists
-    were cut short may have some that they did not list.
+    that certainly are of the category, ``most`` those that may be: shards whose lists
+    were cut may have more that they did not list.
     """
 
     hashes: HashArray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
@@ -191,7 +191,7 @@ def count_categories(
         tail = int(np.partition(counts[listed], place)[place])
         listed = listed[counts[listed] > tail]
     hashes = short_hashes(column.texts.take(pa.array(listed)), hasher)
-    # in the order of the hashes: theirs says nothing about that of the texts
+    # in the order of the hashes, which reveals nothing about the order of the texts
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     rows = counts[listed][order].astype(np.int64)
     return CategoryStatistics(hashes[order], rows, rows, tail)
@@ -213,7 +213,7 @@ def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
     group[order] = np.cumsum(is_first) - 1
     tail = sum(part.tail for part in parts)
     counts = np.zeros(int(is_first.sum()), dtype=np.int64)
-    # a shard that does not list a category may have as many rows of it as its tail
+    # a shard that does not list a category may have up to ``tail`` rows of it
     most = np.full(len(counts), tail, dtype=np.int64)
     np.add.at(counts, group, np.concatenate([part.counts for part in parts]))
     np.add.at(most, group, np.concatenate([part.most - part.tail for part in parts]))
@@ -223,19 +223,19 @@ def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
 def category_purpose(table: str, feature: str) -> str:
     """Return the purpose of the key that a feature's categories are hashed with.
 
-    Both names are those of the query, which all sites of a run know.
+    Both names are the query's, which all sites of a run know.
     """
     return f"category/{len(table)}/{table}/{feature}"
 
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Statistics of a feature over some rows; those that its encoder needs.
+    """Statistics of a feature over some rows, as far as its encoder needs them.
 
     The kind is number, boolean, time, text or vector. Without values there is no spec:
-    the column fits any other. Numbers are of the values, or of those that the encoder
-    derives from them; NaN where they are not needed. ``low`` and ``high`` are values of
-    single rows, whatever min_count is; ``width`` is the length of a vector.
+    the column fits any kind. Numbers describe the values, or what the encoder derives
+    from them; NaN if not needed. ``low`` and ``high`` are values of single rows,
+    whatever min_count is; ``width`` is the length of a vector.
 
     A declared encoder needs no statistics: ``rows`` and ``count`` are 0.
     """
@@ -255,7 +255,7 @@ class ColumnStatistics:
 
     @property
     def deviation(self) -> float:
-        """The population's standard deviation; 0 of a constant column."""
+        """The population's standard deviation; 0 for a constant column."""
         return math.sqrt(self.m2 / self.count)
 
     @property
@@ -266,10 +266,10 @@ class ColumnStatistics:
 
 @dataclass(frozen=True)
 class CountedRows:
-    """The rows (n,) that a site computes statistics of, None for all; and its hasher.
+    """The rows (n,) that a site computes statistics of (None: all), and its hasher.
 
-    A category or a point of the quantiles stands for ``min_count`` rows at least. The
-    points are values of single rows still, and so are the ends of a range.
+    A category or a point of the quantiles represents at least ``min_count`` rows. The
+    points, and the ends of a range, are still values of single rows.
     """
 
     hasher: KeyedHasher
@@ -286,7 +286,7 @@ def feature_statistics(
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
 
-    Those of an encoder that needs none are its kind of value and the length of vectors.
+    An encoder without statistics gets the kind of value and the length of vectors.
     """
     if choice.is_declared(name, kind):
         width = column.width if isinstance(column, VectorColumn) else 0
@@ -339,8 +339,8 @@ def declared_statistics(
 ) -> ColumnStatistics:
     """Return the kind of a feature whose encoder needs no statistics, as statistics.
 
-    The kind of value is "" of a column that is all NULL at its source; ``width`` is
-    the length of a vector, 0 where there is none, and ignored of other kinds.
+    The kind is "" for a column that is all NULL at its source; ``width`` is the length
+    of a vector, 0 if there is none, and is ignored for other kinds.
     """
     if not kind or (kind == "vector" and not width):
         return ColumnStatistics(kind, None, 0, 0, is_declared=True)
@@ -351,8 +351,8 @@ def declared_statistics(
 
 def moments_of(present: FloatArray) -> tuple[float, float]:
     """Return mean and m2 of values, (n,), none of them missing."""
-    # Deviations from the first value: a constant column has m2 == 0 and its exact
-    # value as mean, in every shard, so that it is recognised after any merge.
+    # Deviations from the first value: a constant column has m2 == 0 and its exact value
+    # as mean, in every shard, so that it is still recognised after merging.
     first = float(present[0])
     with np.errstate(over="ignore", invalid="ignore"):
         deviations = present - first
@@ -360,13 +360,13 @@ def moments_of(present: FloatArray) -> tuple[float, float]:
         deviations -= shift
         m2 = float(deviations @ deviations)
     if not np.isfinite(m2):
-        # how large is the owner's business: it is the value of a row
+        # the size stays with the owner: it is the value of a row
         raise SchemaError("some values are too large to standardise")
     return first + shift, m2
 
 
 def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
-    """Return the statistics of the union of the shards' rows; there is a shard."""
+    """Return the statistics of the union of at least one shard's rows."""
     rows = sum(shard.rows for shard in statistics)
     filled = [shard for shard in statistics if shard.spec is not None]
     if not filled:

@@ -1,7 +1,7 @@
-"""Statistics on their way from a site to the server, and the checks of the server.
+"""Encoding of statistics from a site to the server, and the server's checks.
 
 A category travels as its keyed hash, never as its text. The declaration of the message
-checks types, signs and shapes; here it is checked that some data have such statistics.
+checks types, signs and shapes; this module checks that some data have such statistics.
 """
 
 import math
@@ -68,7 +68,7 @@ def from_wire(
 ) -> dict[str, ColumnStatistics]:
     """Return a shard's statistics by feature, in the query's order.
 
-    A SchemaError says that no ``rows`` rows, or fewer, have statistics of this choice.
+    A SchemaError says that no data of at most ``rows`` rows have such statistics.
     """
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
@@ -89,7 +89,7 @@ def from_wire(
 
 
 class ImpossibleError(ValueError):
-    """A statistic that no data have."""
+    """A statistic that no data can have."""
 
 
 def _counted_column(

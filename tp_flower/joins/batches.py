@@ -1,14 +1,15 @@
 """The batch plan of SGD: which rows of every table a mini-batch of joined rows needs.
 
-The plan is drawn once and sent to the sites at set-up; later rounds name a batch by its
-number, and epochs permute the order of the batches. Within a batch the duplicates of a
-table's row are summed at the server (Eq. 10), so that a site sees each row once. A
-joined row without a row of some table is in a batch as well, and adds nothing there.
+The plan is drawn once and sent to the sites at set-up; later rounds refer to a batch by
+number, and epochs permute the order of the batches. Within a batch the server sums over
+the duplicates of a table's row (Eq. 10), so that a site sees each row once. A joined
+row without a row of some table is in a batch, too, and contributes nothing there.
 
 Batches are a partition of the joined rows, or Poisson samples: each joined row is in
-each batch with one probability, independently. Only of these do the accountants know
-that sampling hides rows (from those who do not see the batches: not from the server).
-Each is used once then, as a batch that came back would be no independent sample.
+each batch with the same probability, independently. Only for these can the accountants
+count amplification by sampling (against those who do not see the batches: not the
+server). Each sample is used once, because a repeated batch is not an independent
+sample.
 """
 
 import math
@@ -28,12 +29,12 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TableBatches:
-    """The batches as one table sees them, in compressed sparse row form.
+    """The batches from the view of one table, in compressed sparse row form.
 
     Attributes:
         start: (batches + 1,), into ``rows``: distinct rows, ascending within a batch.
-        slots: (K,), for each joined row in batch order: the position of its row of the
-            table among the batch's distinct rows, or -1 where it has none.
+        slots: (K,), for each joined row in batch order, the position of its row of the
+            table among the batch's distinct rows, or -1 if it has none.
     """
 
     start: IntArray
@@ -54,9 +55,9 @@ class TableBatches:
 class BatchPlan:
     """All mini-batches of one run.
 
-    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, of ``order`` (K,).
-    K is N where the batches are a partition; Poisson samples may have a row several
-    times, or never.
+    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order``
+    (K,). K is N if the batches are a partition; Poisson samples may contain a row
+    several times, or never.
     """
 
     order: IntArray
@@ -69,7 +70,7 @@ class BatchPlan:
         return len(self.start) - 1
 
     def slice(self, batch: int) -> slice:
-        """Return where a batch lies in arrays of batch order."""
+        """Return the slice of a batch in arrays in batch order."""
         return slice(int(self.start[batch]), int(self.start[batch + 1]))
 
     def sum_scores(
@@ -111,12 +112,12 @@ def poisson_batches(
 ) -> BatchPlan:
     """Draw a batch for each step, with each joined row in it with probability ``rate``.
 
-    A batch may be empty, and two steps have independent batches: a run takes each of
-    them once, and divides by the size ``rate * N`` that is expected. A row of a table
-    with multiplicity G is in a batch with probability 1 - (1 - r)^G, r in (0, 1].
+    A batch may be empty, and the batches of two steps are independent: a run uses each
+    once, and divides by the expected size ``rate * N``. A row of a table with
+    multiplicity G is in a batch with probability 1 - (1 - r)^G, r in (0, 1].
 
-    The draws need ``noise``: a generator of the run's seed would not do, as whoever
-    knows the seed knows the batches, and nothing is amplified.
+    The draws need ``noise``: whoever knows the run's seed could repeat the draws of a
+    generator with that seed, and there would be no amplification.
     """
     if not 0 < rate <= 1:
         raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")
@@ -127,16 +128,16 @@ def poisson_batches(
 
 
 def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
-    """Return which of ``cells`` are drawn, from the gaps between them: geometric."""
+    """Return which of ``cells`` are drawn, from the geometric gaps between them."""
     if rate == 1:
         return np.arange(cells)
     blocks, last = [], -1
     while last < cells:
-        # nearly always enough at once
+        # nearly always sufficient at once
         expected = (cells - last) * rate
         count = math.ceil(expected + 5 * math.sqrt(expected)) + 1
         gaps = np.floor(np.log(noise.uniform(count)) / math.log1p(-rate)) + 1
-        # a gap beyond the end ends the draws, however large the number is
+        # a gap beyond the end ends the draws, however large it is
         cut = np.minimum(gaps, cells + 1).astype(np.int64)
         blocks.append(last + np.cumsum(cut))
         last = int(blocks[-1][-1])

@@ -1,12 +1,12 @@
 """Joining: from hashed join keys to the table mapping.
 
-The server knows hashed join keys and row positions only; it joins those and keeps, per
-table, :class:`TableRows`. Tables are joined one after the other, and before a step
-builds anything it counts what it would make: a join that multiplies rows is stopped by
-its fan-out.
+The server knows only hashed join keys and row positions; it joins those and keeps, per
+table, :class:`TableRows`. Tables are joined one after the other. Before a step builds
+anything, it counts the rows that it would make: a join that multiplies rows is stopped
+by its fan-out.
 
-The joined rows are in the order of the label table's rows, then of those of the other
-tables in the order of joining.
+The joined rows are in the order of the label table's rows, then of the rows of the
+other tables in the order of joining.
 """
 
 import math
@@ -27,11 +27,11 @@ NULL = -1
 def join_codes(
     join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
 ) -> tuple[IntArray, IntArray]:
-    """Return the codes of both sides, equal where both hash halves are; -1 is NULL."""
+    """Return the codes of both sides, equal if both hash halves are; -1 is NULL."""
     _check_kinds(join, left, right)
     keys = [*left, *right]
     hashes = np.concatenate([key.hashes for key in keys])
-    # the extra last entry is what NULL takes
+    # the extra last entry is for NULL
     lookup = np.append(_dense(hashes), np.int32(NULL))
     codes, offset = [], 0
     for key in keys:
@@ -42,13 +42,13 @@ def join_codes(
 
 
 def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
-    """Return (k,) int32, from 0: equal where rows of hashes (k, 2) are equal."""
-    # every shard's hashes come sorted by the first half: this merges them
+    """Return (k,) int32 from 0, equal where rows of the hashes (k, 2) are equal."""
+    # every shard's hashes are sorted by the first half: this merges them
     order = np.argsort(hashes[:, 0], kind="stable")
     ordered = hashes[order]
     differs = ordered[1:] != ordered[:-1]
     if (differs[:, 1] & ~differs[:, 0]).any():
-        # equal first halves of different hashes, once in 2**64 pairs
+        # equal first halves of different hashes occur once in 2**64 pairs
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
         ordered = hashes[order]
         differs = ordered[1:] != ordered[:-1]
@@ -64,7 +64,7 @@ def _check_kinds(
         side: sorted({key.kind for key in keys if len(key.hashes)})
         for side, keys in ((join.left, left), (join.right, right))
     }
-    # a shard without a single value has no type to differ in
+    # a shard without values has no type that could differ
     if len({kind for kinds_of in kinds.values() for kind in kinds_of}) > 1:
         raise MappingError(
             f"the keys of the join {join.text} differ in type: "
@@ -81,9 +81,9 @@ Codes = tuple[IntArray, IntArray]
 class JoinStep:
     """One table joined to those before it.
 
-    The fan-out is the number of joined rows that one before it becomes. Of the joined
-    rows before ``unmatched_before`` match no row of the table, and ``unmatched_rows``
-    of its rows match none of them.
+    The fan-out is the number of joined rows that each previous one becomes. Of the
+    joined rows before, ``unmatched_before`` match no row of the table, and
+    ``unmatched_rows`` of its rows match none of them.
     """
 
     table: str
@@ -109,10 +109,10 @@ class JoinStep:
 
 @dataclass(frozen=True)
 class Match:
-    """Which rows of a new table every joined row so far matches.
+    """The rows of a new table that match every joined row so far.
 
     The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
-    ``order`` has the rows of the table that have a key, by key.
+    ``order`` has the table's rows with a key, sorted by key.
     """
 
     counts: npt.NDArray[np.int64]
@@ -135,7 +135,7 @@ def match_table(
     ]
     others = {other for other, _, _ in sides}
     old = [
-        # keys of one table are looked up once per row of it, not per joined row
+        # keys of a single table are looked up once per row, not per joined row
         codes if len(others) == 1 else on_joined(joined[other], codes)
         for other, codes, _ in sides
     ]
@@ -143,7 +143,7 @@ def match_table(
     if len(others) == 1:
         group_old = on_joined(joined[sides[0][0]], group_old)
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
-    # one more group at the end, empty: NULL takes it
+    # an additional empty group at the end is for NULL
     sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
     start = (np.cumsum(sizes) - sizes).astype(np.int32)
     is_met = np.zeros(groups + 1, dtype=np.bool_)
@@ -158,7 +158,7 @@ def match_table(
 
 
 def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinStep:
-    """Return the step of joining a table, with its row counts."""
+    """Return the record of joining a table, with its row counts."""
     made = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,
@@ -185,7 +185,7 @@ def join_table(
         counts = np.maximum(counts, 1)
     if step.fan_out_max > 1:
         size = np.int32 if step.rows <= np.iinfo(np.int32).max else np.int64
-        # the place in ``order`` runs up by one within the rows of one joined row
+        # the index into ``order`` increases by one within the rows of a joined row
         lag = (start - (np.cumsum(counts) - counts)).astype(size)
         place = np.repeat(lag, counts)
         place += np.arange(step.rows, dtype=size)
@@ -210,8 +210,8 @@ def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
 def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     """Number combined keys.
 
-    Codes (m,) and (n,) are equal where all predicates' are; NULL where any is or,
-    with several predicates, no row of the new table has the key.
+    Codes (m,) and (n,) are equal if those of all predicates are; NULL if any is or,
+    with several predicates, if no row of the new table has the key.
     """
     group_old, group_new = old[0], new[0]
     for codes_old, codes_new in zip(old[1:], new[1:], strict=True):
@@ -233,7 +233,7 @@ def _paired(first: IntArray, second: IntArray, width: int) -> npt.NDArray[np.int
 def _position(
     distinct: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64]
 ) -> IntArray:
-    """Return where each pair (n,) is among the sorted known ones; NULL if nowhere."""
+    """Return the position of each pair (n,) among the sorted ones; NULL if missing."""
     if not len(distinct):
         return np.full(len(pairs), NULL, dtype=np.int32)
     place = np.minimum(np.searchsorted(distinct, pairs), len(distinct) - 1)
@@ -250,7 +250,7 @@ def build_mapping(
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys and return the mapping.
 
-    Joining starts at the label table and goes on with the first table in the order of
+    Joining starts at the label table and continues with the first table in the order of
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing.

@@ -1,8 +1,8 @@
 """The table mapping: which row of each table every joined row comes from.
 
-The joined table is never built. A table lies in the joined rows by a linear map and its
-adjoint: ``<expand(x), y> == <x, segment_sum(y)>``. A joined row of a LEFT JOIN may have
-no row of the table: its ``row_of`` is -1, it expands to zero, and no row's sum has it.
+The joined table is never built. A linear map and its adjoint relate a table to the
+joined rows: ``<expand(x), y> == <x, segment_sum(y)>``. A joined row of a LEFT JOIN may
+lack a row of the table: its ``row_of`` is -1, it expands to zero, and it is in no sum.
 
 Notation:
     p_i(j)   ``row_of[j]``  (N,) int32: row of the table behind joined row j, or -1
@@ -57,12 +57,12 @@ class TableRows:
     def runs(self) -> tuple[tuple[slice, slice], ...]:
         """(joined rows, rows of the table) that ascend together one by one.
 
-        Joined rows follow the label table's rows, so that an unrepeated label table is
-        a few runs, which slices move faster than indices. Empty if there are many.
+        Joined rows follow the label table's rows, so an unrepeated label table is a few
+        runs, which slices move faster than indices. Empty if there are many.
         """
         if not self.is_injective:
             return ()
-        # constant within a run, and one more constant where there is no row
+        # constant within a run; one more constant for joined rows without a row
         lag = self.row_of - np.arange(len(self.row_of))
         if self.has_missing:
             lag[self.row_of < 0] = self.rows
@@ -100,7 +100,7 @@ class TableRows:
     def segment_sum(self, values: FloatArray) -> FloatArray:
         """Return sums (n_i, d_c) of values (N, d_c) over each row's joined rows."""
         if self.is_injective:
-            # a last row takes what belongs to no row
+            # the additional last row collects what belongs to no row
             out = np.zeros((self.rows + 1, values.shape[1]))
             if not self.runs:
                 out[self.row_of] = values
@@ -129,7 +129,7 @@ def with_zero_row(values: FloatArray) -> FloatArray:
 def segment_sum(
     slots: npt.NDArray[np.integer], rows: int, values: FloatArray
 ) -> FloatArray:
-    """Return sums (rows, d_c) of values (N, d_c) by slot (N,); ``rows`` is no row's."""
+    """Return sums (rows, d_c) of values (N, d_c) by slot (N,) below ``rows``."""
     columns = [
         np.bincount(slots, column, rows + 1)[:rows]
         for column in np.ascontiguousarray(values.T)
@@ -187,8 +187,8 @@ def split_rows(
 class RowWeights:
     """The weights of the joined training rows.
 
-    ``rows`` are w, (N,), > 0, mean 1; ``multiplicity`` is G^w_i by table, (n_i,), in
-    numbers that float32 has, as its sites are sent them; 0 where no training row is.
+    ``rows`` are w, (N,), > 0, mean 1; ``multiplicity`` is G^w_i by table, (n_i,),
+    rounded to float32 as it is sent to the sites; 0 for rows in no training row.
     """
 
     rows: FloatArray

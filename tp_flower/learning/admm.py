@@ -10,23 +10,23 @@ One epoch, with kappa = c * rho (Boyd et al. 2011, section 7.3; paper Eq. 7, 8, 
     v        = duals + rho (h - z)
     target_i = h_i - seg_i(v) / (kappa G_i)             sent to the sites of table i
 
-The paper's Eq. 9/16 is c = 1 (Jacobi: every table corrects the whole residual at once)
-and does not converge for three tables in general; c = M (sharing) does for every rho >
-0 on convex problems.
+The paper's Eq. 9/16 has c = 1 (Jacobi: every table corrects the whole residual at
+once), which in general does not converge for three tables; c = M (sharing) converges
+for every rho > 0 on convex problems.
 
-A joined row of a LEFT JOIN may lack a table: there h_i = 0 whatever theta_i, as if the
-table's row were one whose model is constant. To the constraint z = b + sum_i A_i
-theta_i that is a zero row of A_i, which the convergence of sharing ADMM allows: the
-row's term in table i's update is a constant, so G_i counts matched joined rows only,
-seg_i sums over them, and c stays M. (M_j <= M tables share the residual of joined row
-j; a c above M_j makes a shorter step there, never a wrong one.)
+A joined row of a LEFT JOIN may lack a table: there h_i = 0 for any theta_i, as if the
+table's row had a constant model. In the constraint z = b + sum_i A_i theta_i this is a
+zero row of A_i, which the convergence of sharing ADMM allows: the row's term in table
+i's update is a constant, so G_i counts matched joined rows only, seg_i sums over them,
+and c stays M. (Only M_j <= M tables share the residual of joined row j; a c above M_j
+makes a shorter step there, never a wrong one.)
 
-Where joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is
-multiplied by w_j. That changes neither its z- nor its dual update (the multiplier of
+If joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is
+multiplied by w_j. This changes neither its z- nor its dual update (the multiplier of
 the constraint is w_j duals_j, and equals w_j grad loss(z_j)), and the tables' updates
-through sums only: target_i = h_i - seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w),
-which takes the place of G_i at the sites too. Equal weights leave all as it is; a
-weight of 2 is the row twice.
+only through sums: target_i = h_i - seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w),
+which replaces G_i at the sites too. Equal weights change nothing; a weight of 2 has the
+effect of repeating the row.
 
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
@@ -48,10 +48,10 @@ from tp_flower.learning.losses import Loss
 LocalScores = dict[str, FloatArray]
 
 RESIDUAL_VALUES = 8192
-"""Per block: few enough for the cache, and for BLAS to start no threads."""
+"""Values per block: few enough for the cache, and for BLAS to start no threads."""
 
 LEAST_VALUES = 1 << 18
-"""Values that a thread has at least: some milliseconds of work."""
+"""Minimum number of values per thread: some milliseconds of work."""
 
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
@@ -59,7 +59,7 @@ BALANCE_WINDOW = 3
 
 @dataclass(frozen=True)
 class AdmmState:
-    """The state of the server from epoch to epoch.
+    """The server's state from epoch to epoch.
 
     After every step ``duals`` equal the loss's gradient at z; ``rho`` > 0.
     """
@@ -98,7 +98,7 @@ def admm_step(
 
     def step(span: slice) -> None:
         for block in blocks_of(span, BLOCK_ROWS):
-            # one block at a time through all the steps, while it is in the cache
+            # all steps on one block at a time, while it is in the cache
             h, y, old_z = scores[block], labels[block], state.z[block]
             relaxed = h
             if over_relaxation != 1.0:
@@ -106,7 +106,7 @@ def admm_step(
             centre = state.duals[block] / state.rho
             centre += relaxed
             new_z = z[block] = loss.prox(centre, y, state.rho, start=old_z)
-            # duals + rho (h~ - z) in exact arithmetic, free of the sum's rounding
+            # duals + rho (h~ - z) in exact arithmetic, without the sum's rounding
             new_duals = duals[block] = loss.gradient(new_z, y)
             gap = h - new_z
             gap *= state.rho
@@ -125,7 +125,7 @@ def targets(
 ) -> FloatArray:
     """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
 
-    Where rows are weighted, ``message`` is w v and ``inverse`` 1 / G^w_i, (n_i,).
+    If rows are weighted, ``message`` is w v and ``inverse`` is 1 / G^w_i, (n_i,).
     """
     inverse = rows.inverse_multiplicity if inverse is None else inverse
     out = rows.segment_sum(message)
@@ -184,10 +184,10 @@ def _least_rows(scores: FloatArray) -> int:
 def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     """Return rho after balancing relative residuals (Boyd et al. 2011, 3.4.1).
 
-    One residual must exceed the other tenfold in *all* the recent epochs, of which
-    ``BALANCE_WINDOW`` are needed since rho changed last: in the first epochs of a good
-    run the primal one does now and then, and following it at once doubles the epochs to
-    the optimum (seen on flights).
+    One residual must exceed the other tenfold in *all* recent epochs, of which
+    ``BALANCE_WINDOW`` are needed since rho last changed: in the first epochs of a good
+    run the primal one does so now and then, and following it at once doubles the epochs
+    to the optimum (observed on flights).
 
     >>> balanced_rho(1.0, [Residuals(primal=1.0, dual=0.01)] * BALANCE_WINDOW)
     2.0
@@ -206,18 +206,18 @@ Float32Array = npt.NDArray[np.float32]
 Weight = FloatArray | None
 
 SETBACK = 10.0
-"""A step that moves so many times further than the best one: the past misleads."""
+"""Reject a step that is so many times longer than the best one: old steps mislead."""
 
 RIDGE = 1e-10
-"""Relative to the trace of the normal equations, whose rounding it must exceed."""
+"""Ridge relative to the trace of the normal equations, above their rounding."""
 
 BLOCK_VALUES = 8192
-"""Of each array at a time: all their changes stay in a core's cache."""
+"""Values per block of an array: all stored changes of a block fit a core's cache."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """Where ADMM stands between two epochs: h, lambda, and h_i by table."""
+    """The iterate of ADMM between two epochs: h, lambda, and h_i by table."""
 
     scores: FloatArray
     duals: FloatArray
@@ -225,7 +225,7 @@ class Point:
 
     @property
     def free(self) -> list[FloatArray]:
-        """The arrays that h follows from, and the duals: duals, h_1 .. h_M."""
+        """The arrays to mix: duals, h_1 .. h_M; h follows from them."""
         return [self.duals, *self.local_scores.values()]
 
 
@@ -250,7 +250,7 @@ class _History:
         self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
 
     def reach(self, slot: int, after: FloatArray, earlier: FloatArray) -> None:
-        """Store the change of g since the epoch before."""
+        """Store the change of g since the previous epoch."""
 
         def store(span: slice) -> None:
             np.subtract(after[span], earlier[span], out=self._reached[slot, span])
@@ -260,10 +260,11 @@ class _History:
     def move(
         self, slot: int, used: int, ends: tuple[FloatArray, FloatArray], weight: Weight
     ) -> Sums:
-        """Store f = g - x, and its change since the epoch before.
+        """Store f = g - x, and its change since the previous epoch.
 
-        ``used`` counts stored changes, the new one among them, 0 at the first step;
-        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) is the rows' in the norm.
+        ``used`` counts the stored changes including the new one, 0 at the first step;
+        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) are the rows' weights in the
+        norm.
         """
         before, after = ends
 
@@ -304,12 +305,12 @@ class _History:
 class AndersonMixer:
     """Mix the last epochs of ADMM.
 
-    Changes are kept in float32, which halves the largest thing that the server has, and
-    all their sums are in float64: gamma is then the best for the changes as they are
-    kept, and does not depend on the order of the rows. In the norm of f, duals count as
-    they are and local scores h_i with the weight sqrt(c G_i) rho, as in the augmented
-    Lagrangian; h follows from them and has none. Of weighted rows duals have the weight
-    sqrt(w), and G^w is in the place of G. A ``memory`` of 0 epochs switches it off.
+    Changes are stored in float32, which halves the server's largest arrays, and summed
+    in float64: gamma is then optimal for the stored changes, and does not depend on the
+    order of the rows. In the norm of f, duals have weight 1 and local scores h_i weight
+    sqrt(c G_i) rho, as in the augmented Lagrangian; h follows from them and has none.
+    With weighted rows duals have weight sqrt(w), and G^w replaces G. A ``memory`` of 0
+    epochs switches mixing off.
     """
 
     def __init__(
@@ -326,7 +327,7 @@ class AndersonMixer:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the past, as a change of rho requires."""
+        """Forget all stored changes, as a change of rho requires."""
         self._count = 0
         self._best = np.inf
         self._reached: list[FloatArray] = []
@@ -334,13 +335,13 @@ class AndersonMixer:
 
     @property
     def remembered(self) -> int:
-        """Changes that the next mix looks back on, at most ``memory``."""
+        """The number of changes that the next mix uses, at most ``memory``."""
         return min(self._count, self._memory)
 
     def mix(self, rho: float, before: Point, after: Point) -> Point:
         """Return the next point from one step of the map, which led from x to g.
 
-        The arrays of ``after`` must not change; a change of rho calls for a restart.
+        The arrays of ``after`` must not change; a change of rho requires a restart.
         """
         if not self._memory:
             return after
@@ -362,7 +363,7 @@ class AndersonMixer:
         return self._extrapolated(after, products[:, 1])
 
     def _weights_of(self, rho: float, point: Point) -> list[Weight]:
-        """Return the weights of the rows of duals and local scores in the norm."""
+        """Return the row weights of duals and local scores in the norm."""
         joined = self._row_weights
         weights: list[Weight] = [None]
         if joined is not None:

@@ -2,12 +2,12 @@
 
     share_i = cov(h_i, h) / var(h),   h = b + sum_i h_i
 
-over the joined training rows, weighted as they are. The shares add up to 1, since
-var(h) is the sum of the covariances; one may be negative, where a table's scores take
-back a part of the others'. Of several outputs covariances and variances are summed.
+over the joined training rows, with their weights. The shares add up to 1, because
+var(h) is the sum of the covariances; one may be negative, if a table's scores cancel
+part of the others'. With several outputs, covariances and variances are summed.
 
-Of private runs the scores include their noise: this is post-processing, and costs no
-row anything more.
+In private runs the scores include their noise: the shares are post-processing, and cost
+no row any additional privacy.
 
 Notation:
     h_i  local scores of table i on the joined rows, 0 where a LEFT JOIN has no row

@@ -1,24 +1,24 @@
 """Noise on labels: its distributions, and how often it changes a class.
 
-Two mechanisms for k classes, and one for numbers. Each is epsilon-differentially
-private for a label on its own (local privacy): whatever else is known, no label that
-leaves is more than e^epsilon times as likely under one true value as under another.
+Two mechanisms are for k classes, and one is for numbers. Each is epsilon-differentially
+private for a single label (local privacy): whatever else is known, no released label is
+more than e^epsilon times as likely under one true value as under another.
 
 *Randomised response* keeps the class with probability p = e^eps / (e^eps + k - 1) and
-otherwise takes any other alike. No mechanism of the same epsilon keeps it more often
-(Kairouz et al. 2014, "Extremal mechanisms for local differential privacy").
+otherwise draws another one uniformly. No mechanism of the same epsilon keeps it more
+often (Kairouz et al. 2014, "Extremal mechanisms for local differential privacy").
 
 *Laplace and argmax* (TablePuppet, Eq. 25): Laplace noise of deviation lambda, scale b =
-lambda / sqrt 2, on the one-hot vector, of which the largest entry is the class. Two
+lambda / sqrt 2, is added to the one-hot vector, and its largest entry is the class. Two
 one-hot vectors are 2 apart, so that eps = 2 / b = 2 sqrt 2 / lambda. Only the argmax
-leaves: it is a randomised response too, whose own epsilon, ln(p / q), is smaller.
+leaves: this, too, is a randomised response, with the smaller epsilon ln(p / q).
 
 *Laplace on a clipped number*: eps = (high - low) / b.
 
 Notation
     k   ``classes``, at least 2
-    p   ``keep``: probability that a class stays what it is
-    q   ``flip`` = (1 - p) / (k - 1): that it becomes one given other class
+    p   ``keep``: probability that a class stays unchanged
+    q   ``flip`` = (1 - p) / (k - 1): that it becomes one particular other class
     b   ``scale`` of Laplace noise, whose deviation is sqrt(2) b
 """
 
@@ -47,16 +47,16 @@ Rates = TypeVar("Rates", float, FloatArray)
 CodeArray = npt.NDArray[np.intp]
 
 MIN_EPSILON: Final = 1e-3
-"""Below it nothing is left of a label that any number of rows here could recover."""
+"""Below it, labels retain nothing that any realistic number of rows could recover."""
 MAX_EPSILON: Final = 100.0
-"""Above it no class is ever changed: e^-100 is no probability one would meet."""
+"""Above it no class ever changes: e^-100 is too small a probability to occur."""
 NOISE_VALUES: Final = 1 << 20
 """Numbers drawn at a time."""
 
 
 @dataclass(frozen=True)
 class ClassNoise:
-    """A class stays with probability ``keep``, above 1/k; every other one is alike.
+    """A class stays with probability ``keep``, above 1/k; the others are alike.
 
     >>> noise = ClassNoise(2, 0.75)
     >>> noise.flip, noise.correction
@@ -68,28 +68,28 @@ class ClassNoise:
 
     @property
     def flip(self) -> float:
-        """The probability q of one given other class."""
+        """The probability q of one particular other class."""
         return (1.0 - self.keep) / (self.classes - 1)
 
     @property
     def contrast(self) -> float:
-        """By how much a class speaks for itself: p - q."""
+        """How strongly a noisy class indicates the true one: p - q."""
         return self.keep - self.flip
 
     @property
     def correction(self) -> float:
-        """How far an unbiased soft label goes beyond [0, 1]: c = q / (p - q)."""
+        """How far an unbiased soft label extends beyond [0, 1]: c = q / (p - q)."""
         return self.flip / self.contrast
 
     @property
     def epsilon(self) -> float:
-        """ln(p / q), the epsilon of these probabilities themselves."""
+        """ln(p / q), the epsilon of these probabilities."""
         return math.log(self.keep / self.flip) if self.flip else math.inf
 
     def rate_of(self, noisy: Rates) -> Rates:
         """Return unbiased rates of classes from the rates of noisy ones, any shape.
 
-        They may leave [0, 1], as what is unbiased near its end must.
+        They may leave [0, 1], as unbiased estimates near its ends must.
         """
         return (noisy - self.flip) / self.contrast
 
@@ -111,10 +111,10 @@ LabelNoise = ClassNoise | NumberNoise
 
 @dataclass(frozen=True)
 class LabelPlan:
-    """How the labels of a run are made private; ``LabelTerms`` carries it to the sites.
+    """The mechanism for a run's private labels; ``LabelTerms`` has it in messages.
 
-    Which classes there are is a fact of the data: the query's author names them in the
-    order of their numbers; none for booleans, and in regression. ``limits`` are the
+    The list of classes is itself information about the data: the query's author names
+    them in numerical order; none for booleans, and in regression. ``limits`` are the
     (low, high) that numbers are clipped to; empty for classes.
     """
 
@@ -161,7 +161,7 @@ class LabelPlan:
         return ClassNoise(self.class_count, keep(self.class_count, self.epsilon))
 
     def draw_classes(self, codes: CodeArray, source: NoiseSource) -> CodeArray:
-        """Return noisy classes of codes (n,), from 0 to k - 1."""
+        """Return noisy classes for codes (n,), from 0 to k - 1."""
         if self.mechanism == LAPLACE:
             return noisy_argmax(codes, self.class_count, self.epsilon, source)
         return randomised_response(codes, self.class_count, self.epsilon, source)
@@ -205,10 +205,10 @@ def response_keep(classes: int, epsilon: float) -> float:
 def laplace_keep(classes: int, epsilon: float) -> float:
     """Return p of Laplace noise on the one-hot vector, and argmax.
 
-    With F the distribution and f the density of the noise it is the integral of
-    f(x) F(1 + x)^(k - 1). With s = e^(-1/b) / 2 and 1/b = eps/2, the parts below -1
-    and above 0 are s 2^(1-k) / k and (1 - (1 - s)^k) / (2 k s); the one between, with
-    x = -b t, is the integral of e^-t (1 - s e^t)^(k - 1) / 2 from 0 to 1/b. For two
+    With F the distribution and f the density of the noise, it is the integral of f(x)
+    F(1 + x)^(k - 1). With s = e^(-1/b) / 2 and 1/b = eps/2, the parts below -1 and
+    above 0 are s 2^(1-k) / k and (1 - (1 - s)^k) / (2 k s); the part in between, with x
+    = -b t, is the integral of e^-t (1 - s e^t)^(k - 1) / 2 from 0 to 1/b. For two
     classes that adds up to 1 - s (1 + eps / 4).
 
     >>> round(laplace_keep(2, 2.0), 12) == round(1.0 - 0.75 * math.exp(-1.0), 12)
@@ -218,7 +218,7 @@ def laplace_keep(classes: int, epsilon: float) -> float:
     s = 0.5 * math.exp(-end)
     below = s * 2.0 ** (1 - classes) / classes
     above = -math.expm1(classes * math.log1p(-s)) / (2.0 * classes * s)
-    # the integrand changes over lengths of 1, where 20 nodes are exact to rounding
+    # the integrand varies over lengths of 1, where 20 nodes are exact up to rounding
     edges = np.linspace(0.0, end, math.ceil(end) + 1)
     nodes, weights = np.polynomial.legendre.leggauss(20)
     half = 0.5 * np.diff(edges)[:, None]
@@ -234,7 +234,7 @@ def randomised_response(
     """Return classes (n,), each kept or replaced by a uniformly drawn other one."""
     is_kept = source.uniform(len(codes)) < response_keep(classes, epsilon)
     steps = 1 + (source.uniform(len(codes)) * (classes - 1)).astype(np.intp)
-    # a product that rounds up to k - 1 would be no step at all
+    # a product that rounds up to k - 1 would be no change at all
     steps = np.minimum(steps, classes - 1)
     return np.where(is_kept, codes, (codes + steps) % classes)
 
@@ -255,7 +255,7 @@ def noisy_argmax(
 
 
 def corrected(loss: Loss, noise: LabelNoise) -> Loss:
-    """Return the loss of labels with this noise that is unbiased for the true ones.
+    """Return a loss of labels with this noise that is unbiased for the true labels.
 
     >>> loss = corrected(LogisticLoss(), ClassNoise(2, 0.75))
     >>> loss.gradient(np.zeros((2, 1)), np.array([0.0, 1.0])).tolist()
@@ -271,7 +271,7 @@ def corrected(loss: Loss, noise: LabelNoise) -> Loss:
 
 @dataclass(frozen=True, kw_only=True)
 class _CorrectedLoss(Loss):
-    """A loss that the noise of its labels changes in some methods only."""
+    """A loss that the noise of its labels changes only in some methods."""
 
     plain: Loss
 
@@ -305,7 +305,7 @@ class _CorrectedLoss(Loss):
 
 @dataclass(frozen=True, kw_only=True)
 class CorrectedClassLoss(_CorrectedLoss):
-    """A loss of classes at the soft labels t that noisy classes stand for."""
+    """A loss of classes, at the soft labels t that noisy classes represent."""
 
     noise: ClassNoise
 
@@ -314,7 +314,7 @@ class CorrectedClassLoss(_CorrectedLoss):
     ) -> FloatArray:
         """Return the scores of the classes' unbiased rates.
 
-        A rate below its own standard error cannot be told from zero: it is set to that.
+        A rate below its own standard error is noise, and is raised to that error.
         """
         rows, noise = len(labels), self.noise
         counts = class_counts(labels, noise.classes, weights)

@@ -4,8 +4,8 @@
                       + (kappa / 2N) sum_j G_ij ||f_i(theta; T_ij) - target_ij||^2
 
 with kappa = c * rho. This is the paper's Eq. 14-16 with the square completed, so that
-only the target travels. Linear models have it in closed form at the cost of one product
-with the features per epoch, after one eigendecomposition for all rho.
+only the target travels. Linear models have a closed form, which takes one product with
+the features per epoch, after one eigendecomposition for all rho.
 """
 
 import math
@@ -22,7 +22,7 @@ from tp_flower.learning.models.local_model import Features
 RANK_TOLERANCE = 1e-11
 
 GRAM_VALUES = 1 << 22
-"""Float64 values of a block of rows, 32 MB."""
+"""Float64 values in a block of rows, 32 MB."""
 LEAST_ROWS = 256
 
 
@@ -32,9 +32,9 @@ def gram(
     *,
     intercept: bool = False,
 ) -> FloatArray:
-    """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]): sums over shards add up.
+    """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]), which shards may sum.
 
-    As A^T A with A = sqrt(G) [T, 1], which is symmetric, BLAS computes half of it.
+    BLAS computes only half of it, as the symmetric A^T A with A = sqrt(G) [T, 1].
 
     >>> gram(np.array([[1], [2]], dtype=np.float32), np.array([1, 4]), intercept=True)
     array([[17.,  9.],
@@ -69,8 +69,8 @@ class RidgeSolver:
 
         W = V (kappa V^T m) / (kappa s + beta),  c = mean target - mean row W
 
-    ``mean`` is the weighted mean row, (d,), and ``weight`` the sum of G / N, both 0
-    without intercept; N is ``joined_rows``.
+    ``mean`` is the weighted mean row, (d,), and ``weight`` the sum of G / N; both are 0
+    without intercept. N is ``joined_rows``.
     """
 
     eigenvalues: FloatArray
@@ -108,7 +108,7 @@ class RidgeSolver:
         """Return the parameters (d [+ 1], d_c) of the theta-update.
 
         ``moments`` are [T, 1]^T (G * target), (d [+ 1], d_c), summed over the shards;
-        with an ``l2`` of 0 the solution of least norm is returned.
+        if ``l2`` is 0, the solution of least norm is returned.
         """
         moments = moments / self.joined_rows
         centre = np.zeros(moments.shape[1])
@@ -127,7 +127,7 @@ class RidgeSolver:
 
 @dataclass(frozen=True)
 class Iterate:
-    """A point z of an accelerated descent, y ``ahead``, where it goes on, and t."""
+    """The iterate z of an accelerated descent, the point ``ahead``, y, and t."""
 
     point: FloatArray
     ahead: FloatArray
@@ -150,7 +150,7 @@ class Iterate:
         return Iterate(point, ahead, momentum)
 
     def change_to(self, point: FloatArray) -> float:
-        """Return ||y - z+|| / max(1, ||z+||): 0 exactly where z+ = y is optimal."""
+        """Return ||y - z+|| / max(1, ||z+||): 0 if and only if z+ = y is optimal."""
         size = max(1.0, float(np.linalg.norm(point)))
         return float(np.linalg.norm(self.ahead - point)) / size
 
@@ -165,8 +165,8 @@ def descend(
 ) -> FloatArray:
     """Return the minimiser of a smooth function of (p,), given its gradient.
 
-    ``step`` is at most 1 over the largest curvature; the descent ends when a step's
-    relative change is within the tolerance.
+    ``step`` is at most 1 over the largest curvature; the descent ends when the relative
+    change of a step is within the tolerance.
 
     >>> target = np.array([1.0, -2.0])
     >>> minimiser = descend(

@@ -1,12 +1,12 @@
 """A table's features on a device: copied once where they fit, else streamed in blocks.
 
-All products are of blocks that the device widens to float64, as the CPU does: sums of
-float32 products over millions of rows would lose the digits that the eigenvalues of a
-rank-deficient Gram matrix are told from zero by.
+Products are computed on blocks that the device widens to float64, as the CPU does:
+float32 sums over millions of rows would lose the digits that distinguish the
+eigenvalues of a rank-deficient Gram matrix from zero.
 
-Features beyond the free memory stay where they are, in a file mostly. Each pass copies
-them block by block through two buffers of pinned memory, from which the device reads on
-its own while the CPU fills the other one.
+Features that exceed the free memory stay where they are, usually in a file. Each pass
+copies them block by block through two buffers of pinned memory: the device reads one
+while the CPU fills the other.
 """
 
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ from tp_flower.learning.models.local_model import CUDA, FeatureArray
 
 
 def torch_device(name: str) -> torch.device:
-    """Return the device of ``"cpu"`` or ``"cuda"``, set to full precision.
+    """Return the device ``"cpu"`` or ``"cuda"``, set to full precision.
 
     TF32 rounds the factors of float32 products to ten bits, 5e-4 of their size: scores
     would differ from the CPU's by more than 1e-4. It is off by default, but other code
-    in the process (a model's factory, say) may have turned it on.
+    in the process (such as a model's factory) may have turned it on.
     """
     if name == CUDA:
         torch.set_float32_matmul_precision("highest")
@@ -35,7 +35,7 @@ def torch_device(name: str) -> torch.device:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the bytes that can still be had on a device; as good as all on the CPU."""
+    """Return the free bytes on a device; practically unlimited on the CPU."""
     if device.type != CUDA:
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)
@@ -46,8 +46,8 @@ def free_bytes(device: torch.device) -> int:
 def to_device(
     values: npt.NDArray[np.floating] | npt.NDArray[np.integer], device: torch.device
 ) -> torch.Tensor:
-    """Return the array on a device, with its type; it is shared where it can be."""
-    # torch warns of read-only arrays (memory maps); what is shared is only read here
+    """Return the array on a device, with its type; memory is shared if possible."""
+    # torch warns of read-only arrays (memory maps), but shared memory is only read
     writable = values if values.flags.writeable else values.copy()
     return torch.from_numpy(np.ascontiguousarray(writable)).to(device)
 
@@ -61,16 +61,16 @@ BLOCK_VALUES: Final = 1 << 24
 """Features of a block: 64 MB, and twice that in float64."""
 
 RESIDENT_SHARE: Final = 0.7
-"""Of the free memory: the rest is for what is computed with the features."""
+"""Share of the free memory; the rest is for what is computed with the features."""
 
 Positions = npt.NDArray[np.int64]
 
 
 class DeviceFeatures:
-    """Features (n, d) of which products are computed on a device.
+    """Features (n, d), with products that are computed on a device.
 
-    The rows of ``source`` are streamed to it, or ``resident`` there; ``rows``, (n,),
-    tells which of them these are.
+    The rows of ``source`` are streamed to the device, or ``resident`` there; ``rows``,
+    (n,), selects some of them.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class DeviceFeatures:
 
     @classmethod
     def place(cls, source: FeatureArray, device: torch.device) -> "DeviceFeatures":
-        """Return the features with a copy on the device, if that has room for one."""
+        """Return the features with a copy on the device, if there is room for one."""
         placed = cls(source, device, None)
         if source.nbytes > RESIDENT_SHARE * free_bytes(device):
             return placed
@@ -127,7 +127,7 @@ class DeviceFeatures:
     def blocks(self, size: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows in blocks on the device, which must not be changed.
 
-        A size of 0 is for as many rows as the memory of products allows.
+        A size of 0 means as many rows as the memory for products allows.
         """
         most = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
         size = min(size or most, most, max(len(self), 1))
@@ -183,7 +183,7 @@ class DeviceFeatures:
 
 
 class _Stage:
-    """Two buffers of pinned memory by turns, through which blocks reach the device."""
+    """Two alternating buffers of pinned memory, which carry blocks to the device."""
 
     def __init__(self, shape: tuple[int, int], device: torch.device) -> None:
         self._device, self._is_cuda = device, device.type == CUDA
@@ -192,7 +192,7 @@ class _Stage:
         self._turn = 0
 
     def move(self, values: FeatureArray) -> Tensor:
-        """Return the values on the device; on a CPU they are overwritten later on."""
+        """Return the values on the device; on a CPU they are overwritten later."""
         self._turn = 1 - self._turn
         event = self._copied[self._turn]
         if event is not None:

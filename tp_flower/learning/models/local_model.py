@@ -2,8 +2,8 @@
 
 A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its
 parameters are one flat vector, so that gradients, averages and saved states need no
-structure. Only the label table's model has an output intercept: one per table would
-make the sum of the scores degenerate (the server's fixed base score stands in for the
+structure. Only the label table's model has an output intercept, because one per table
+would make the sum of the scores degenerate (the server's fixed base score replaces the
 others).
 """
 
@@ -31,22 +31,22 @@ NUMPY_KINDS = frozenset({"linear", CENTRES})
 """Kinds of models that need no torch."""
 
 Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-"""Scores of a row, or widths of a layer."""
+"""A number of scores per row, or the width of a layer."""
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
 
 CACHED_VALUES = 1 << 18
-"""Features that are converted to float64 at a time: 2 MB, about a core's cache."""
+"""Features converted to float64 at a time: 2 MB, about a core's cache."""
 SMALL_PRODUCT = 1_000_000
 """Multiplications below which BLAS starts no threads of its own."""
 LEAST_VALUES = 1 << 20
-"""Features that a thread has at least."""
+"""Minimum number of features per thread."""
 
 FeatureArray = npt.NDArray[np.float32]
 
 
 Features: TypeAlias = "FeatureArray | DeviceFeatures"
-"""Rows (n, d) at the host, or on a device; sums over them are in float64."""
+"""Rows (n, d) on the host or on a device; sums over them are in float64."""
 
 
 def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
@@ -58,7 +58,7 @@ def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
 
 
 def on_host(features: Features) -> FeatureArray:
-    """Return features for work that stays on the CPU, wherever they lie."""
+    """Return features for work that stays on the CPU, wherever the original is."""
     return features if isinstance(features, np.ndarray) else features.host
 
 
@@ -68,8 +68,8 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Its kind is ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
     the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``.
     Torch models multiply their output by ``output_scale``, in regression the label's
-    standard deviation, so that weights of order one reach the labels. All shards of a
-    table have one seed, and start from the same parameters.
+    standard deviation, so that weights of order one suffice. All shards of a table have
+    the same seed, and start from the same parameters.
     """
 
     kind: str = "linear"
@@ -80,7 +80,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
     def __post_init__(self) -> None:
-        """Refuse a scale so small that clips, which are in units of it, vanish."""
+        """Refuse a scale so small that clips, which are in its units, vanish."""
         is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
         if self.output_scale != 0 and not is_usable:
             raise ValueError(
@@ -177,10 +177,10 @@ def _in_float64(
 ) -> Iterator[tuple[slice, FloatArray]]:
     """Yield blocks of a span of rows in float64; each is overwritten by the next.
 
-    A block stays in the cache between its conversion and its product, and its product
-    is too small for BLAS to start threads: several of ours run already.
+    A block stays in the cache between its conversion and its product, which is too
+    small for BLAS to start threads: several of ours are running already.
     """
-    # slices of a plain array cost less than those of a memory map
+    # slicing a plain array costs less than slicing a memory map
     plain = np.asarray(features)
     values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
     size = max(values // max(features.shape[1], 1), 1)
@@ -255,8 +255,8 @@ class FitProblem:
         minimise  (kappa / 2N) sum_j G_j ||f(theta; T_j) - target_j||^2
                   + strength / 2 ||theta - centre||^2     over the ``penalised`` ones
 
-    T is ``features`` (n, d), G ``multiplicity`` (n,), G^w of weighted joined rows, N
-    ``joined_rows``. In the theta-update strength is beta and centre (p,) zero, in a
+    T is ``features`` (n, d), G ``multiplicity`` (n,), or G^w with weighted joined rows,
+    N ``joined_rows``. In the theta-update strength is beta and centre (p,) zero; in a
     consensus step they are rho_in and w - u.
     """
 
@@ -271,7 +271,7 @@ class FitProblem:
 
     @property
     def weights(self) -> FloatArray:
-        """G with mean 1, (n,); there must be a row that is in some joined row."""
+        """G with mean 1, (n,); at least one row must be in some joined row."""
         weights: FloatArray = self.multiplicity / self.multiplicity.mean()
         return weights
 
@@ -299,15 +299,15 @@ DRIVER_FILES: Final = (
     r"C:\Windows\System32\nvcuda.dll",
 )
 HIDDEN: Final = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that leave no device."""
+"""Values of CUDA_VISIBLE_DEVICES that hide all devices."""
 
 
 def resolve(name: str, *, is_large: bool = True) -> str:
-    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA where it exists and pays.
+    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if it exists and pays off.
 
-    A GPU is worth its start from some size on only: torch takes a second or two to
-    import, CUDA as long to start, and in deployment every message starts a process.
-    Without a driver torch is not imported, unless ``"cuda"`` is asked for.
+    A GPU is worth starting only above some size: torch takes a second or two to import,
+    CUDA as long to start, and in deployment every message starts a process. Without a
+    driver torch is not imported, unless ``"cuda"`` was requested.
     """
     if name == CPU or (name == AUTO and not (is_large and has_driver())):
         return CPU
@@ -324,7 +324,7 @@ def resolve(name: str, *, is_large: bool = True) -> str:
 
 
 def has_driver() -> bool:
-    """Whether there is a sign of an NVIDIA driver, and its devices are not hidden."""
+    """Whether there are signs of an NVIDIA driver, with its devices not hidden."""
     return not is_hidden() and any(
         Path(name).exists()
         for name in DRIVER_FILES

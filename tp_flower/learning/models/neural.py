@@ -1,4 +1,4 @@
-"""Local models made of torch modules: MLPs and modules from a user's factory."""
+"""Local models built on torch: MLPs, and modules from a user's factory."""
 
 import importlib
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ class TorchModel(LocalModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the module is."""
+        """The device of the module."""
         return next(self.module.parameters()).device
 
     @property
@@ -73,7 +73,7 @@ class TorchModel(LocalModel):
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
         """Return the vector-Jacobian product of the scores with Y, by autograd.
 
-        Chunks of rows add up, so that what autograd keeps of them is bounded.
+        Sums over chunks of rows bound the memory that autograd needs.
         """
         total = np.zeros(len(self.penalised))
         parameters = list(self.module.parameters())
@@ -98,9 +98,9 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
 
 @dataclass(frozen=True)
 class FitBudget:
-    """The steps of a fit: passes over the rows, ``least_steps`` for small tables.
+    """The steps of a fit: passes over the rows, at least ``least_steps``.
 
-    Adam's learning rate is that at the start; it falls to zero along a cosine.
+    The learning rate is Adam's at the start; it falls to zero along a cosine.
     """
 
     passes: int = 4
@@ -118,8 +118,8 @@ def fit_least_squares(
     kappa * sum(G) / N, so that its scale (and the learning rate) does not depend on
     rho. Without rows the penalised parameters move to the centre at once.
 
-    Everything that a step needs lies on the model's device, and no step waits for a
-    number from there; only features that are streamed are gathered step by step.
+    Everything that a step needs is on the model's device, and no step waits for a
+    number from there; only streamed features are gathered step by step.
     """
     if not len(problem.features):
         model.parameters = problem.settle(model.parameters)
@@ -163,7 +163,7 @@ def _mlp(features: int, spec: ModelSpec) -> nn.Module:
     for hidden in spec.hidden_sizes:
         layers += [nn.Linear(width, hidden), nn.ReLU()]
         width = hidden
-    # no activation at the end: a final ReLU can kill a whole table
+    # no activation at the end: a final ReLU can deactivate a whole table
     layers.append(nn.Linear(width, spec.outputs, bias=spec.intercept))
     return nn.Sequential(*layers)
 
