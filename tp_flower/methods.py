@@ -1,6 +1,6 @@
 """The training methods that a run can name, and what they have in common.
 
-The server's side of each is a class in ``strategies``; a site sees the family alone.
+The server's side of each is a class in ``strategies``; a site only sees the family.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ CORESET: Final = "coreset"
 PERSONAL: Final = "personal"
 
 ROWS_OF_CORESET: Final = 2000
-"""Joined rows that a method which solves on a coreset draws if nobody says how many."""
+"""Default number of joined rows that a method which solves on a coreset draws."""
 
 
 @dataclass(frozen=True)
@@ -21,19 +21,19 @@ class Method:
     """One value of the setting ``strategy``; epochs and sizes are its defaults.
 
     Attributes:
-        family: whose messages it uses, ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
-            solves, over the rows of a coreset) or ``"personal"`` (a model per site).
-        solves_tables: whether a table's linear model is solved for, exactly, by its
+        family: the messages it uses: ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
+            solves on the rows of a coreset) or ``"personal"`` (a model per site).
+        solves_tables: whether a table's linear model is solved for exactly, from its
             Gram matrix and moments.
         sends_gradients: whether a site sends gradients of batches, not updates.
         can_be_stale: whether a site's last answer can stand in for a missing one.
-        sends_a_row_once: whether a row of a table is in a release once, which accounts
-            rest on: in a message about joined rows (VFL) the influence of a row grows
-            with its multiplicity; rows of a coreset leave in the clear, without any
-            noise to count.
-        is_full_batch: whether the one batch of an epoch has all joined rows.
-        coreset_size: joined rows that are drawn; 0 trains on all of them.
-        solvers: of the server; empty where the sites train.
+        sends_a_row_once: whether a row of a table is in a release at most once, as the
+            accountants assume: in a message about joined rows (VFL) the influence of a
+            row grows with its multiplicity; rows of a coreset leave in the clear,
+            without any noise to count.
+        is_full_batch: whether the only batch of an epoch has all joined rows.
+        coreset_size: joined rows to draw; 0 trains on all of them.
+        solvers: the server's solvers; empty if the sites train.
     """
 
     family: str
@@ -79,7 +79,7 @@ JOINING: Final = of_families(ADMM, SGD, CORESET)
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)
-"""Summaries of sites that a graph of similar ones may be made of."""
+"""Summaries of sites from which a graph of similar sites can be made."""
 
 RDP: Final = "rdp"
 PRV: Final = "prv"

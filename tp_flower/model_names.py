@@ -1,8 +1,8 @@
-"""Names and versions of saved models, and the folders that go by them.
+"""Names and versions of saved models, and the folders named after them.
 
-The server keeps a model's manifest, a site its parts of it, both below
-``<home>/models/<name>/<version>``. A name or version that comes from outside becomes a
-path only through :class:`ModelVersion`, which takes no other characters than these.
+The server keeps a model's manifest, a site its parts of the model, both below
+``<home>/models/<name>/<version>``. A name or version from outside becomes a path only
+through :class:`ModelVersion`, which accepts no other characters than these.
 """
 
 import difflib
@@ -21,7 +21,7 @@ from tp_flower.errors import ModelError
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION: Final = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
-"""When the run started, and the start of its name."""
+"""When the run started, and the first digits of its name."""
 MODELS: Final = "models"
 _DELETED: Final = ".deleted-"
 _SHOWN: Final = 80
@@ -31,7 +31,7 @@ _SHOWN: Final = 80
 class ModelVersion:
     """One version of a named model, whose runs share the name.
 
-    ``version`` is when the run started, UTC, and four digits of the run's name; later
+    ``version`` is the start of the run, UTC, and four digits of the run's name; later
     versions sort after earlier ones.
 
     >>> str(ModelVersion("delays", "20261122-001500-3f9a"))
@@ -93,7 +93,7 @@ def versions_in(home: Path) -> tuple[ModelVersion, ...]:
     models = []
     for folder in (home / MODELS).glob("*/*"):
         name, version = folder.parent.name, folder.name
-        # other files may lie there, and models that are being written or deleted
+        # there may be other files, and models that are being written or deleted
         if NAME.fullmatch(name) and VERSION.fullmatch(version) and folder.is_dir():
             models.append(ModelVersion(name, version))
     return tuple(sorted(models))
@@ -120,7 +120,7 @@ def delete_version(home: Path, text: str) -> ModelVersion:
     try:
         for left in folder.parent.glob(f"{_DELETED}*"):
             shutil.rmtree(left, ignore_errors=True)
-        # under its new name nothing finds it, however far the removal gets
+        # nothing finds it under its new name, even if the removal fails halfway
         gone = folder.with_name(f"{_DELETED}{model.version}-{secrets.token_hex(4)}")
         folder.rename(gone)
         shutil.rmtree(gone)
@@ -146,7 +146,7 @@ def _quoted(value: object) -> str:
 
 
 SOFTWARE_VERSION: Final = "0.1.0"
-"""Of tp_flower; as a Flower app it is no installed package that has metadata."""
+"""The version of tp_flower, which as a Flower app has no package metadata."""
 
 
 def software(*, has_torch: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The node config of a SuperNode, which only the owner of the site sets."""
+"""The node config of a SuperNode, which only the owner of the site can set."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,20 +10,20 @@ from tp_flower.files import home_folder
 TABLES: Final = "tables"
 """Path of the tables file."""
 STATE_DIR: Final = "state-dir"
-"""Folder for what the site keeps; ``":memory:"`` keeps nothing on disk."""
+"""Folder for what the site stores; ``":memory:"`` stores nothing on disk."""
 CACHE_GB: Final = "cache-gb"
-"""Gigabytes that the cache in that folder may take."""
+"""Gigabytes that the cache in that folder may use."""
 SECRET_FILE: Final = "secret-file"
-"""File with the secret that all sites share, from which the keys of hashes are made."""
+"""File with the secret, shared by all sites, from which the keys of hashes are made."""
 ALLOWED_KEYS: Final = "allowed-keys"
-"""File with the public keys of the sites that this one takes a run's secret from."""
+"""File with the public keys of the sites that may seal a run's secret to this one."""
 PARTITION_ID: Final = "partition-id"
 """Number of the node in a simulation."""
 NUM_PARTITIONS: Final = "num-partitions"
 """Nodes of a simulation."""
 
 IN_MEMORY: Final = ":memory:"
-"""As a state folder: nothing is kept on disk."""
+"""As a state folder: nothing is stored on disk."""
 DEFAULT_CACHE_GB: Final = 20
 
 NodeConfig = Mapping[str, object]
@@ -36,12 +36,12 @@ def state_dir(node_config: NodeConfig) -> str:
         return str(home_folder() / "state")
     if folder == IN_MEMORY:
         return folder
-    # of a relative one, "." say, errors would be cleaned of more than a path
+    # errors are cleaned of this path: a relative one, such as ".", matches too much
     return str(Path(folder).expanduser().absolute())
 
 
 def site_id(node_config: NodeConfig, node_id: int) -> str:
-    """Return a name of this site alone: its partition, which it keeps, or its node."""
+    """Return the site's unique name: its permanent partition, or else its node."""
     partition = node_config.get(PARTITION_ID)
     if partition is None:
         return f"{node_id:x}"

@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 class SimilarityGraph:
     """An undirected graph of the sites; it may be disconnected.
 
-    ``edges`` are (M, 2), each with the lower position first, sorted, each once.
+    ``edges`` are (M, 2), each with the lower position first, sorted and distinct.
     """
 
     names: tuple[str, ...]
@@ -34,7 +34,7 @@ class SimilarityGraph:
     def from_pairs(
         cls, names: Sequence[str], pairs: npt.NDArray[np.int64]
     ) -> "SimilarityGraph":
-        """Make the graph of (M, 2) pairs of positions, in any order and repeated.
+        """Make the graph of (M, 2) pairs of positions, in any order, possibly repeated.
 
         >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
         array([[0, 2]])
@@ -49,7 +49,7 @@ class SimilarityGraph:
 
     @cached_property
     def incidence(self) -> Any:
-        """Q^T of the draft, a sparse (M, N): times Z (N, d) it is the differences."""
+        """Q^T of the draft, a sparse (M, N); times Z (N, d) it is the differences."""
         from scipy.sparse import csr_array
 
         edges = len(self.edges)
@@ -92,7 +92,7 @@ class SimilarityGraph:
     ) -> FloatArray:
         """Return the start of a site that joins: its neighbours' mean model, (d,).
 
-        Without a neighbour that has one of the models (N, d) it is the mean of all.
+        If no neighbour has one of the models (N, d), it is the mean of all models.
         """
         near = self.neighbours(site)
         near = near[has_model[near]]
@@ -107,10 +107,10 @@ class SimilarityGraph:
 def nearest_neighbours(
     names: Sequence[str], distances: FloatArray, neighbours: int
 ) -> SimilarityGraph:
-    """Return the graph of each site's nearest k, an edge where either names the other.
+    """Return the graph of each site's k nearest; an edge needs only one direction.
 
-    Of the distances, (N, N) and symmetric, the diagonal is not read; equal ones are
-    broken by the order of the sites.
+    The diagonal of the distances, (N, N) and symmetric, is not read; ties are broken by
+    the order of the sites.
     """
     sites = len(names)
     others = np.array(distances, np.float64)
@@ -126,7 +126,7 @@ def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArr
     """Return the edges' weights sqrt(1/n_i + 1/n_j), (M,), scaled to mean 1.
 
     A model of n rows errs by about 1/sqrt(n): sites whose difference may be chance are
-    drawn together, and those with many rows keep theirs. Of rows (N,) 0 counts as 1.
+    pulled together, and those with many rows keep theirs. In rows (N,) 0 counts as 1.
 
     >>> pair = SimilarityGraph.from_pairs("abc", np.array([[0, 1], [1, 2]]))
     >>> row_weights(pair, np.array([8, 8, 1])).round(3).tolist()
@@ -142,8 +142,8 @@ def row_weights(graph: SimilarityGraph, rows: npt.NDArray[np.int64]) -> FloatArr
 def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
     """Return the graph that a user wrote: "a-b, b-c", or one edge per line.
 
-    A name may hold a hyphen itself, where only one reading names two sites. Lines that
-    begin with # are left out.
+    A name may itself contain a hyphen if only one reading names two sites. Lines that
+    begin with # are ignored.
 
     >>> parse_edges("b-a, x-y-a", ["a", "b", "x-y"]).edges.tolist()
     [[0, 1], [0, 2]]

@@ -2,7 +2,7 @@
 
     f(theta) = (1/n) sum_j loss(b + h(theta; x_j), y_j) + l2/2 ||theta||^2
 
-over its n trained rows, the penalty without biases. A site without trained rows has
+over its n trained rows; the penalty leaves out biases. A site without trained rows has
 f = l2/2 ||theta||^2.
 
 Notation:
@@ -29,20 +29,20 @@ from tp_flower.learning.solvers import gram
 from tp_flower.randomness import NoiseSource
 
 POWER_STEPS = 20
-"""Products that an MLP's largest curvature is estimated by."""
+"""Power steps to estimate an MLP's largest curvature."""
 
 CURVATURE_MARGIN = 4.0
-"""An MLP's curvature is that at its start, and grows on the way."""
+"""Safety factor for an MLP's curvature, which is measured at the start and grows."""
 
 FINITE_STEP = 1e-3
-"""Of the difference of gradients that stands for a product with the Hessian."""
+"""Step of the gradient difference that replaces a product with the Hessian."""
 
 
 @dataclass(frozen=True)
 class SiteObjective:
     """The objective f of a site, over its trained rows: features (n, d), labels (n,).
 
-    The model's parameters are set to where the objective is evaluated.
+    Evaluating it sets the model's parameters.
     """
 
     model: LocalModel
@@ -87,7 +87,7 @@ class SiteObjective:
 
     @property
     def largest_curvature(self) -> float:
-        """A bound of the Hessian's largest eigenvalue; of an MLP, an estimate."""
+        """A bound on the Hessian's largest eigenvalue; for an MLP, an estimate."""
         if not len(self.labels):
             return self.l2
         if isinstance(self.model, LinearModel):
@@ -115,9 +115,9 @@ class SiteObjective:
 
 
 PAIRS = 128
-"""Random features of a summary, a cosine and a sine each."""
+"""Random features of a summary: a cosine and a sine each."""
 EMBEDDING_BOUND = 1.0
-"""Norm of phi(x), of every row."""
+"""Norm of phi(x) for every row."""
 BLOCK_ROWS = 4096
 TINY = np.finfo(np.float64).tiny
 
@@ -135,8 +135,8 @@ class RandomFeatures:
     def draw(cls, width: int, pairs: int, rng: np.random.Generator) -> Self:
         """Draw the frequencies of rows (n, width), the same at all sites.
 
-        The bandwidth is sqrt(d): two rows of standardised columns are on average
-        sqrt(2 d) apart, and no site is asked for its median.
+        The bandwidth is sqrt(d): two rows of standardised columns are about sqrt(2 d)
+        apart on average, so that no site has to report its median.
         """
         return cls(rng.standard_normal((pairs, width)) / np.sqrt(max(width, 1)))
 
@@ -148,7 +148,7 @@ class RandomFeatures:
         return embedded
 
     def mean(self, rows: npt.NDArray[np.floating]) -> FloatArray:
-        """Return the mean embedding of rows (n, d), (2 pairs,); zeros of no rows."""
+        """Return the mean embedding of rows (n, d), (2 pairs,); zeros without rows."""
         total = np.zeros(2 * len(self.frequencies))
         for block in blocks(len(rows), BLOCK_ROWS):
             total += self.embed(rows[block]).sum(axis=0)
@@ -156,15 +156,15 @@ class RandomFeatures:
 
 
 def moments_bound(clip: float) -> float:
-    """Return the largest norm of a row's share of the moments."""
+    """Return the largest norm of a row's contribution to the moments."""
     return clip**2 + 1.0
 
 
 def mean_moments(rows: npt.NDArray[np.floating], clip: float = np.inf) -> FloatArray:
     """Return the mean of [x, 1] [x, 1]^T over rows (n, d), as its triangle.
 
-    A row of a norm above ``clip`` is scaled down to it. The triangle, of
-    (d + 1) (d + 2) / 2 numbers, has the norm of the matrix's Frobenius norm.
+    A row of norm above ``clip`` is scaled down to it. The triangle, of (d + 1) (d + 2)
+    / 2 numbers, has the Frobenius norm of the matrix.
     """
     width = rows.shape[1] + 1
     total = np.zeros((width, width))
@@ -180,7 +180,7 @@ def mean_moments(rows: npt.NDArray[np.floating], clip: float = np.inf) -> FloatA
 def covariances(moments: FloatArray) -> FloatArray:
     """Return the covariances (N, d (d + 1) / 2) of `mean_moments` (N, s).
 
-    With noise they are covariances no more: only their distances are used.
+    With noise they are no longer covariances: only their distances are used.
     """
     width = int(np.sqrt(2 * moments.shape[1]))
     places = np.triu_indices(width)
@@ -194,8 +194,8 @@ def covariances(moments: FloatArray) -> FloatArray:
 def pairwise_distances(summaries: FloatArray) -> FloatArray:
     """Return the Euclidean distances (N, N) of N sites' summaries (N, s).
 
-    Noise of one deviation at all sites adds the same to every squared distance on
-    average: it blurs the order of the distances and does not bend it.
+    Noise of equal deviation at all sites on average adds the same to every squared
+    distance: it blurs the order of the distances without a bias.
     """
     from scipy.spatial.distance import cdist
 
@@ -208,15 +208,15 @@ def noisy_mean(
 ) -> FloatArray:
     """Return a mean over rows with the noise of a Gaussian mechanism.
 
-    The norm of a row's share is at most ``bound``: the sensitivity of the mean is
-    bound / n (of no row there is nothing to protect, and one is assumed). The
-    multiplier is deviation over sensitivity; 0 adds nothing.
+    A row's contribution has at most norm ``bound``: the sensitivity of the mean is
+    bound / n (without rows there is nothing to protect, and n = 1 is assumed). The
+    multiplier is deviation over sensitivity; 0 adds no noise.
     """
     return noise.with_gaussian(mean, multiplier * bound / max(rows, 1))
 
 
 def _triangle(matrices: FloatArray) -> FloatArray:
-    """Return upper triangles (..., s), with the norm of the symmetric matrices."""
+    """Return upper triangles (..., s), with the norms of the symmetric matrices."""
     rows, columns = np.triu_indices(matrices.shape[-1])
     scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
     return matrices[..., rows, columns] * scale

@@ -1,14 +1,14 @@
 """A piecewise constant vector as bytes: run lengths and values, or a code book.
 
     1 byte    layout of the runs (low 4 bits), and whether there is a code book (16)
-    4 bytes   runs r, little-endian, as all numbers here
+    4 bytes   runs r, little-endian, like all numbers here
     runs      one bit per element, 1 where a run begins; or r lengths of 1, 2 or 4
               bytes; or nothing, where every element is a run
     values    r float32; or a code book: 1 byte k - 1, k float32, r indices of
               ceil(log2 k) bits each
 
-Of the layouts the shortest is taken. What is decoded is the encoded vector in float32,
-with a code book its nearest entry: exactly equal elements stay exactly equal.
+The shortest layout is used. What is decoded is the encoded vector in float32, or with a
+code book its nearest entries: equal elements stay exactly equal.
 """
 
 from typing import Final
@@ -35,7 +35,7 @@ _HEADER_BYTES: Final = 5
 def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     """Return the bytes of a vector (d,): few where it has few runs of equal elements.
 
-    Of ``codes`` entries is the code book, at most `MOST_CODES`; 0 sends every value. A
+    ``codes`` is the size of the code book, at most `MOST_CODES`; 0 sends every value. A
     value that is not finite in float32 is a ValueError.
 
     >>> bytes(encode_update(np.array([2.0, 2.0, 2.0, 2.0]))).hex(" ")
@@ -63,7 +63,7 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
 def decode_update(code: Bytes, size: int) -> FloatArray:
     """Return the vector (size,) that `encode_update` wrote.
 
-    The code is from a site: whatever is not of the format is a ReplyError.
+    The code comes from a site: anything that violates the format is a ReplyError.
     """
     _check(code.dtype == np.uint8 and code.ndim == 1, "is not a vector of bytes")
     _check(len(code) >= _HEADER_BYTES, f"has {len(code)} bytes")
@@ -85,9 +85,9 @@ def code_book(
 ) -> npt.NDArray[np.float32]:
     """Return at most ``codes`` float32 that stand for values, ascending and distinct.
 
-    k-means in one dimension, where each value, (r,), counts as often as it occurs:
-    Lloyd's iteration from the quantiles, so that equal values give equal books; zero,
-    if a value is zero, stays an entry.
+    k-means in one dimension, with each value, (r,), counted as often as it occurs:
+    Lloyd's iteration from the quantiles, so that equal values give equal code books; if
+    a value is zero, zero stays an entry.
     """
     order = np.argsort(values)
     points, weights = values[order], counts[order].astype(np.float64)
@@ -122,7 +122,7 @@ def _starts(values: npt.NDArray[np.float32]) -> IntArray:
 
 
 def _encode_runs(starts: IntArray, size: int) -> tuple[int, Bytes]:
-    """Return layout and bytes: the shortest."""
+    """Return the shortest layout of the runs, and its bytes."""
     if len(starts) == size:
         return _EACH, np.empty(0, np.uint8)
     lengths = np.diff(starts, append=size)
@@ -159,7 +159,7 @@ def _decode_runs(
 
 
 def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, bool]:
-    """Return the runs' values, and whether by a code book: where that is shorter."""
+    """Return the runs' values, and whether as a code book, which may be shorter."""
     plain = values.view(np.uint8)
     if not codes or not len(values):
         return plain, False

@@ -1,4 +1,4 @@
-"""The Z-step: personal models that are near their targets and alike along the edges.
+"""The Z-step: personal models near their targets and similar along the edges.
 
     Z = argmin  1/2 ||Z - V||_F^2 + penalty * sum over edges (i, j) w_ij ||z_i - z_j||_p
 
@@ -17,8 +17,8 @@ Notation: Z `models` (N, d), V `targets` (N, d), B `graph.incidence` (M, N), W
 Z = V - B^T pull, and every row of pull lies in the dual norm's ball of radius
 `penalty w`.
 
-The draft runs a fixed number of iterations. This one stops on both residuals, in units
-of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
+The draft runs a fixed number of iterations. This solver stops on both residuals, in
+units of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
 """
 
 from collections.abc import Callable
@@ -95,7 +95,7 @@ Solve = Callable[[FloatArray], FloatArray]
 
 OVER_RELAXATION = 1.6
 DENSE_SITES = 4096
-"""Up to so many the inverse, 128 MB, is faster than sparse factors with fill-in."""
+"""Up to this size the inverse, 128 MB, is faster than sparse factors with fill-in."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ZSolution:
     """The solution of a Z-step, and its residuals.
 
     ``models`` Z (N, d) are exactly equal at sites that ``fused`` edges (M,) connect;
-    ``pull`` (M, d) is that of each edge at its first site. The residuals are ||B Z -
+    ``pull`` (M, d) is each edge's pull on its first site. The residuals are ||B Z -
     W||_F and kappa ||B^T (W - W_before)||_F over ||V - mean V||_F.
     """
 
@@ -117,9 +117,9 @@ class ZSolution:
 
 
 class ZStep:
-    """Solver of Z-steps over one graph, which reuses its factors.
+    """Solver of Z-steps on one graph, which reuses its factors.
 
-    The edges have weights w, (M,), > 0, None for ones; the tolerance is of both
+    The edges have weights w, (M,), > 0, None for ones; the tolerance applies to both
     residuals, relative to the spread of the targets.
     """
 
@@ -144,9 +144,9 @@ class ZStep:
     ) -> ZSolution:
         """Return the personal models for targets V, (N, d), and a penalty eta * lambda.
 
-        Without penalty, or without edges, they are the targets; with a penalty large
-        enough, every connected group's mean of them. Both are exact. ``pull``, of the
-        solution before, is a warm start.
+        Without a penalty, or without edges, they are the targets; with a large enough
+        penalty, the mean of the targets in every connected group. Both are exact.
+        ``pull``, from the previous solution, is a warm start.
         """
         spread = float(np.linalg.norm(targets - targets.mean(axis=0)))
         edges = len(self.graph.edges)
@@ -192,10 +192,10 @@ class ZStep:
         )
 
     def _coupling(self, targets: FloatArray, penalty: float) -> float:
-        """Return kappa, a power of 2 so that few values, and few factors, occur.
+        """Return kappa, a power of 2, so that few values, and so few factors, occur.
 
-        3 over the mean degree balances the two residuals of a weak penalty; one that is
-        strong beside the targets' differences wants more. Both were found by trial.
+        3 over the mean degree balances the two residuals if the penalty is weak; if it
+        is strong relative to the targets' differences, kappa is larger, by trial.
         """
         lengths = np.linalg.norm(self.graph.incidence @ targets, axis=1)
         typical = max(float(np.sqrt(np.mean(lengths**2))), np.finfo(np.float64).tiny)
@@ -210,8 +210,8 @@ class ZStep:
 def factorise(graph: SimilarityGraph, kappa: float) -> Solve:
     """Return the product of (I + kappa B^T B)^-1 with (N, d), as a function.
 
-    The eigenvalues lie between 1 and 1 + 2 kappa * the largest degree: an explicit
-    inverse loses no digits. Where its square is too large, sparse factors are kept.
+    The eigenvalues are between 1 and 1 + 2 kappa * the largest degree, so an explicit
+    inverse loses no digits. If it is too large to store, sparse factors are kept.
     """
     from scipy.linalg import lapack
     from scipy.sparse import eye_array
@@ -232,7 +232,7 @@ def factorise(graph: SimilarityGraph, kappa: float) -> Solve:
 
 
 def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
-    """Return every site's mean over its group; of a group of one, itself."""
+    """Return every site's mean over its group; itself if it is alone."""
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(groups))
@@ -243,7 +243,7 @@ def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
 def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     """Return the update u (d,) of Eq. 7: constant on runs, exactly.
 
-    A penalty gamma of 0 returns the gradient g (d,), a large one zeros.
+    With gamma 0 it is the gradient g (d,), with a large gamma zeros.
 
     >>> piecewise_update(np.array([4.0, 5.0, 1.0, 0.5]), 0.5)
     array([4.25, 4.25, 1.  , 0.5 ])
@@ -262,9 +262,9 @@ def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
 def penalty_of_round(penalty: float, rounds_before: int, rounds: int) -> float:
     """Return gamma of a round: gamma (1 - t / T)^3, t = 0, 1, ..., T - 1.
 
-    An element of the update is off the gradient's by at most 2 gamma, so that the last
-    updates are as good as gradients, and the optimum stays where it is. With a fixed
-    gamma every point whose gradients' partial sums are within gamma would be one.
+    An element of the update differs from the gradient's by at most 2 gamma, so the last
+    updates are as good as gradients, and the optimum does not move. With a fixed gamma
+    every point whose gradients' partial sums are within gamma would be an optimum.
 
     >>> penalty_of_round(0.5, 0, 10), penalty_of_round(0.5, 5, 10)
     (0.5, 0.0625)
@@ -276,16 +276,16 @@ def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[fl
     """Return where the derivatives pass -gamma and gamma, element by element.
 
     A derivative, clipped to [-gamma, gamma], is stored as its knots in ascending order:
-    their places, and how slope and offset of the line change there. Every element takes
-    some away at both ends and adds one at each, hence O(d) in all. Lists of numbers are
-    several times as fast here as numpy's elements.
+    their positions, and the changes of slope and offset of the line there. Every
+    element removes some at both ends and adds one at each, hence O(d) in all. Here
+    lists of numbers are several times as fast as numpy's elements.
     """
     size = len(gradient)
     least, most = [0.0] * size, [0.0] * size
     knots, slopes, offsets = ([0.0] * (2 * size + 2) for _ in range(3))
     first, last = size + 1, size
     for place, element in enumerate(gradient):
-        # beyond all knots the derivative of what comes before is -gamma or gamma
+        # beyond all knots the derivative of the previous elements is -gamma or gamma
         outside = penalty if place else 0.0
         slope, offset = 1.0, -element - outside
         while first <= last and slope * knots[first] + offset <= -penalty:

@@ -1,16 +1,16 @@
-"""Epsilon of composed mechanisms, and the noise that a target epsilon takes.
+"""Epsilon of composed mechanisms, and the noise needed for a target epsilon.
 
-The accountants are those of dp-accounting, imported where an epsilon is computed: that
-takes a second, and a round of training computes none. Several bounds may hold for what
-is composed; the least is returned.
+The accountants are those of dp-accounting. They take a second to import, which is done
+only when an epsilon is computed: a round of training computes none. Several bounds may
+hold for a composition; the smallest is returned.
 
-- Gaussians without sampling are together one Gaussian of multiplier ``1 / mu``,
+- Gaussians without sampling together are one Gaussian of multiplier ``1 / mu``,
   ``mu^2 = sum of count / noise_multiplier^2``, whose epsilon is exact.
 - Sampled Gaussians cost at most what they cost without sampling, and at most what the
   accountant says: "rdp" (Rényi divergences) or "prv" (the distribution of the privacy
   loss, composed numerically; tighter, slower).
-- Pure mechanisms are composed by their Rényi divergences with the rest, or their
-  epsilons are added to the rest's.
+- Pure mechanisms are either composed with the rest by their Rényi divergences, or
+  their epsilons are added to the rest's.
 
 Reference: Balle and Wang 2018, "Improving the Gaussian mechanism for differential
 privacy" (theorem 8); Mironov, Talwar and Zhang 2019, "Rényi differential privacy of the
@@ -40,7 +40,7 @@ ORDERS: Final[FloatArray] = np.array(
 )
 """Orders of the Rényi divergences among which the best is taken.
 
-Those below 2 are the best only beyond epsilon 50, and their series may not converge.
+The orders below 2 are best only beyond epsilon 50, and their series may not converge.
 """
 
 _RELATIVE: Final = 1e-6  # the noise found for an epsilon is more than enough by this
@@ -54,9 +54,9 @@ def epsilon(
 ) -> float:
     """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
-    It is an upper bound: inf where some Gaussian has no noise, or delta is 0 and there
-    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is of sampled
-    Gaussians.
+    It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there
+    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for
+    sampled Gaussians.
 
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377
@@ -87,9 +87,9 @@ def noise_multiplier(
     sample_rate: float = 1.0,
     accountant: str = RDP,
 ) -> float:
-    """Return the least noise multiplier whose epsilon is at most the target.
+    """Return the smallest noise multiplier whose epsilon is at most the target.
 
-    It is above the least by one millionth at most. The target, > 0, is of ``count``
+    It exceeds the smallest by at most one millionth. The target, > 0, covers ``count``
     uses on the same unit together (0: no noise is needed); ``delta`` is in (0, 1).
 
     >>> round(noise_multiplier(4.377, 1e-5, count=36), 2)
@@ -118,16 +118,16 @@ def server_mechanism(
 ) -> Gaussian:
     """Return the cost of SGD for a row against the server, which chooses the batches.
 
-    There is no amplification by sampling against someone who knows which rows are in a
-    batch. A row is in one message for each batch that has one of its joined rows: at
-    most ``min(G_j, batches)`` of an epoch's, however many joined rows it has there, as
-    the messages of one row in one batch are summed before they are clipped.
+    Sampling gives no amplification against someone who knows which rows are in a batch.
+    A row is in one message for each batch that has one of its joined rows: at most
+    ``min(G_j, batches)`` in an epoch, however many joined rows it has in a batch,
+    because a row's contributions to a batch are summed before they are clipped.
 
     By hand: a row in 4 of the 100 batches of each of 9 epochs is in ``4 x 9 = 36``
     messages. With a multiplier of 6 they are one Gaussian of
     ``mu = sqrt(36) / 6 = 1``. Its epsilon at delta 1e-5 is 4.377:
-    ``Phi(0.5 - 4.377) - exp(4.377) Phi(-0.5 - 4.377) = 5.29e-5 - 4.29e-5``. Who takes
-    the batches for secret finds 0.81 (900 steps at rate 0.04): not against the server.
+    ``Phi(0.5 - 4.377) - exp(4.377) Phi(-0.5 - 4.377) = 5.29e-5 - 4.29e-5``. Secret
+    batches would give 0.81 (900 steps at rate 0.04): not against the server.
 
     >>> server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
     Gaussian(noise_multiplier=6.0, count=36, sample_rate=1.0)
@@ -138,16 +138,16 @@ def server_mechanism(
 def outsider_mechanism(
     multiplier: float, batch_rate: float, multiplicity: int, steps: int
 ) -> Gaussian:
-    """Return the cost of SGD for a row against someone who sees the final model only.
+    """Return the cost of SGD for a row against someone who sees only the final model.
 
-    Holds only if each joined row is in each batch independently with probability
-    ``batch_rate`` (Poisson); batches of a fixed size or of a shuffled epoch are no
-    such draw. A row is in a batch if one of its ``G`` joined rows is, so that its rate
-    is ``1 - (1 - r)^G``: not ``r``, and below ``G r``.
+    This holds only if each joined row is in each batch independently with probability
+    ``batch_rate`` (Poisson), not for batches of a fixed size or of a shuffled epoch. A
+    row is in a batch if one of its ``G`` joined rows is, so its rate is ``1 - (1 -
+    r)^G``: not ``r``, and below ``G r``.
 
     By hand: ``r = 0.01`` and ``G = 3``: ``1 - 0.99^3 = 1 - 0.970299 = 0.029701``.
 
-    ``r`` is in (0, 1], ``G`` >= 1 is that of the row with most joined rows, and the
+    ``r`` is in (0, 1], ``G`` >= 1 is that of the row with the most joined rows, and the
     steps are the batches of the whole run.
 
     >>> round(outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100).sample_rate, 6)
@@ -161,7 +161,7 @@ def outsider_mechanism(
 
 
 def _least_noise(excess: Callable[[float], float], enough: float) -> float:
-    """Return the least multiplier without excess, given one that is enough."""
+    """Return the smallest sufficient multiplier, given one that suffices."""
     from scipy.optimize import brentq
 
     low, least = enough / 2, enough * _LEAST_SHARE
@@ -170,7 +170,7 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
         if low < least:
             return enough
     root = float(brentq(excess, low, enough, rtol=_RELATIVE / 2))
-    # the least noise is within the tolerance of the root, on either side
+    # the smallest noise is within the tolerance of the root, on either side
     while root < enough and excess(root) > 0:
         root = min(root * (1 + _RELATIVE), enough)
     return root
@@ -208,18 +208,18 @@ def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
 def _divergences(mechanism: Mechanism) -> FloatArray:
     """Return the Rényi divergence of one use at each of ``ORDERS``.
 
-    Of all pure mechanisms, randomised response on a bit has the largest.
+    Among pure mechanisms, randomised response on one bit has the largest.
     """
     from absl import logging
     from dp_accounting import NeighboringRelation, RandomizedResponseDpEvent
     from dp_accounting.rdp import RdpAccountant
 
-    # orders whose series do not converge are left out, with a line in the log for each
+    # otherwise each order whose series does not converge logs a line
     logging.set_verbosity(logging.ERROR)
     if isinstance(mechanism, Gaussian):
         accountant = RdpAccountant(ORDERS).compose(_event(mechanism))
     else:
-        # it answers at random with this probability, and then is right half the time
+        # the probability of a random answer, which is right half the time
         at_random = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
         event = RandomizedResponseDpEvent(at_random, num_buckets=2)
         relation = NeighboringRelation.REPLACE_ONE

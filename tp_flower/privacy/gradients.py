@@ -2,15 +2,15 @@
 
     sum_k  min(1, C / ||g_k||) g_k  +  N(0, (sigma C)^2 I),    g_k = Y_k^T dh_k / dtheta
 
-Terms that depend on no data (penalties) are added afterwards, neither clipped nor
-noised.
+Terms that do not depend on data (penalties) are added afterwards, without clipping or
+noise.
 
 Guarantee:
-    unit          one row of the table, whatever number of joined rows it is in: its
-                  joined rows reach g_k summed in Y_k, and are clipped together
-    neighbours    the row contributes, or nothing does in its place (zero-out)
+    unit          one row of the table, regardless of its number of joined rows: they
+                  enter g_k summed in Y_k, and are clipped together
+    neighbours    the row contributes, or zeros replace its contribution (zero-out)
     sensitivity   C, in Euclidean norm: a Gaussian mechanism of multiplier sigma per use
-    not covered   Y itself, which is the server's; what its size tells of other tables
+    not covered   Y itself, which the server makes; what its size says of other tables
 
 | edge case                       | result                                           |
 |---------------------------------|--------------------------------------------------|
@@ -55,7 +55,7 @@ TORCH_RATE: Final = 0.03
 
 
 def check_per_row(model: LocalModel, features: int) -> None:
-    """Raise SettingsError where a row's gradient takes other rows; names the layer."""
+    """Raise SettingsError if a row's gradient depends on other rows; name the layer."""
     if isinstance(model, LinearModel):
         return
     from tp_flower.privacy.torch_gradients import (
@@ -68,7 +68,7 @@ def check_per_row(model: LocalModel, features: int) -> None:
 
 
 def check_scores(model: LocalModel, features: int) -> None:
-    """Raise SettingsError where a row's score depends on other rows."""
+    """Raise SettingsError if a row's score depends on other rows."""
     if isinstance(model, LinearModel):
         return
     from tp_flower.privacy.torch_gradients import check_scores_are_apart
@@ -81,7 +81,7 @@ def clipped_sum(
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,).
 
-    ``clip`` is C > 0, inf for none; the model's parameters are only read.
+    ``clip`` is C > 0, inf for no clipping; the model's parameters are only read.
 
     >>> model = LinearModel(features=2, outputs=1, intercept=False)
     >>> rows = np.array([[3, 4], [0.3, 0.4]], dtype=np.float32)
@@ -92,7 +92,7 @@ def clipped_sum(
         return model.pullback(features, messages)
     if isinstance(model, LinearModel):
         return _clipped_linear_sum(model, features, messages, clip)
-    # torch and opacus take seconds to import: linear models do without
+    # torch and opacus take seconds to import, which linear models avoid
     from tp_flower.privacy.torch_gradients import clipped_torch_sum
 
     return clipped_torch_sum(model, features, messages, clip)
@@ -127,7 +127,7 @@ def _clipped_linear_sum(
 
 
 def clip_weights(norms: FloatArray, clip: float) -> FloatArray:
-    """Return min(1, clip / norm) for norms (k,); 0 where the norm is not finite.
+    """Return min(1, clip / norm) for norms (k,); 0 if the norm is not finite.
 
     >>> clip_weights(np.array([0.0, 2.0, 8.0, np.inf, np.nan]), 4.0).tolist()
     [1.0, 1.0, 0.5, 0.0, 0.0]
@@ -142,17 +142,17 @@ class PrivateFit:
     """The plan of one local update, made before training from public numbers.
 
     The defaults of ``sample_rate`` and ``steps`` were chosen by experiments on flights
-    (epsilon 1 to 8, 12 epochs): at equal epsilon whole passes are a little better than
-    samples of the rows, and 20 to 50 small steps than 10 large ones; averages of the
-    iterates and a falling rate gain nothing.
+    (epsilon 1 to 8, 12 epochs): at equal epsilon full passes are slightly better than
+    samples of the rows, and 20 to 50 small steps better than 10 large ones; averaging
+    the iterates or decreasing the rate brings nothing.
 
     Attributes:
         clip: C > 0, with ``noise_multiplier`` sigma >= 0 and ``sample_rate`` in (0, 1].
-        learning_rate: Adam's, in units of the parameters (of linear models: of s); 0:
+        learning_rate: Adam's, in units of the parameters (for linear models: of s); 0:
             ``LINEAR_RATE`` or ``TORCH_RATE``.
         output_scale: s, 1 in classification, the labels' deviation in regression.
-        row_norm: r, sqrt(1 + the table's feature columns): a column's square is about
-            1.
+        row_norm: r, sqrt(1 + the table's feature columns), as a column's mean square is
+            about 1.
     """
 
     clip: float
@@ -167,7 +167,7 @@ class PrivateFit:
         ClippedNoise(self.clip, self.noise_multiplier)
 
     def mechanism(self, updates: int) -> Gaussian:
-        """Return the privacy cost of ``updates`` local updates per row of the table."""
+        """Return the privacy cost per row of the table of ``updates`` local updates."""
         return Gaussian(self.noise_multiplier, self.steps * updates, self.sample_rate)
 
 

@@ -1,26 +1,26 @@
 """A secret that the sites of a run share and the server does not have, and its masks.
 
 Every site makes an X25519 key pair for the run and sends its public key to the server.
-The server relays them to one of the sites, the *leader*, which makes the secret and
-seals it to each other site; the server relays the sealed copies. The seal's key is
-HKDF-SHA-256 of what sender and recipient can both compute, over a text that names the
-run and all public keys in it:
+The server relays the public keys to one of the sites, the *leader*, which makes the
+secret and seals it to each other site; the server relays the sealed copies. The key of
+a seal is HKDF-SHA-256 of what only sender and recipient can compute, over a text that
+names the run and all its public keys:
 
     agreed:   DH(run key, run key)
     pinned:   the same, and DH(site key, run key), DH(run key, site key),
               DH(site key, site key)
 
-A *site key* is long-term. Where both ends were given the other's by their owners
-(*pinned*), only its holder can have sealed, and only its holder can open; a run that is
-over stays secret even from somebody who gets hold of the site keys later, because run
-keys are thrown away.
+A *site key* is long-term. If the owners of both ends were given the other's key
+(*pinned*), only its holder can have sealed, and only its holder can open; a completed
+run stays secret even if somebody obtains the site keys later, because run keys are
+deleted.
 
-Guarantee: the server learns nothing of the secret if it relays faithfully; if the keys
-are pinned, whatever it does. Not pinned, a server that puts its own keys in place of
-the sites' learns the secret. None against the sites, which all hold it.
+Guarantee: the server learns nothing about the secret if it relays faithfully; with
+pinned keys, whatever it does. If keys are not pinned, a server that puts its own in
+place of the sites' learns the secret. None against the sites, which all have it.
 
-Masks: every pair of participants derives a stream of words from the secret; one adds
-it to its numbers, the other subtracts it. The server sees uniformly random words, whose
+Masks: every pair of participants derives a stream of words from the secret; one adds it
+to its numbers, the other subtracts it. The server sees uniformly random words, whose
 sum over all participants is the sum of the numbers (modulo 2^64).
 
 Reference:
@@ -66,7 +66,7 @@ WordArray = npt.NDArray[np.uint64]
 
 FRACTION_BITS: Final = 24
 LARGEST_BITS: Final = 56
-"""A participant's number is below 2^56: 256 of them are below 2^64."""
+"""A participant's numbers are below 2^56: a sum of 256 is below 2^64."""
 MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
 _STREAM_NONCE: Final = bytes(16)
 
@@ -97,7 +97,7 @@ GUARANTEES: Final[Mapping[KeySource, str]] = MappingProxyType(
         ),
     }
 )
-"""For the ledger. None holds against a site: all sites have the key."""
+"""For the ledger. None of them holds against a site: all sites have the key."""
 
 SIMULATED: Final = "the key of a simulation follows its seed: it is known to everybody"
 """For the ledger of a site without a tables file."""
@@ -107,8 +107,8 @@ SIMULATED: Final = "the key of a simulation follows its seed: it is known to eve
 class GroupSecret:
     """The secret that the sites of a run share, ``KEY_BYTES`` bytes.
 
-    A simulated one is derived from the run's seed, so that a simulation repeats itself;
-    it is no secret from anybody who knows the seed.
+    A simulation derives it from the run's seed, so that runs can be repeated; then it
+    is not secret from anybody who knows the seed.
     """
 
     value: bytes = field(repr=False)
@@ -126,12 +126,12 @@ class GroupSecret:
         return cls(value, is_simulated=True)
 
     def of_run(self, run_id: int, public_keys: Collection[bytes]) -> bytes:
-        """Return the key of one run's hashes, which says nothing of any other run's.
+        """Return the key of one run's hashes, which reveals nothing about other runs.
 
-        The sites' public keys of the run are part of it: a site that finds its own
-        among them, made for this run, knows that the key is new, even where a server
-        names a run by the number of another. The secret of a simulation is its own key,
-        so that simulations with one seed repeat themselves.
+        It depends on the sites' public keys of the run: a site that finds its own among
+        them, made for this run, knows that the key is new, even if a server reuses the
+        number of another run. The secret of a simulation is used as the key itself, so
+        that simulations with one seed repeat themselves.
         """
         if self.is_simulated:
             return self.value
@@ -156,7 +156,7 @@ class KeyPair:
 
     @property
     def private(self) -> bytes:
-        """The private key, to be kept by the site alone."""
+        """The private key, which only the site may keep."""
         return self._private.private_bytes_raw()
 
     def exchange(self, other: bytes) -> bytes:
@@ -169,7 +169,7 @@ class KeyPair:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """A site's public keys: of this run, and long-term (empty where none is pinned)."""
+    """A site's public keys: for this run, and long-term (empty if none is pinned)."""
 
     run: bytes
     site: bytes = b""
@@ -177,7 +177,7 @@ class PublicKeys:
 
 @dataclass(frozen=True)
 class SiteKeys:
-    """A site's key pairs, of this run and long-term, to seal a secret and to open it.
+    """A site's key pairs, for this run and long-term, to seal and open a secret.
 
     >>> leader, site = SiteKeys(KeyPair()), SiteKeys(KeyPair())
     >>> secret = GroupSecret.random()
@@ -195,7 +195,7 @@ class SiteKeys:
         return PublicKeys(self.run.public, self.site.public if self.site else b"")
 
     def seal(self, secret: GroupSecret, recipient: PublicKeys, run_id: int) -> bytes:
-        """Return the secret for the holder of the recipient's keys alone."""
+        """Seal the secret so that only the holder of the recipient's keys opens it."""
         kind = _SIMULATED if secret.is_simulated else _RANDOM
         nonce = secrets.token_bytes(_NONCE_BYTES)
         cipher = _cipher(
@@ -204,7 +204,7 @@ class SiteKeys:
         return nonce + cipher.encrypt(nonce, kind + secret.value, None)
 
     def open(self, sealed: bytes, sender: PublicKeys, run_id: int) -> GroupSecret:
-        """Return the secret that the holder of the sender's keys sealed to this one."""
+        """Open the secret that the holder of the sender's keys sealed to this site."""
         cipher = _cipher(
             self._exchanges(sender, is_sender=False), sender, self.public, run_id
         )
@@ -233,7 +233,7 @@ def _cipher(
 ) -> ChaCha20Poly1305:
     """Return the cipher from sender to recipient; both ends derive the same one."""
     public = sender.run + sender.site + recipient.run + recipient.site
-    # all keys have one length, so that nothing can be read in two ways
+    # all keys have the same length, so the text has only one reading
     info = (_PINNED if sender.site else _AGREED) + public + str(run_id).encode()
     return ChaCha20Poly1305(
         HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
@@ -245,8 +245,8 @@ def pair_masks(
 ) -> WordArray:
     """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
-    It is participant 0 <= ``part`` < ``parts`` of those that are summed, at most
-    ``MOST_PARTS``; ``context`` is unique to the message under the secret.
+    It is participant 0 <= ``part`` < ``parts`` in the sum, at most ``MOST_PARTS``;
+    ``context`` is unique to the message under the secret.
 
     >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]
     >>> (pair[0] + pair[1]).tolist()
@@ -265,9 +265,9 @@ def pair_masks(
 
 
 def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
-    """Return uniformly random words (count,) that secret and name determine."""
+    """Return uniformly random words (count,), determined by secret and name."""
     key = hmac.digest(secret, b"tp_flower pair mask:" + name, hashlib.sha256)
-    # the key is of this stream alone, so that a fixed nonce is no repetition
+    # the key is for this stream alone, so that a fixed nonce is not reused
     cipher = Cipher(ChaCha20(key, _STREAM_NONCE), mode=None).encryptor()
     return np.frombuffer(cipher.update(bytes(8 * count)), "<u8").astype(np.uint64)
 
@@ -275,8 +275,8 @@ def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
 def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
     """Return round(g * N * 2^24) of scores (k,): their mean over a join is near 1 / N.
 
-    The uniform share makes a sum at least 1 / N, which is then within 2^-24 parts of a
-    unit per table. Scores are from 0 to 2^56 / (N 2^24).
+    The uniform share makes a sum at least 1 / N; its relative error is then at most
+    2^-24 per table. Scores are from 0 to 2^56 / (N 2^24).
 
     >>> to_fixed(np.array([0.25]), 4).tolist() == [1 << 24]
     True
@@ -292,5 +292,5 @@ def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
 
 
 def from_fixed(total: WordArray, joined_rows: int) -> FloatArray:
-    """Return the scores (k,) whose fixed numbers sum to ``total``."""
+    """Return the scores (k,) whose fixed-point numbers sum to ``total``."""
     return total / (float(joined_rows) * (1 << FRACTION_BITS))

@@ -1,9 +1,9 @@
 """Mechanisms that protect releases, and their records in the ledger.
 
-A mechanism is stated per *unit* and *neighbours*, which the ledger names beside it: for
-features the unit is one row of one table, and neighbours are the table with the row's
-contribution and without it (zero-out; row numbers, keys and numbers of joined rows are
-known to the server anyway). A clipped sum then changes by at most the clip.
+A mechanism is stated for a *unit* and *neighbours*, which the ledger names with it: for
+features, one row of one table, and the table with the row's contribution or with zeros
+in its place (zero-out; row numbers, keys and numbers of joined rows are known to the
+server anyway). A clipped sum then changes by at most the clip.
 """
 
 import math
@@ -24,17 +24,17 @@ _LARGEST: Final = 1e150  # its square is a number
 class _Mechanism(
     msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True
 ):
-    """One kind of mechanism; a field that is not known may be a cost."""
+    """A mechanism's record; unknown fields are refused, as they may be costs."""
 
 
 class Gaussian(_Mechanism, frozen=True, tag="gaussian"):
     """Gaussian noise on a sum that one unit changes by at most the sensitivity.
 
     Attributes:
-        noise_multiplier: standard deviation over sensitivity, >= 0; 0 is no noise.
+        noise_multiplier: standard deviation over sensitivity, >= 0; 0 means no noise.
         count: uses on the same unit.
-        sample_rate: probability that a use has the unit at all, in (0, 1], drawn
-            afresh (Poisson) where the adversary does not see it; 1 where it does.
+        sample_rate: probability, in (0, 1], that a use includes the unit, drawn afresh
+            (Poisson) and hidden from the adversary; 1 if the adversary sees it.
     """
 
     noise_multiplier: float
@@ -50,7 +50,7 @@ class Gaussian(_Mechanism, frozen=True, tag="gaussian"):
 class PureDp(_Mechanism, frozen=True, tag="pure"):
     """A mechanism of epsilon-differential privacy with delta = 0, used ``count`` times.
 
-    ``epsilon`` is >= 0 and of one use on the same unit.
+    ``epsilon``, >= 0, is that of one use on the same unit.
     """
 
     epsilon: float
@@ -70,15 +70,15 @@ def _check(is_fine: bool, name: str, value: float) -> None:
 
 
 Name = tuple[int, str]
-"""Part, and what of it is released."""
+"""Part, and what is released of it."""
 
 Spend = tuple[int, str, int]
-"""Part, what of it is released, and a key: what is used once (a batch, an epoch)."""
+"""Part, what is released of it, and a key for what is used once (a batch, an epoch)."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a source may spend in all runs together, by its policy."""
+    """The most that a source may spend over all runs, by its policy."""
 
     epsilon: float
     delta: float
@@ -89,13 +89,13 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Data of one kind that leave the site, and the mechanism that covers them.
 
     Attributes:
-        source: identifier of the rows, whose budget it is.
+        source: identifier of the rows whose budget is charged.
         part: number of the part in the run.
-        action: type of the message that it leaves with.
+        action: type of the message that carries it.
         what: kind of data: "labels", "gradients", "scores", "keys", ...
         unit: whose privacy it is ("a row of flights").
-        neighbours: which tables must look alike ("the row's features as zeros").
-        mechanism: None: the release is not covered.
+        neighbours: tables that must look alike ("the row's features as zeros").
+        mechanism: None if the release is not covered.
         scope: what the guarantee assumes, or what is not covered, in plain words.
     """
 
@@ -113,7 +113,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> Name:
-        """Its name in its run."""
+        """The release's name in its run."""
         return self.part, self.what
 
 
@@ -138,7 +138,7 @@ class Reservation(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ClippedNoise:
-    """Clip to a norm C > 0, inf for none; add noise of deviation sigma C."""
+    """Clip to a norm C > 0, inf for no clipping; add noise of deviation sigma C."""
 
     clip: float
     noise_multiplier: float

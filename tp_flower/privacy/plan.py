@@ -1,12 +1,12 @@
-"""The privacy plan of a participant in a run: clips, noise, and how often it releases.
+"""The privacy plan of a participant in a run: clips, noise, and numbers of releases.
 
-A site makes the plan itself, from the settings of the run and from its own view of the
+A site makes the plan itself, from the settings of the run and its own view of the
 schedule. The plan says how much noise each release gets, and how often it may happen:
-the epsilon of the settings is spread over the planned uses, and any more are refused.
+the settings' epsilon is spread over the planned uses, and any further use is refused.
 
-A *use* is one release of one kind. What a batch of SGD releases has the batch's number
-as its *key*: a row is in several batches of an epoch, so that the cost of using every
-key once is that of the row in most of them.
+A *use* is one release of one kind. A release about a batch of SGD has the batch's
+number as its *key*. A row may be in several batches of an epoch, so the cost of using
+every key once is the cost for the row in the most batches.
 """
 
 import math
@@ -41,28 +41,28 @@ SAMPLED_ROWS: Final = "rows"
 CENTRES: Final = "centres"
 
 LEAST_TORCH_CLIP: Final = 1e-15
-"""Of gradients in float32: the norm of much smaller ones, by their squares, is 0."""
+"""Least clip of float32 gradients: the squares of much smaller norms underflow to 0."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The numbers of a run that decide how often a row's data are used.
+    """The numbers of a run that determine how often a row's data are used.
 
     Attributes:
-        epochs: of the run, at most.
+        epochs: maximum number of epochs of the run.
         sends_gradients: of batches (SGD), instead of updates of a model (ADMM).
         exchanges: updates of the models per epoch of ADMM.
         batch_uses: how often each of SGD's batches is used in the run.
-        row_batches: the most batches of the plan that one row is in.
-        batch_rate: probability of a joined row to be in a batch where batches are
-            drawn by it (Poisson); 0 where they are not.
-        most_joined_rows: the most joined rows of one row, max G.
+        row_batches: the largest number of the plan's batches that one row is in.
+        batch_rate: probability that a joined row is in a batch if batches are drawn
+            with it (Poisson); otherwise 0.
+        most_joined_rows: the largest number of joined rows of one row, max G.
         has_first_scores: whether the untrained model's scores leave.
-        mean_multiplicity: mean G of the table's rows that are trained on.
+        mean_multiplicity: mean G of the table's trained rows.
         columns: encodings of the table's features, and one for an intercept: about the
             mean of ||x||^2, as a standardised number or a category adds one to it.
         label_scale: size of the labels, 1 in classification.
-        output_scale: what a torch model multiplies its output by.
+        output_scale: the factor on a torch model's output.
     """
 
     epochs: int
@@ -84,8 +84,8 @@ class Schedule:
 class Use:
     """A kind of release, and how often it may happen.
 
-    ``limit`` is for each key; ``mechanism`` is the cost of using every key once, None
-    of what nothing covers.
+    ``limit`` applies to each key; ``mechanism`` is the cost of using every key once,
+    None if nothing covers the release.
     """
 
     what: str
@@ -98,9 +98,9 @@ class PartPlan:
     """The clips, the noise and the uses of a participant's releases.
 
     Attributes:
-        fit: of a model's local update in ADMM by DP-SGD.
-        gradients: of a batch of SGD.
-        statistics: of the exact update of a linear model.
+        fit: for a model's local update in ADMM by DP-SGD.
+        gradients: for the gradient of a batch of SGD.
+        statistics: for the exact update of a linear model.
         uses: all kinds of releases from models and scores, covered or not.
         outsider: cost of the gradients against an outsider.
     """
@@ -129,10 +129,10 @@ def plan_part(
     sends: Sequence[str],
     is_linear: bool,
 ) -> PartPlan:
-    """Return the plan of a participant, with the noise that its epsilon takes.
+    """Return the plan of a participant, with the noise that its epsilon requires.
 
-    ``sends`` are the kinds of releases from the model that leave the site (the others
-    are only used at it); they are in the plan's uses even if nothing covers them.
+    ``sends`` are the kinds of releases from the model that leave the site (others are
+    only used there); they count as planned uses even if nothing covers them.
     """
     scores, score_uses = _plan_scores(settings, schedule)
     models = _plan_models(settings, schedule, is_linear=is_linear)
@@ -172,14 +172,14 @@ def _plan_models(
 
 
 def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsPlan:
-    """Return the bounds and the noise that the settings mean for a table.
+    """Return the bounds and the noise that the settings imply for a table.
 
-    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: units in which
-    1 is a good choice for every table. |q_j| is at most about the loss's gradient (1 in
-    classification), as a mean over the row's G_j joined rows: sqrt(G_j) |q_j| is of
-    that order too where joined rows are not alike.
+    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: in these units
+    1 is a good choice for every table. As a mean over the row's G_j joined rows, |q_j|
+    is about the loss's gradient (1 in classification) at most; if joined rows differ,
+    sqrt(G_j) |q_j| is of that order, too.
 
-    With ``settings.noise_multiplier`` that is b's, and A's follows from the share.
+    A given ``settings.noise_multiplier`` is b's, and A's follows from the share.
     """
     share = (1.0 - GRAM_SHARE) / max(schedule.epochs, 1)
     moments = settings.noise_multiplier or noise_multiplier(
@@ -216,7 +216,7 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
 
 
 def _row_norm(schedule: Schedule) -> float:
-    """Return the norm that an encoded row and a one may be expected to have."""
+    """Return the expected norm of an encoded row with an appended one."""
     return math.sqrt(1.0 + schedule.columns)
 
 
@@ -225,13 +225,13 @@ def _plan_gradients(
 ) -> PartPlan:
     """Plan DP-SGD over the server's batches.
 
-    The server knows who is in a batch: against it every batch of a row is a Gaussian
-    mechanism of its own.
+    The server knows who is in a batch: against it every batch that a row is in counts
+    as one Gaussian mechanism.
 
-    The unit of the clip is the norm that a row's gradient may be expected to have: that
-    of the row, times the loss's derivative, of the order of the label's scale. Of a row
-    with many joined rows in a batch more is clipped: room for them would cost more in
-    noise. A torch model multiplies its output by a scale, and so its gradient.
+    The unit of the clip is the expected norm of a row's gradient: the row's norm times
+    the loss's derivative, which is of the order of the label's scale. Rows with many
+    joined rows in a batch are clipped more: room for them would cost more in noise. A
+    torch model multiplies its output, and so its gradient, by a scale.
     """
     once = max(schedule.row_batches, 1)
     in_run = server_mechanism(1.0, once, schedule.batch_uses)

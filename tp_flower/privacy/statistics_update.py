@@ -1,7 +1,7 @@
 """The private exact theta-update of linear models: noise on sufficient statistics.
 
 DP-SGD spends its budget on many noisy gradients. A linear model's theta-update needs
-two sums over rows only, so noise is added to those: to X^T G X once in a run, and to
+only two sums over rows, so noise is added to these: to X^T G X once in a run, and to
 one product per epoch.
 
     G'_j     = min(G_j, R^2 / ||x_j||^2)                weights: long rows count less
@@ -12,34 +12,34 @@ one product per epoch.
     theta   := argmin_t  beta R(t) + kappa/2N ||t - theta||_A^2 - <b, t - theta> / N
 
 With A = X^T G X and no clip, the last line is the update of
-:mod:`tp_flower.learning.solvers`, the square around the present theta completed: target
-= x theta + q / kappa. Of the two terms of its moments X^T G target = A theta + b /
-kappa the first is large and needs no row once A is there, and the second fades as
-training converges: it alone is clipped and gets noise. So a fixed point of training
+:mod:`tp_flower.learning.solvers` with the square completed around the present theta:
+target = x theta + q / kappa. Of the two terms of its moments X^T G target = A theta + b
+/ kappa, the first is large and needs no rows once A is there, and the second vanishes
+as training converges: only it is clipped and gets noise. So a fixed point of training
 does not depend on A (b = N beta theta there); a noisy A makes other steps towards it,
-no other model. Re-weighting a long row keeps the model that it follows, where scaling
+no other model. Re-weighting a long row keeps the model that it follows, whereas scaling
 it to length R would change it.
 
 A's noise has the spectral norm s sqrt(2 p) (s: deviation on the diagonal); directions
 with less weight than that are unknown. :func:`usable_gram` sets negative eigenvalues to
-zero and adds that norm to all (as Wang 2018, "AdaSSP", does to a ridge regression), so
-that an update takes short steps where A says nothing. It is damping and not a penalty:
-it vanishes at the fixed point. On flights at epsilon 1 this is worth more than any
-ridge, averaging or longer training that was tried.
+zero and adds that norm to all (as Wang 2018, "AdaSSP", does for ridge regression), so
+that an update takes short steps where A says nothing. This is damping, not a penalty:
+it vanishes at the fixed point. On flights at epsilon 1 it helps more than any ridge,
+averaging or longer training that was tried.
 
 Guarantee:
     unit: a row of the table, at its site; the shards' rows are disjoint, so that each
         shard adds its own noise and the table's rows have the guarantee of one shard.
-    neighbours: zero-out (the row's summands against nothing). Row numbers and
+    neighbours: zero-out (the row's summands against zeros). Row numbers and
         multiplicities G are the server's own.
     sensitivity: ||G'_j x_j x_j^T||_F = G'_j ||x_j||^2 <= R^2 of A in the Frobenius norm
         (the noise has equal deviation in that norm: off the diagonal it is drawn once
         per pair, with s / sqrt(2)), and ||x_j (G'_j q'_j)^T||_F <= R tau of b.
     mechanisms: one Gaussian for A and one for each epoch's b, unsampled, composed.
-    not protected: what q_j, computed by the server, took from scores that left without
-        noise. theta's epsilon holds given the messages that the site received; with
-        ``privacy.predictions`` those are covered as well. The encoders that scale X
-        are statistics of their own.
+    not protected: what q_j, computed by the server, reveals of scores that left without
+        noise. theta's epsilon holds given the messages that the site received;
+        ``privacy.predictions`` covers those as well. The encoders that scale X are
+        statistics of their own.
 
 =====================  ===============================================================
 case                   what happens
@@ -51,17 +51,17 @@ G_j = 0                adds nothing
 q_j not finite, G < 0  refused: there would be no bound
 =====================  ===============================================================
 
-How a run uses it (strategy ``admm``, linear models; no mixing of iterates and no
+How a run uses it (strategy ``admm``, linear models; without mixing of iterates or
 balancing of rho, which would follow the noise):
 
 1. Set-up: every site makes the plan of its part (``plan.py``) and reserves its cost. A
-   takes the place of the Gram matrix in all that is sent or kept; its trace may be
-   negative. A table in one shard keeps A, usable, and factorises it; shards send A with
-   the deviation of its noise, and the server sums.
-2. Every epoch: q = kappa (target - scores sent), where the scores are those that the
-   server has computed the target from (the noisy ones with ``privacy.predictions``: the
-   true ones would tell what the noise was). One shard updates its theta; shards send b,
-   and the server updates the theta that it keeps.
+   replaces the Gram matrix in everything that is sent or stored; its trace may be
+   negative. A table in one shard keeps a usable A, and factorises it; shards send A
+   with the deviation of its noise, and the server sums them.
+2. Every epoch: q = kappa (target - scores sent), with the scores from which the server
+   computed the target (the noisy ones with ``privacy.predictions``: the true ones would
+   reveal the noise). A single shard updates its theta; several shards send b, and the
+   server updates the theta that it keeps.
 
 Notation:
     X    ``features`` [, 1]  (n, p)       G    ``multiplicity``  (n,)
@@ -85,15 +85,15 @@ from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.randomness import NoiseSource
 
 GRAM_SHARE: Final = 0.3
-"""A's share of the run's 1 / multiplier^2; epochs share the rest equally."""
+"""A's share of the run's 1 / multiplier^2; the epochs share the rest equally."""
 
 DAMPING: Final = 1.0
-"""Added to A's eigenvalues, in expected spectral norms of its noise."""
+"""Added to A's eigenvalues, as a multiple of its noise's expected spectral norm."""
 
 
 @dataclass(frozen=True)
 class StatisticsPlan:
-    """Bounds and noise of one table in one run; bounds of math.inf do not clip.
+    """Bounds and noise of one table in one run; a bound of math.inf does not clip.
 
     Attributes:
         radius: R > 0.
@@ -126,7 +126,7 @@ class StatisticsPlan:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a shard that are trained on: features (n, d), multiplicity G (n,).
+    """The trained rows of a shard: features (n, d), multiplicity G (n,).
 
     With an intercept each x_j is followed by a one.
     """
@@ -190,9 +190,9 @@ def noisy_moments(
 
 
 def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
-    """Return A, of a shard or summed, as a positive matrix (p, p).
+    """Return A, of one shard or summed, as a positive matrix (p, p).
 
-    ``deviation`` is of the noise on its diagonal, all shards' together; 0: A as it is.
+    ``deviation`` is that of the noise on its diagonal, for all shards; 0 leaves A.
     """
     if not deviation:
         return matrix
@@ -212,7 +212,7 @@ def private_update(
 ) -> FloatArray:
     """Return the theta after an update, (p, d_c): post-processing of A and b.
 
-    A (the solver's, usable) and b (``moments``) are summed over the shards, kappa is
-    c * rho, and the residuals were made with the present ``theta``, (p, d_c).
+    A (usable, in the solver) and b (``moments``) are summed over the shards, kappa is c
+    * rho, and the residuals were computed with the present ``theta``, (p, d_c).
     """
     return solver.solve(solver.product(theta) + moments / kappa, kappa, l2)

@@ -1,12 +1,12 @@
 """Clipped sums of the row gradients of torch models, by the hooks of Opacus.
 
-Two passes back over one forward pass: the first finds the norm of each row's gradient,
-of linear layers without making it ("ghost clipping"), the second is an ordinary one
-with re-weighted messages. Row gradients that must be made are (k, p): for a chunk of
-rows at a time.
+There are two backward passes for one forward pass: the first computes the norm of each
+row's gradient, for linear layers without building it ("ghost clipping"), the second is
+an ordinary one with re-weighted messages. Row gradients that must be built, (k, p), are
+built for a chunk of rows at a time.
 
-Whether a module has gradients row by row at all is checked first, by its layers
-(Opacus) and by what it does: the scores of a row must not depend on the rows beside it.
+Before that, a module is checked for having gradients row by row at all, by its layers
+(Opacus) and by its behaviour: the scores of a row must not depend on other rows.
 
 Reference:
     Li et al. 2022 (ghost clipping).
@@ -50,12 +50,12 @@ def clipped_torch_sum(
     try:
         return _sum_in_chunks(model, features, messages, clip, ghost=True)
     except NotImplementedError:
-        # a layer that is used twice: the norm of its two gradients' sum takes them
+        # for a layer that is used twice, the norm of the sum of its gradients uses them
         return _sum_in_chunks(model, features, messages, clip, ghost=False)
 
 
 def check_rows_are_apart(model: LocalModel, features: int) -> None:
-    """Raise SettingsError where a row's scores, or its gradient, take other rows."""
+    """Raise SettingsError if a row's scores, or its gradient, depend on other rows."""
     model = _torch_model(model)
     kind = f"model {model.spec.kind!r}"
     for name, layer in model.module.named_modules():
@@ -70,7 +70,7 @@ def check_rows_are_apart(model: LocalModel, features: int) -> None:
 def check_norms_are_whole(model: LocalModel, features: int) -> None:
     """Refuse a module whose row gradients are longer than the hooks find.
 
-    They see what passes through layers; a parameter that is used beside its layer
+    The hooks see what passes through layers; a parameter that is used outside its layer
     (``functional.linear(x, layer.weight)``) has a gradient that would not be clipped.
     """
     model = _torch_model(model)
@@ -112,7 +112,7 @@ def _probed_norms(
 
 
 def check_scores_are_apart(model: LocalModel, features: int) -> None:
-    """Raise SettingsError where a row's score depends on the rows beside it."""
+    """Raise SettingsError if a row's score depends on other rows."""
     model = _torch_model(model)
     if _mixes_rows(model.module, features):
         raise SettingsError(
@@ -128,7 +128,7 @@ def _torch_model(model: LocalModel) -> TorchModel:
 
 
 def _problem(layer: nn.Module) -> str:
-    """Return why a layer by itself has no row gradients; "" if it has."""
+    """Return why a layer by itself has no row gradients; "" if it has them."""
     parameters = list(layer.parameters(recurse=False))
     if any(not parameter.requires_grad for parameter in parameters):
         return "it has parameters that are not trained"
@@ -136,12 +136,12 @@ def _problem(layer: nn.Module) -> str:
         return "it has buffers, which would keep something of the rows"
     check = ModuleValidator.VALIDATORS.get(type(layer))
     errors = check(layer) if check else []
-    # the first sentence: Opacus writes essays
+    # the first sentence only: Opacus's texts are long
     return str(errors[0]).strip().partition(". ")[0] if errors else ""
 
 
 def _mixes_rows(module: nn.Module, features: int) -> bool:
-    """Return whether the scores of a made-up row change with the rows beside it."""
+    """Return whether the scores of a made-up row change with the other rows."""
     twin = copy.deepcopy(module)
     device = next(twin.parameters()).device
     dtype = next(twin.parameters()).dtype
@@ -180,7 +180,7 @@ def _sum_in_chunks(
 
 @contextmanager
 def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
-    """Let passes back through the module leave the norms of the rows' gradients."""
+    """Let backward passes through the module store the norms of the rows' gradients."""
     was_training = module.training
     module.train()
     hooked = GradNormModule(module, loss_reduction="sum", use_ghost_clipping=ghost)
@@ -195,7 +195,7 @@ def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
 
 
 def _rows_at_once(hooked: GradNormModule) -> int:
-    """Return the size of a chunk, by the parameters whose row gradients are made."""
+    """Return the size of a chunk, from the parameters whose row gradients are built."""
     made = 0
     for layer in hooked._module.modules():  # noqa: SLF001 - Opacus' name for it
         is_ghost = hooked.use_ghost_clipping and type(layer) in hooked.NORM_SAMPLERS
@@ -217,12 +217,12 @@ def _chunk_sum(
     upstream = torch.tensor(messages, dtype=like.dtype, device=like.device)
     hooked.enable_hooks()
     scores = model.forward(rows.requires_grad_())
-    # one forward pass for both: dropout draws its zeros once
+    # one forward pass for both: dropout draws its zeros only once
     torch.autograd.grad(scores, rows, upstream, retain_graph=True, allow_unused=True)
     weights = clip_weights(_norms(model), clip * (1.0 - _ROUNDING))
     hooked.disable_hooks()
     if not weights.all():
-        # a row that is not finite would make the sum so, whatever its weight
+        # a row that is not finite would spoil the sum, whatever its weight
         finite = weights > 0
         if not finite.any():
             return np.zeros(len(model.penalised))
@@ -235,7 +235,7 @@ def _chunk_sum(
 
 
 def _norms(model: TorchModel) -> npt.NDArray[np.float64]:
-    """Take the norms of the rows' gradients, (k,), from where Opacus left them."""
+    """Take the norms of the rows' gradients, (k,), from where Opacus stored them."""
     squares = []
     for name, parameter in model.module.named_parameters():
         norms = vars(parameter).pop(_NORM, None)
