@@ -163,25 +163,25 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     scored = "joined row" if by_joined_rows else "row"
     counted = "to how many rows"
     if exposure.is_weighted:
-        counted = "what the joined rows of each weigh"
-    alignment = f"which own rows are joined, and {counted}"
+        counted = "the total weight of their joined rows"
+    alignment = f"which rows of the site are joined, and {counted}"
     if by_joined_rows:
-        weighs = ", and what that weighs" if exposure.is_weighted else ""
-        alignment = f"which own row is behind each joined row, in their order{weighs}"
+        weighs = ", and its weight" if exposure.is_weighted else ""
+        alignment = f"which row of the site is behind each joined row, in order{weighs}"
     common = f"the common parameters of {sharded}"
     if is_solved:
         shared = f", the same for all shards of {sharded}" if sharded else ""
-        common = f"the parameters of the own table's model{shared}"
+        common = f"the parameters of the model of the site's table{shared}"
     listed = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
     return {
         **vars(exposure),
         **listed,
-        "row": "joined row" if by_joined_rows else "own row",
-        "scored": f"a score per {scored}, which reads the row's features; in every "
-        "epoch anew",
+        "row": "joined row" if by_joined_rows else "row of the site",
+        "scored": f"a score per {scored}, computed from the row's features; anew "
+        "in every epoch",
         "gram": listed["gram"] if is_admm else "",
         "seeking": ", ".join(seeking) if is_admm else "",
-        "encoders": "the merged statistics of the own table's shards"
+        "encoders": "the merged statistics of the shards of the site's table"
         if exposure.fitted
         else "the declared encoders",
         "counted": counted,

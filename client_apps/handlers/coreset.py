@@ -69,7 +69,7 @@ from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
 MASKS: Final = "coreset masks"
 _COLUMNS: Final = "second moments of the shard's columns, the label's too"
 _SUMS: Final = (
-    "what the sensitivities of the table's rows sum to",
+    "the sum of the sensitivities of the table's rows",
     f"{_COLUMNS}, or the cost of its clusters",
 )
 """The measures of a shard that is its whole table, and of one among several."""

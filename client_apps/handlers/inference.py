@@ -138,7 +138,7 @@ def _planned(site: Site, releaser: Releaser) -> tuple[Release, int]:
     (use,), number = releaser.plan.uses, releaser.number
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
-        scope = "not covered: the score of every row that is joined leaves as it is"
+        scope = "not covered: the score of every joined row leaves in the clear"
     return release(site, number, Action.SCORE, use.what, scope, use.mechanism), 1
 
 

@@ -45,10 +45,10 @@ _ROUNDS: Final = {
 
 _UNCOVERED: Final[Mapping[str, str]] = {
     COUNTS: "not covered: how many rows there are and how many the filters leave, "
-    "which columns have no value, and the order of the rows, by which all of them go",
+    "which columns have no value, and the order of the rows",
     KEYS: "keyed hashes, no differential privacy: which rows have the same key, here "
     "and in other tables, and how often; {}",
-    WEIGHTS: "not covered: the weight of each row leaves as it is",
+    WEIGHTS: "not covered: the weight of each row leaves in the clear",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
     "quantiles (values of single rows) where an encoder needs them, and how many "
     "rows each category has, by its keyed hash",
@@ -164,7 +164,7 @@ def _scope(
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
-        return "not covered: it leaves as it is"
+        return "not covered: it leaves in the clear"
     if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(
             "the messages that the site received, which come from scores without noise"

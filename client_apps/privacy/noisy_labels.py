@@ -74,7 +74,7 @@ def released_label(
 def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Release:
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     if plan is None:
-        scope = "the labels leave as they are"
+        scope = "the labels leave in the clear"
     elif isinstance(plan.noise, ClassNoise):
         noise = plan.noise
         scope = (

@@ -1,9 +1,9 @@
-"""Messages to packets and back, with the same checks at both ends.
+"""Encoding of messages as packets and back, with the same checks at both ends.
 
 A value travels in the packet's JSON header under its field's name in kebab case. Values
-about a participant are listed under ``parts``, unless it has arrays alone. Arrays
-travel under (participant, name), those of a family under (participant, name/key).
-Whatever is not declared is refused (:class:`MessageError`), by sender and reader.
+about a participant are listed under ``parts``, unless it has only arrays. Arrays travel
+under (participant, name), those of a family under (participant, name/key). Whatever is
+not declared is refused (:class:`MessageError`), by both sender and reader.
 """
 
 import reprlib
@@ -100,7 +100,7 @@ def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:
 
 
 def is_failure(packet: Packet) -> bool:
-    """Whether a packet carries a :class:`Failure`, the one reply with an error."""
+    """Whether a packet carries a :class:`Failure`, the only reply with an error."""
     return "error" in packet.header
 
 
@@ -118,13 +118,13 @@ def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
 
 
 def check_sizes(body: Body, **sizes: int) -> None:
-    """Refuse arrays of other sizes than those that the reader knows, by name."""
+    """Refuse arrays whose sizes differ from those that the reader knows, by name."""
     for name, array, spec in _arrays(body):
         _check_shape(name, array, spec, dict(sizes))
 
 
 def check_positions(array: AnyArray, name: str, rows: int) -> None:
-    """Refuse positions beyond the last of some rows."""
+    """Refuse positions beyond the last row."""
     if array.size and array.max() >= rows:
         wire_name = name.replace("_", "-")
         raise MessageError(
@@ -133,14 +133,14 @@ def check_positions(array: AnyArray, name: str, rows: int) -> None:
 
 
 def required(value: Field | None, name: str) -> Field:
-    """Return the value of a field that a message may leave out, but not here."""
+    """Return the value of a field that is optional in the message, but not here."""
     if value is None:
         raise MessageError(f"it has no {name.replace('_', '-')!r}")
     return value
 
 
 def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
-    """Return the result of a parser of the library on a document in a message.
+    """Return what a parser of the library makes of a document in a message.
 
     Raises:
         TPFlowerError: the parser raises it on purpose.
@@ -232,7 +232,7 @@ def _build(
 ) -> AnyBody:
     """Return a structure, its values and its arrays checked."""
     try:
-        # msgspec checks the type of arrays, and leaves them as they are
+        # msgspec checks the type of arrays, and does not copy them
         body = msgspec.convert(fields, kind, dec_hook=lambda _, value: value)
     except (msgspec.ValidationError, RecursionError) as error:
         raise MessageError(_explain(kind, fields, str(error)), part) from None
@@ -256,7 +256,7 @@ def _check_array(
     _check_range(name, array, spec)
 
 
-# NumPy spells the name out again every time
+# NumPy builds the name anew every time
 @cache
 def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.name)
@@ -265,7 +265,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
 def _check_shape(
     name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]
 ) -> None:
-    """Compare an array's shape with the known sizes; note those that are new."""
+    """Compare an array's shape with the known sizes; record new ones."""
     if array.ndim != len(spec.shape):
         raise _wrong_form(name, array, spec, {})
     for length, size in zip(array.shape, spec.shape, strict=True):
@@ -284,10 +284,10 @@ def _check_shape(
 
 
 def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
-    """Refuse numbers out of range, and NaN where nothing may be missing."""
+    """Refuse numbers out of range, and NaN where no value may be missing."""
     if not array.size or (spec.low is None and spec.high is None):
         return
-    # without the detours of array.min() and array.max()
+    # faster than array.min() and array.max()
     smallest = np.minimum.reduce(array, axis=None)
     largest = np.maximum.reduce(array, axis=None)
     if spec.nullable and np.isnan(smallest):

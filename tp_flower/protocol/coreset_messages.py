@@ -1,4 +1,4 @@
-"""Messages that draw a coreset, and those that solve on it at the server."""
+"""Messages for drawing a coreset, and for solving on it at the server."""
 
 from typing import Annotated, Final
 
@@ -16,7 +16,7 @@ Clusters = Annotated[int, f.between(1, MOST_CLUSTERS)]
 
 
 class MeasurePart(PartBody, frozen=True, kw_only=True):
-    """The rows that a participant measures; of the label table what its values are.
+    """The rows that a participant measures; for the label table, the kind of its label.
 
     Attributes:
         is_shard: whether the table has other shards.
@@ -33,7 +33,7 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
 
 
 class MeasureRequest(Request, frozen=True, kw_only=True):
-    """Sum up the sensitivities of the rows: of a regression's columns, or clusters."""
+    """Sum the sensitivities of the rows: to a regression's columns, or to clusters."""
 
     sensitivities: Annotated[str, f.one_of("regression", "clusters")]
     clusters: Clusters
@@ -42,7 +42,7 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "which own rows are joined, and {counted}",
+            "which rows of the site are joined, and {counted}",
             fields=("trained", "multiplicity", "masses", "joined_rows", "penalty"),
         ),
         Discloses("{encoders}", fields=("encoder",)),
@@ -51,7 +51,7 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
 
 
 class MeasuredPart(PartBody, frozen=True, kw_only=True):
-    """The sum of a table's sensitivities; of a shard the statistics to sum them.
+    """The sum of a table's sensitivities; for a shard, the statistics to sum them.
 
     Those are the cost of its clusters, or second moments of its columns.
     """
@@ -69,7 +69,7 @@ class MeasureReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "what the sensitivities of a table's rows sum to",
+            "the sum of the sensitivities of a table's rows",
             fields=("total",),
             kinds=("sensitivities",),
             policy="scores",
@@ -86,11 +86,11 @@ class MeasureReply(Reply, frozen=True):
 
 
 class DrawPart(PartBody, frozen=True, kw_only=True):
-    """How many rows a participant draws.
+    """The number of rows that a participant draws.
 
     Attributes:
-        scale: that its sensitivities are lowered by.
-        cost: of the clusters of all its table's shards.
+        scale: factor that lowers its sensitivities.
+        cost: cost of the clusters of all its table's shards.
         gram: second moments of the columns of all its table's shards.
     """
 
@@ -101,14 +101,14 @@ class DrawPart(PartBody, frozen=True, kw_only=True):
 
 
 class DrawRequest(Request, frozen=True):
-    """Draw rows in proportion to what their joined rows are worth."""
+    """Draw rows in proportion to the sensitivities of their joined rows."""
 
     parts: dict[int, DrawPart]
 
     discloses = (
         Discloses("how many rows to draw", fields=("count", "scale")),
         Discloses(
-            "the sum of those over the shards of {sharded}",
+            "the sum of these moments or costs over the shards of {sharded}",
             fields=("cost", "gram"),
             when="sharded",
         ),
@@ -137,7 +137,7 @@ class DrawReply(Reply, frozen=True):
 
 
 class WeighPart(PartBody, frozen=True, kw_only=True):
-    """A participant's place in the sum, and its rows in the sample; -1: none."""
+    """A participant's position in the sum, and its rows in the sample; -1 for none."""
 
     place: f.Count
     rows: Annotated[AnyArray, f.nullable_positions("sample")]
@@ -146,7 +146,7 @@ class WeighPart(PartBody, frozen=True, kw_only=True):
 class WeighRequest(Request, frozen=True, kw_only=True):
     """Sum the sensitivities behind each joined row of the sample.
 
-    ``summed`` participants have masks that cancel.
+    The masks of the ``summed`` participants cancel.
     """
 
     joined_rows: f.JoinedRows
@@ -155,7 +155,8 @@ class WeighRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "which own rows are in the sample", fields=("rows", "place", "summed")
+            "which rows of the site are in the sample",
+            fields=("rows", "place", "summed"),
         ),
     )
     schedule = ("joined_rows",)
@@ -174,7 +175,7 @@ class WeighReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "per joined row of the sample the sum of the tables' sensitivities",
+            "the sum of the tables' sensitivities per joined row of the sample",
             fields=("masked",),
             covered_by="masked",
             kinds=("masked-sensitivities",),
@@ -189,12 +190,12 @@ class RowsRequest(Request, frozen=True, kw_only=True):
     seed: f.Seed
     clusters: Clusters
 
-    discloses = (Discloses("that the sampled rows are asked for"),)
+    discloses = (Discloses("that the sampled rows are requested"),)
     schedule = ("seed", "clusters")
 
 
 class SampledRows(PartBody, frozen=True):
-    """The sampled rows of a participant, or in their place every row's centre."""
+    """The sampled rows of a participant, or instead the centres of its clusters."""
 
     rows: Annotated[AnyArray, f.float32("trained", "features")] | None = None
     centres: Annotated[AnyArray, f.float64("clusters", "features")] | None = None
@@ -208,15 +209,15 @@ class RowsReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "the encoded features of every own row in the sample, as they are",
+            "the encoded features of every row in the sample, in the clear",
             fields=("rows",),
             kinds=("rows",),
             policy="rows",
             when="sends_rows",
         ),
         Discloses(
-            "per shard the centres of its sampled rows' features, and each row's "
-            "nearest",
+            "per shard, the centres of its sampled rows' features, and the centre "
+            "nearest to each row",
             fields=("centres", "nearest"),
             kinds=("centres",),
             policy="models",

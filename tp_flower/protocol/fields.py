@@ -1,36 +1,36 @@
-"""The vocabulary that messages are declared in: numbers, arrays, and disclosures.
+"""The vocabulary for declaring messages: numbers, arrays, and disclosures.
 
 A message is a :class:`Request` or a :class:`Reply`: a frozen structure whose fields
 have a type and a range. Its fields about one participant, a shard in one role, are a
-:class:`PartBody`, by the participant's number in ``parts``. Fields that are arrays name
-their dtype and shape; a name in a shape is a size that both ends know.
+:class:`PartBody`, stored under the participant's number in ``parts``. Fields that are
+arrays declare their dtype and shape; a name in a shape is a size that both ends know.
 
-*Notation*, sizes in shapes; ``n/8`` is a bit for each of n:
+*Notation*, sizes in shapes; ``n/8`` is one bit for each of n:
 
-    rows        of the shard, after the query's filters
+    rows        rows of the shard, after the query's filters
     trained     rows in at least one joined training row
     tested      rows in at least one held-out joined row
-    scored      all rows that take part, or ``trained`` where nothing is evaluated
+    scored      all rows that take part, or ``trained`` if nothing is evaluated
     total       all rows that take part, trained or held out
     outputs     d_c, scores per row
-    features    of an encoded row
-    width       features, and the intercept where the model has one
+    features    columns of an encoded row
+    width       features, plus the intercept if the model has one
     parameters  p, of the shard's model
     sample      joined rows of a coreset
 
-Fields that mean the same in all messages:
+Fields with the same meaning in all messages:
 
     encoder, model           of the table; the model is untrained
-    model_name, -version     that the model is saved under
-    l2, penalised            weight of the penalty, and the parameters that it is on
-    device                   where the model is computed
+    model_name, -version     name under which the model is saved
+    l2, penalised            weight of the penalty, and the parameters that it covers
+    device                   device that computes the model
     privacy                  mechanisms of the run
     ledger                   lines of the run in the site's ledger
     epoch                    from 1
     joined_rows              N, joined training rows
     trained, tested          masks of rows, or rows behind joined rows
     multiplicity             joined rows of each trained row, G; absent if all are 1
-    masses                   in place of it, their summed weights
+    masses                   instead of G, the summed weights of these joined rows
     held_out_rows            joined rows that are not trained on
 """
 
@@ -54,10 +54,10 @@ import numpy as np
 from msgspec.structs import fields as declared_fields
 
 MOST: Final = (1 << 31) - 1
-"""The largest whole number in a message where nothing else limits it."""
+"""The largest whole number in a message, unless a tighter limit applies."""
 
 LARGEST: Final = 1e30
-"""Beyond it float32 is about to overflow: no score or gradient gets there by itself."""
+"""Beyond it float32 may overflow: no legitimate score or gradient is so large."""
 
 LARGEST_FLOAT: Final = float(np.finfo(np.float64).max)
 
@@ -68,7 +68,7 @@ def between(low: float, high: float) -> msgspec.Meta:
 
 
 def one_of(*choices: str) -> msgspec.Meta:
-    """Return the declaration of a text that is one of some."""
+    """Return the declaration of a text that is one of several."""
     return msgspec.Meta(pattern=rf"^({'|'.join(choices)})\Z")
 
 
@@ -97,7 +97,7 @@ class ArraySpec(NamedTuple):
 
     Attributes:
         nullable: whether NaN stands for a missing value.
-        shorter: dtypes of fewer bytes that may take its place.
+        shorter: dtypes of fewer bytes that may be used instead.
     """
 
     dtype: str
@@ -118,7 +118,7 @@ def _declaration(
 float32 = _declaration("float32", -LARGEST, LARGEST)
 """Moderate numbers per row: scores, targets."""
 float64 = _declaration("float64", -LARGEST, LARGEST)
-"""Moderate numbers that add up: statistics, gradients."""
+"""Moderate numbers that are summed: statistics, gradients."""
 finite_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT)
 """Finite values of a column."""
 column_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT, nullable=True)
@@ -128,13 +128,13 @@ positions = _declaration("int32", 0)
 nullable_positions = _declaration("int32", -1)
 """Row numbers or codes; -1 for none."""
 unsigned = _declaration("uint32", None, shorter=("uint8",))
-"""Positions or counts that have no sign."""
+"""Unsigned positions or counts."""
 flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
 positive_counts = _declaration("int32", 1)
 """Numbers of rows, each at least 1."""
 counts = _declaration("int64", 1)
-"""How many values each item stands for."""
+"""How many values each item represents."""
 
 
 def hash_pairs(*shape: str | int) -> ArraySpec:
@@ -148,17 +148,17 @@ def bits(rows: str) -> ArraySpec:
 
 
 class Discloses(NamedTuple):
-    """The information that some fields of a message give their reader.
+    """What some fields of a message disclose to its reader.
 
     Attributes:
         carries: in plain words; names in braces are properties of the run.
-        fields: their names; empty: the message tells it by being sent.
-        covered_by: which mechanism covers it: a name of ``COVERS``.
-        kinds: its names in a run's plan and in the site's ledger; none where it is no
+        fields: names of the fields; empty if sending the message discloses it.
+        covered_by: the mechanism that covers it: a name of ``COVERS``.
+        kinds: its names in a run's plan and in the site's ledger; none if it is not a
             release of rows.
         policy: the rule of a table's policy that allows it; "" for none.
-        when: the property of a run that has to hold for it to be sent; "" for always.
-        reader: who learns it in the end; "" for whom the message is sent to.
+        when: the property of a run on which it is sent; "" for always.
+        reader: who finally learns it; "" for the recipient of the message.
     """
 
     carries: str
@@ -196,8 +196,8 @@ class PartBody(Body, frozen=True):
 class Message(Body, frozen=True):
     """A request or a reply.
 
-    It tells its ``reader`` what it ``discloses``, in the order of explanation; fields
-    of its ``schedule`` tell nothing but how the run goes.
+    It ``discloses`` facts to its ``reader``, in the order of explanation; fields of its
+    ``schedule`` say only how the run proceeds.
     """
 
     reader: ClassVar[str]
@@ -212,7 +212,7 @@ class Request(Message, frozen=True):
 
 
 class Reply(Message, frozen=True):
-    """A message from a site; ``is_complete`` ones have values of every participant."""
+    """A message from a site; ``is_complete`` ones have values for every participant."""
 
     reader = SERVER
     is_complete: ClassVar[bool] = True
@@ -224,13 +224,13 @@ _UNIONS: Final = (Union, types.UnionType)
 
 @dataclass(frozen=True)
 class Layout:
-    """How a structure travels: attributes, by their names on the wire.
+    """How a structure travels: its attributes, by their names on the wire.
 
     Attributes:
-        values: those in the JSON header.
-        arrays: those that are arrays, and their declarations.
-        families: the same of dictionaries of arrays.
-        part: type of the fields about one participant; None where there are none.
+        values: attributes in the JSON header.
+        arrays: attributes that are arrays, and their declarations.
+        families: the same for dictionaries of arrays.
+        part: type of the fields about one participant; None if there are none.
     """
 
     values: Mapping[str, str]
@@ -260,7 +260,7 @@ def layout_of(kind: type[Body]) -> Layout:
 
 
 def _present(hint: Any) -> Any:
-    """Return the type of a field where it is there, if it may be left out."""
+    """Return the type of a field when it is present, if it may be left out."""
     if get_origin(hint) not in _UNIONS:
         return hint
     choices = tuple(c for c in get_args(hint) if c is not type(None))

@@ -1,4 +1,4 @@
-"""Messages of saved models: finish, which keeps them, score, and deliver."""
+"""Messages about saved models: finish, which saves them, score, and deliver."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from tp_flower.protocol.training_messages import PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
-    """The run is over."""
+    """End the run."""
 
     keep_models: bool = False
     model_name: str | None = None
@@ -23,7 +23,7 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
 
 class FinishedPart(PartBody, frozen=True):
-    """The SHA-256 of the part of a model that is kept; coefficients if shown."""
+    """The SHA-256 of a saved part of the model; coefficients if they may be shown."""
 
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
@@ -53,7 +53,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
 
 
 class ScorePart(PartBody, frozen=True, kw_only=True):
-    """The rows in a joined row, and the part of the model to score them with."""
+    """The rows that joined rows have, and the part of the model to score them with."""
 
     model_part: Annotated[int, f.between(0, 1_000_000)]
     digest: f.Digest
@@ -69,7 +69,7 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     device: f.Device
     parts: dict[int, ScorePart]
 
-    discloses = (Discloses("which own rows are joined", fields=("rows",)),)
+    discloses = (Discloses("which rows of the site are joined", fields=("rows",)),)
     schedule = (
         *("model_name", "model_version", "privacy", "device", "model_part", "digest"),
     )
@@ -90,7 +90,7 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "a score per row that is joined, which reads the row's features; once",
+            "a score per joined row of the site, computed from its features; once",
             fields=("scores",),
             covered_by="scores",
             kinds=("scores",),
@@ -101,9 +101,9 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
 
 
 class DeliverPart(PartBody, frozen=True, kw_only=True):
-    """The predictions of a shard of the label table, by its row behind a joined row.
+    """The predictions of a label table's shard, by the row behind each joined row.
 
-    ``partial`` are joined rows that lack a table's scores.
+    ``partial`` marks joined rows that lack a table's scores.
     """
 
     row_key: RowKeyColumns | None = None
@@ -125,7 +125,7 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
     discloses = (
         Discloses(
             "to the sites of {label_table} only: the summed score of each joined row, "
-            "and which own row is behind it",
+            "and which of their rows is behind it",
             fields=("rows", "scores", "partial"),
             covered_by="scores",
         ),

@@ -71,14 +71,14 @@ ACTIONS: Final[Mapping[type[Request], Action]] = {
 
 RUN_DIGITS: Final = 32
 NO_RUN: Final = "0" * RUN_DIGITS
-"""Names none."""
+"""The name of no run."""
 
 
 class RequestEnvelope(Body, frozen=True, kw_only=True):
     """The run and the round that a request belongs to.
 
     Attributes:
-        run: its name; whoever knows it can go on with the run.
+        run: its name; whoever knows it can continue the run.
         after: last round that the site has answered, as far as the server knows.
     """
 
@@ -91,10 +91,10 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
     """The round that a reply answers.
 
     Attributes:
-        round: None where the request could not be read.
-        seconds: that the site has computed; None of a failure.
-        at: of ``describe``, and of a site that lacks rounds: the last round that it has
-            answered; None for none.
+        round: None if the request could not be read.
+        seconds: computing time of the site; None for a failure.
+        at: for ``describe``, and for a site that lacks rounds: the last round that it
+            has answered; None for none.
     """
 
     round: Count | None = None
@@ -103,7 +103,7 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
 
 
 class Failure(Reply, frozen=True, kw_only=True):
-    """In place of a reply: what went wrong, of one participant or (None) of all."""
+    """In place of a reply: what went wrong, for one participant or (None) for all."""
 
     error: str
     kind: ErrorKind
@@ -115,4 +115,4 @@ class Failure(Reply, frozen=True, kw_only=True):
 ENVELOPE: Final = frozenset(
     {*RequestEnvelope.__struct_fields__, *ReplyEnvelope.__struct_fields__}
 )
-"""Fields of a header that are not the message's own."""
+"""Fields of a header that do not belong to the message itself."""

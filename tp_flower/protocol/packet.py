@@ -1,16 +1,16 @@
 """The messages that pass between the server and the sites.
 
 A message carries one JSON header and any number of named arrays, all packed into one
-run of bytes: in deployment the number of arrays in a message costs more than their
-bytes. Every array belongs to a *part*: one shard of one table of the query. One message
-carries all the parts that a site hosts.
+run of bytes, because in deployment the number of arrays in a message costs more than
+their bytes. Every array belongs to a *part*: one shard of one table of the query. One
+message carries all the parts that a site hosts.
 
 Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
 ``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array. The payload
 holds the arrays one after the other, each starting at a multiple of 8 bytes: a small
-one is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which is
-sent in chunks. Nothing is ever unpickled. Numbers per row travel as float32, all others
-as they were computed.
+payload is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which
+is sent in chunks. Nothing is ever unpickled. Numbers per row travel as float32, all
+others as they were computed.
 """
 
 import io
@@ -41,8 +41,8 @@ NPY_HEADER_BYTES = 128
 """Length of NumPy's header before a flat array of bytes of any length."""
 
 SMALL_BYTES = 1 << 20
-"""Payloads up to here are a value of the config record: each further object of Flower's
-costs more than copying them, and in deployment calls of its own."""
+"""Payloads up to this size are a value of the config record: each additional Flower
+object costs more than copying them, and in deployment additional calls."""
 
 MOST_DIMENSIONS: Final = 8
 LONGEST: Final = (1 << 63) - 1
@@ -62,7 +62,7 @@ _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class Packet:
-    """The content of one message; arrays are by (part, name)."""
+    """The content of one message; arrays are keyed by (part, name)."""
 
     header: Document = field(default_factory=dict)
     arrays: Mapping[ArrayKey, AnyArray] = field(default_factory=dict)
@@ -111,7 +111,7 @@ def header_of(content: RecordDict) -> Document:
 
 
 class Parcel(NamedTuple):
-    """A message's content as bytes, to be kept in a file."""
+    """A message's content as bytes, to be stored in a file."""
 
     header: bytes | memoryview
     layout: bytes | memoryview
@@ -140,8 +140,8 @@ def open_parcel(parcel: Parcel) -> RecordDict:
 def message_bytes(content: RecordDict) -> int:
     """Return the size of a message's records on the wire, in bytes.
 
-    Foreign records count too, whatever they hold: Flower's count of a record fails on
-    empty values.
+    Foreign records count, too, whatever they contain: Flower's count of a record fails
+    on empty values.
     """
     size = 0
     for record in content.values():
@@ -168,7 +168,7 @@ def _records(
     content = RecordDict({MESSAGE: record})
     if 0 < size <= SMALL_BYTES:
         record[PAYLOAD] = payload(b"")
-    elif layout != "[]":  # arrays without a single number have a payload of no bytes
+    elif layout != "[]":  # arrays without any number have a payload of no bytes
         data = payload(_npy_header(size))
         array = Array("uint8", (size,), "numpy.ndarray", data)
         content[ARRAYS] = ArrayRecord({PAYLOAD: array})
@@ -197,7 +197,7 @@ def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
         for array in arrays:
             place = np.ndarray(array.shape, array.dtype, view, offset)
             place[...] = array
-            del place  # the buffer stays locked as long as there is one
+            del place  # the buffer stays locked as long as it exists
             offset += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return buffer.getvalue()
 
@@ -217,7 +217,7 @@ def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
         array = content.array_records[ARRAYS][PAYLOAD]
     except KeyError:
         raise ReplyError("malformed message: it has a layout but no payload") from None
-    # compared, not parsed: NumPy's own parsing takes longer than the rest of unpacking
+    # compared, not parsed: NumPy's parsing takes longer than the rest of unpacking
     view = memoryview(array.data)[NPY_HEADER_BYTES:]
     if array.data[: len(NPY_MAGIC)] != NPY_MAGIC:
         raise ReplyError("malformed message: the payload is not an array")
@@ -273,7 +273,7 @@ def _checked_entry(entry: Any) -> list[Any]:
     if type(entry) is list and len(entry) == 4:
         part, name, dtype, shape = entry
         is_known = type(part) is int and type(name) is str and type(dtype) is str
-        # of longer ones the product alone could take minutes
+        # for longer shapes the product alone could take minutes
         is_shape = type(shape) is list and len(shape) <= MOST_DIMENSIONS
         is_shape = is_shape and all(
             type(length) is int and 0 <= length <= LONGEST for length in shape
@@ -284,8 +284,8 @@ def _checked_entry(entry: Any) -> list[Any]:
 
 
 def row_numbers(values: AnyArray) -> npt.NDArray[np.float32]:
-    """Return numbers per row as they travel; those beyond float32 are infinite."""
-    # the receiver refuses what does not fit, and says what to do
+    """Return numbers per row as they travel; those beyond float32 become infinite."""
+    # the receiver refuses infinite numbers, and says what to do
     with np.errstate(over="ignore", invalid="ignore"):
         return values.astype(np.float32)
 

@@ -26,9 +26,9 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
     """Encode the features, keep the labels, make the model.
 
     Attributes:
-        classes: of the label, as sites have them; none in a regression.
+        classes: classes of the label, as sites have them; empty in a regression.
         graph: the data that the similarity of sites is computed from.
-        graph_epsilon: of the noise on that; 0 for none.
+        graph_epsilon: epsilon of the noise on that data; 0 for no noise.
     """
 
     loss: LossName
@@ -40,7 +40,7 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the merged statistics of all sites; which own rows are held out",
+            "the merged statistics of all sites; which rows of the site are held out",
             fields=("encoder", "trained", "tested", "classes"),
         ),
     )
@@ -48,9 +48,9 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
 
 
 class PersonalisedPart(PartBody, frozen=True, kw_only=True):
-    """A site's start.
+    """The start of a site's training.
 
-    ``label_sums`` count the rows of each class; in a regression they are the sums of
+    ``label_sums`` are the number of rows of each class; in a regression, the sums of
     labels and of their squares.
     """
 
@@ -63,7 +63,7 @@ class PersonalisedPart(PartBody, frozen=True, kw_only=True):
 
 
 class PersonaliseReply(Reply, frozen=True, kw_only=True):
-    """The sites' start, and the costs of the run's releases."""
+    """The start of the sites' training, and the costs of the run's releases."""
 
     ledger: list[f.Document]
     parts: dict[int, PersonalisedPart]
@@ -88,7 +88,7 @@ class SiteMetrics(Body, frozen=True):
 
 
 class SummariseRequest(Request, frozen=True, kw_only=True):
-    """Sum up the data for the graph, and train a model of the site ``alone``."""
+    """Summarise the data for the graph, and train a model of the site ``alone``."""
 
     summaries: bool
     alone: bool
@@ -100,7 +100,7 @@ class SummariseRequest(Request, frozen=True, kw_only=True):
 
 
 class SiteSummary(PartBody, frozen=True, kw_only=True):
-    """A site's summary, and the metrics of its model alone."""
+    """A site's summary, and the metrics of the model that it trained alone."""
 
     local: SiteMetrics | None = None
     summary: Annotated[AnyArray, f.float32("summary")] | None = None
@@ -130,9 +130,9 @@ class SummariseReply(Reply, frozen=True):
 
 
 class Pace(Body, frozen=True, kw_only=True):
-    """How many steps a site goes on its own from the parameters it is sent.
+    """The steps that a site takes from the parameters that it receives.
 
-    ``batch`` are the rows of a step; 0 for all.
+    ``batch`` is the number of rows per step; 0 for all.
     """
 
     steps: Annotated[int, f.between(1, 100_000)]
@@ -143,9 +143,9 @@ class Pace(Body, frozen=True, kw_only=True):
 
 
 class UpdateCode(Body, frozen=True, kw_only=True):
-    """How updates are shortened: to at most ``clusters`` distinct values; 0 for all.
+    """How updates are shortened: to at most ``clusters`` distinct values; 0 for any.
 
-    ``gamma`` is the price of a step between neighbouring coefficients.
+    ``gamma`` is the penalty on the difference between neighbouring coefficients.
     """
 
     gamma: Annotated[float, f.between(0, 1e30)]
@@ -153,7 +153,7 @@ class UpdateCode(Body, frozen=True, kw_only=True):
 
 
 class TrackParameters(PartBody, frozen=True):
-    """Parameters of the site's own model, and of the one model for all."""
+    """Parameters of the site's own model, and of the common model."""
 
     personal: Annotated[AnyArray, f.float32("parameters")]
     common: Annotated[AnyArray, f.float32("parameters")] | None = None
@@ -162,7 +162,7 @@ class TrackParameters(PartBody, frozen=True):
 class PersonalRequest(Request, frozen=True, kw_only=True):
     """Take parameters and reply with updates.
 
-    Without ``pace`` metrics alone are to come; without ``code`` updates are not
+    Without ``pace`` the reply has only metrics; without ``code`` updates are not
     shortened.
     """
 
@@ -182,9 +182,9 @@ class PersonalRequest(Request, frozen=True, kw_only=True):
 
 
 class TrackUpdates(PartBody, frozen=True, kw_only=True):
-    """Updates and metrics of the site's own model, and of the one model for all.
+    """Updates and metrics of the site's own model, and of the common model.
 
-    Metrics are of the parameters that were sent; ``code`` is the update, shortened.
+    Metrics are those at the parameters received; ``code`` is the shortened update.
     """
 
     metrics: SiteMetrics

@@ -13,7 +13,7 @@ Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 PublicKey = f.Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
-"""A number as the name of an object's entry."""
+"""A number as a key of a JSON object."""
 
 KeySourceName = Annotated[str, f.one_of("file", "pinned", "agreed")]
 
@@ -27,12 +27,12 @@ class DescribeRequest(Request, frozen=True):
 
 
 class ShardDescription(Body, frozen=True, kw_only=True):
-    """One shard as its site describes it; ``rows`` are those before any filter.
+    """One shard as its site describes it; ``rows`` counts them before any filter.
 
     Attributes:
         index: position among the table's shards at the organisation.
-        position: among the shards that the node hosts.
-        columns: types by name, of those that a policy lets be seen.
+        position: position among the shards that the node hosts.
+        columns: types by name, for the columns that a policy shows.
     """
 
     table: f.Name
@@ -45,14 +45,14 @@ class ShardDescription(Body, frozen=True, kw_only=True):
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
-    """The tables and shards of a node, and its keys of the run.
+    """The tables and shards of a node, and its keys for the run.
 
     Attributes:
-        partitions: nodes of a simulation; 0 where it knows none.
+        partitions: number of nodes of a simulation; 0 if the node knows none.
         keys: where it takes the key of the hashes from.
-        public_key: of the run, X25519.
-        site_key: its long-term one, where sites pin each other's.
-        secret_digest: of the secret in its file, where it has one.
+        public_key: its X25519 key for the run.
+        site_key: its long-term key, if sites pin each other's.
+        secret_digest: digest of the secret in its file, if it has one.
     """
 
     shards: list[ShardDescription]
@@ -80,8 +80,8 @@ class SealRequest(Request, frozen=True, kw_only=True):
     """Make the run's secret and seal it to every site.
 
     Attributes:
-        public_keys: of the run, by node.
-        site_keys: long-term, by node, where sites pin each other's; "" elsewhere.
+        public_keys: for the run, by node.
+        site_keys: long-term, by node, if sites pin each other's; otherwise "".
         simulated: whether the secret may be a simulation's, which follows the seed.
     """
 
@@ -118,14 +118,14 @@ class RowKeyColumns(Body, frozen=True):
 
     @property
     def columns(self) -> int:
-        """How many of the table's last keys it consists of."""
+        """The number of the table's last keys that it consists of."""
         return len(self.names)
 
 
 class LabelTerms(Body, frozen=True):
-    """Mechanism that a run asks for on labels; ``LabelPlan`` has the ranges.
+    """The mechanism that a run requests for labels; ``LabelPlan`` has the ranges.
 
-    ``limits`` are low and high, which numbers are clipped to.
+    ``limits`` are the bounds, low and high, that numbers are clipped to.
     """
 
     mechanism: Annotated[str, f.one_of(LAPLACE, RANDOMISED_RESPONSE)]
@@ -139,9 +139,9 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         groups: whether a sub-query's groups are split over shards.
-        key_groups: names of the groups of columns that joins compare, a key each.
+        key_groups: names of the groups of columns that joins compare, one per key.
         label_privacy: noise on labels; None for labels in the clear.
-        local_label: the task, where labels stay at the site.
+        local_label: the task, if labels stay at the site.
     """
 
     shard: f.Count
@@ -159,8 +159,8 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     """Run the query's fragments.
 
     Attributes:
-        public_keys: of the run, of all its nodes.
-        leader_key: of the node that made the secret, and sealed it to this one.
+        public_keys: of all nodes, for the run.
+        leader_key: of the node that made the secret and sealed it to this one.
     """
 
     keys: KeySourceName
@@ -175,7 +175,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
             "the query's expressions", fields=("fragment", "key_groups", "row_key")
         ),
     )
-    # what is sealed is explained with the message that it was sealed in
+    # the message in which the secret was sealed discloses it
     schedule = (
         *("keys", "public_keys", "leader_key", "leader_site_key", "sealed"),
         *("shard", "groups", "label_privacy", "local_label"),
@@ -191,15 +191,15 @@ class LabelFacts(Body, frozen=True):
 
 
 class ExtractedPart(PartBody, frozen=True, kw_only=True):
-    """A shard's join keys and label, of the rows after the fragment's filters.
+    """A shard's join keys and label, for the rows after the fragment's filters.
 
     Attributes:
-        pushed: what its database filters, in words.
+        pushed: the filters that its database applies, in words.
         codes: by key, the position of each row's hash; -1 for NULL.
         hashes: by key, keyed hashes of its distinct values.
-        group_hashes: of the groups of a sub-query, before its filters.
-        label_values: of each row; classes are positions in the categories.
-        row_hashes: names of the rows in predictions.
+        group_hashes: keyed hashes of a sub-query's groups, before its filters.
+        label_values: one per row; classes are positions in the categories.
+        row_hashes: hashes that name the rows in predictions.
     """
 
     rows: f.TableRowCount
@@ -229,7 +229,7 @@ class ExtractReply(Reply, frozen=True):
             when="has_joins",
         ),
         Discloses(
-            "the order of every shard's rows: by it go keys, labels and scores",
+            "the order of every shard's rows, which keys, labels and scores follow",
             fields=("rows",),
             kinds=("counts",),
             when="joins_rows",
@@ -257,7 +257,7 @@ class ExtractReply(Reply, frozen=True):
             when="weight",
         ),
         Discloses(
-            "what names each row of {label_table}",
+            "the row key of each row of {label_table}",
             fields=("row_hashes",),
             covered_by="hashes",
             kinds=("keys",),
@@ -279,7 +279,7 @@ class CheckPart(PartBody, frozen=True, kw_only=True):
 
     Attributes:
         joins: by join, the position of the shard's key.
-        rows: by join, one row of every matched key; ``weights`` a random one of each.
+        rows: by join, one row of every matched key; ``weights`` one random weight each.
     """
 
     joins: dict[Number, f.Count]
@@ -295,7 +295,7 @@ class CheckRequest(Request, frozen=True):
 
     discloses = (
         Discloses(
-            "in explain only: one own row of every matched key, and a random weight",
+            "in explain only: one row of the site per matched key, and a random weight",
             fields=("rows", "weights"),
         ),
     )
@@ -305,7 +305,7 @@ class CheckRequest(Request, frozen=True):
 class CheckedPart(PartBody, frozen=True, kw_only=True):
     """Digests of a shard's keys, by join.
 
-    ``digest`` is the weighted sum of the hashes mod 2**64 of ``counts`` rows.
+    ``digest`` is the weighted sum mod 2**64 of the hashes of ``counts`` rows.
     """
 
     counts: dict[Number, f.Count]
@@ -327,14 +327,14 @@ class CheckReply(Reply, frozen=True):
 
 
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
-    """Which statistics of a shard are needed, and of the label table of which rows."""
+    """The statistics that are needed of a shard, and the label table's rows to use."""
 
     encoders: f.Document
     rows: Annotated[AnyArray, f.bits("rows")] | None = None
 
 
 class StatisticsRequest(Request, frozen=True):
-    """Sum up every feature."""
+    """Compute the statistics of every feature."""
 
     parts: dict[int, StatisticsPart]
 
@@ -345,12 +345,12 @@ class StatisticsRequest(Request, frozen=True):
 
 
 class FeatureStatistics(Body, frozen=True, kw_only=True):
-    """One feature's statistics; of what its encoder does not need, None.
+    """One feature's statistics; None for those that its encoder does not need.
 
     Attributes:
-        kind: of its values; "" where only a declaration could tell.
+        kind: kind of its values; "" if only a declaration could tell.
         m2: sum of squared deviations from the mean.
-        tail: rows of the categories that are too rare to leave.
+        tail: number of rows in categories that are too rare to leave.
     """
 
     name: str
@@ -366,10 +366,10 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
 
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
-    """A shard's statistics, of each feature in the query's order.
+    """A shard's statistics, for each feature in the query's order.
 
-    Quantiles are points in ascending order, by the feature's position, and how many
-    values each stands for.
+    Quantiles are points in ascending order, by the feature's position, with the number
+    of values that each represents.
     """
 
     statistics: list[FeatureStatistics]

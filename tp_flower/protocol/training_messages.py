@@ -25,7 +25,7 @@ MOST_STEPS: Final = 1_000_000
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
-"""Of numbers that noise is in units of: all arithmetic with them stays finite."""
+"""Units of noise, bounded so that all arithmetic with them stays finite."""
 
 
 class Update(StrEnum):
@@ -33,7 +33,7 @@ class Update(StrEnum):
 
     LOCAL: the shard is the whole table. GRAM: the sites send sufficient statistics, the
     server solves. CONSENSUS: consensus ADMM. SUM: the sites send gradients, the server
-    sums (SGD). GIVEN: the server solves over sampled rows, whole tables alike.
+    sums (SGD). GIVEN: the server solves over sampled rows, even for whole tables.
     """
 
     LOCAL = "local"
@@ -44,9 +44,9 @@ class Update(StrEnum):
 
 
 class PrivacyTerms(Body, frozen=True, kw_only=True):
-    """Mechanisms that a run asks its sites for, on models and on scores.
+    """The mechanisms that a run requests for models and scores.
 
-    The fields are those of the same names of the run's settings of privacy.
+    The fields have the names of the run's privacy settings.
     """
 
     features: Annotated[str, f.one_of(CLEAR, DP_SGD, NOISY_STATISTICS)]
@@ -64,7 +64,7 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, settings: object) -> Self:
-        """Return the terms that a run's settings of privacy have among their fields."""
+        """Return the terms that are among the fields of a run's privacy settings."""
         return msgspec.convert(settings, cls, from_attributes=True)
 
     @property
@@ -79,14 +79,14 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
 
 
 class Outline(Body, frozen=True, kw_only=True):
-    """The announced schedule of a run, by which sites plan their releases.
+    """The announced schedule of a run, from which sites plan their releases.
 
     Attributes:
-        exchanges: of ADMM: updates of consensus in an epoch.
-        batch_uses: of SGD: how often each batch is visited.
-        batch_rate: of SGD: probability that a drawn batch takes a joined row; 0 where
+        exchanges: in ADMM, updates of consensus per epoch.
+        batch_uses: in SGD, how often each batch is visited.
+        batch_rate: in SGD, the probability that a drawn batch has a joined row; 0 if
             batches are a partition.
-        sends: the form of sampled rows that leave where the server solves.
+        sends: the form in which sampled rows leave, if the server solves.
     """
 
     strategy: Annotated[str, f.one_of(*JOINING)]
@@ -100,15 +100,15 @@ class Outline(Body, frozen=True, kw_only=True):
 class PreparePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a participant.
 
-    Rows are named by masks, each of the table once, or in VFL by lists with the row
-    behind each joined row (``expanded``).
+    Rows are selected by masks, each row of the table once, or in VFL by lists of the
+    row behind each joined row (``expanded``).
 
     Attributes:
         update: how the table's shards train together.
         label_scale: size of the loss's derivatives.
-        mean_multiplicity: joined rows of a row that is trained on, on average.
-        batch_start: of SGD: where each batch starts in ``batch_rows``.
-        batch_rows: of SGD: the distinct trained rows of every batch.
+        mean_multiplicity: mean number of joined rows of a trained row.
+        batch_start: in SGD, where each batch starts in ``batch_rows``.
+        batch_rows: in SGD, the distinct trained rows of every batch.
     """
 
     encoder: f.Document
@@ -147,7 +147,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
             ),
         ),
         Discloses(
-            "which own rows every batch has, by number",
+            "which rows of the site each batch has, by number",
             fields=("batch_start", "batch_rows"),
             when="has_batches",
         ),
@@ -156,13 +156,13 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
 
 
 class PreparedPart(PartBody, frozen=True, kw_only=True):
-    """A participant's start; ``scores`` are of an untrained model that is not linear.
+    """A participant's start; ``scores`` are those of an untrained non-linear model.
 
     Attributes:
-        mean_curvature: of its objective.
-        largest_curvature: the same; 0 where nobody needs it.
+        mean_curvature: mean curvature of its objective.
+        largest_curvature: largest curvature; 0 if it is not needed.
         gradient_noise: multiplier of the noise on its gradients.
-        gram_deviation: of the noise on its Gram matrix.
+        gram_deviation: deviation of the noise on its Gram matrix.
         gram: second moments of its features, weighted by G.
     """
 
@@ -214,7 +214,7 @@ class LocalFit(Body, frozen=True, kw_only=True):
     """How a site fits a table's model to targets in ADMM.
 
     ``rho_in`` is the penalty of the consensus between shards, by table; 0
-    ``local_epochs`` of a torch model, or a ``learning_rate`` of 0, is the default.
+    ``local_epochs`` of a torch model, or a ``learning_rate`` of 0, means the default.
     """
 
     kappa: f.Positive
@@ -257,9 +257,9 @@ class ConsensusUpdate(PartBody, frozen=True):
 
 
 class AdmmUpdate(ConsensusUpdate, frozen=True):
-    """Scores of a table in one shard; of a sharded table what comes before them.
+    """Scores of a table in one shard; for a sharded table, the terms needed first.
 
-    ``moments`` are features times targets, where the server solves.
+    ``moments`` are features times targets, sent if the server solves.
     """
 
     moments: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
@@ -311,8 +311,7 @@ class CommonParameters(PartBody, frozen=True):
 class ConsensusRequest(Request, frozen=True, kw_only=True):
     """Take the parameters of the table's model.
 
-    ``fit`` says how the next proposal is fitted; with no more rounds scores are to
-    come.
+    ``fit`` says how to fit the next proposal; without more rounds the reply has scores.
     """
 
     fit: LocalFit | None = None
@@ -340,7 +339,7 @@ class ConsensusReply(Reply, frozen=True):
 
 
 class BatchStep(Body, frozen=True, kw_only=True):
-    """How a batch's step is taken, and which scores come with it; None for none."""
+    """How to take a batch's step, and which scores to send with it; None for none."""
 
     next_batch: f.Count | None = None
     evaluate: Annotated[str, f.one_of("tested", "all")] | None = None
@@ -351,7 +350,7 @@ class BatchStep(Body, frozen=True, kw_only=True):
 class BatchMessages(PartBody, frozen=True):
     """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives.
 
-    ``gradient`` is the mean one of the batch before, where it comes late.
+    ``gradient`` is the mean gradient of the previous batch, if it comes late.
     """
 
     messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
@@ -370,7 +369,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
     """One batch of SGD.
 
     Attributes:
-        batch_rows: joined rows, which the summed gradient is divided by.
+        batch_rows: number of joined rows by which the summed gradient is divided.
         stale: whether sharded tables take the batch's step with the next batch.
     """
 
@@ -393,7 +392,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
 
 class StepUpdate(PartBody, frozen=True):
-    """Scores after a step: of the next batch, of held-out rows, or of all."""
+    """Scores after a step: of the next batch, of held-out rows, or of all rows."""
 
     batch_scores: Annotated[AnyArray, f.float32("next_rows", "outputs")] | None = None
     tested_scores: Annotated[AnyArray, f.float32("tested", "outputs")] | None = None

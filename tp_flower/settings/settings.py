@@ -162,7 +162,7 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
             f"messages. Use {values.family}"
         )
         if values.method.solvers:
-            reason = "sends the rows that it draws as they are. Use admm or sgd"
+            reason = "sends the rows that it draws in the clear. Use admm or sgd"
         for kind in privacy.covered("features", "predictions"):
             yield f"privacy.{kind}: strategy {strategy!r} {reason}"
     if values.coreset_rows and values.coreset_kind == training.IMPORTANCE:

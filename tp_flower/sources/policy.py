@@ -70,7 +70,7 @@ _HOW: Final = {
 class Releases:
     """The level of each kind of release.
 
-    A weight is a value of a row that leaves as it is, as a label in the clear does:
+    A weight is a value of a row that leaves in the clear, as a label may:
     where nothing is said of weights, they may leave if such labels may.
     """
 

@@ -318,7 +318,7 @@ def test_the_ledger_and_the_report_say_what_has_left():
     told = [own for own in done["messages"] if own["message"] == "train.rows"]
     sent = [(own["to"], own["protection"]) for own in told]
     assert sent == [("sites", "nothing"), ("server", "nothing")]
-    assert "encoded features of every own row in the sample" in told[1]["carries"]
+    assert "encoded features of every row in the sample" in told[1]["carries"]
     lines = [line for account in done["ledger"].values() for line in account]
     noted = [line["release"] for line in lines if line["event"] == "note"]
     noted = [release for release in noted if release["action"] == "train.rows"]
@@ -395,7 +395,7 @@ def test_local_centres_of_several_shards_are_told_apart():
         ({"task": "classification"}, "use admm or sgd, with a coreset-size"),
         (
             {"privacy": PrivacySettings(predictions=1.0), "coreset_kind": "uniform"},
-            "privacy.predictions: .* sends the rows that it draws as they are",
+            "privacy.predictions: .* sends the rows that it draws in the clear",
         ),
         ({"l1": 0.1, "coreset_solver": "saga"}, "l1: solver 'saga' takes none"),
         ({"on_missing": "stale"}, "on-missing: 'stale'"),

@@ -73,7 +73,7 @@ def test_predict_writes_a_file_and_a_report(run):
     uncovered = {name for own in totals for name in own["uncovered"]}
     assert uncovered == {"counts", "keys", "scores"}
     carried = [own["carries"] for own in report["privacy"]["messages"]]
-    assert "what names each row of o" in carried
+    assert "the row key of each row of o" in carried
     assert not any("label of" in text for text in carried)
     assert str(folder / "predictions.parquet") in shown.replace("\n", "")
     assert model in shown

@@ -196,7 +196,7 @@ def test_explain_says_what_weighs_a_row():
     (weight,) = (own for text, own in carried.items() if text.startswith("the weight "))
     assert (weight.message, weight.to) == ("query.extract", "server")
     assert weight.protection == "nothing"
-    assert any("what the joined rows of each weigh" in text for text in carried)
+    assert any("the total weight of their joined rows" in text for text in carried)
     text = " ".join(printed(found).split())
     assert 'weight of a joined row: "price"' in text
     words = 'Joined rows have the weight of i: "price". Each row of c counts once.'
@@ -205,8 +205,8 @@ def test_explain_says_what_weighs_a_row():
     assert explanation_dict(plain)["row-weight"] is None
     words = " ".join(own.carries for own in plain.disclosures)
     assert "the weight of" not in words
-    assert "each weigh" not in words
-    assert "which own rows are joined, and to how many rows" in words
+    assert "total weight" not in words
+    assert "which rows of the site are joined, and to how many rows" in words
 
 
 def test_the_ledger_lists_weights_as_not_covered():

@@ -223,7 +223,7 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
         "label of every row": "randomised response on each label (epsilon 1.5)",
         "a score per row": scores,
         "scores of every row": scores,
-        "per own row": "made from labels and scores that are covered",
+        "per row of the site": "made from labels and scores that are covered",
         **dict.fromkeys(["gradients", "final coefficients", "parameters"], dp_sgd),
         **dict.fromkeys(["second moments", "features times targets"], dp_sgd),
     }

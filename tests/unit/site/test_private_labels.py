@@ -276,7 +276,7 @@ def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
         assert release(site, label, None) is label
         (line,) = site.ledger.lines(site.store.run)
         assert (line["event"], line["release"]["mechanism"]) == ("note", None)
-        assert line["release"]["scope"] == "the labels leave as they are"
+        assert line["release"]["scope"] == "the labels leave in the clear"
     else:
         with refused:
             release(site, label, None)
