@@ -113,9 +113,9 @@ def closest(name: str, choices: Collection[str]) -> str:
 
 
 class ErrorKind(StrEnum):
-    """What a caller can do about a site's error.
+    """The remedy for a site's error.
 
-    REFUSED: nothing, it would recur. TRANSIENT: send the same request again later.
+    REFUSED: none, it would recur. TRANSIENT: send the same request again later.
     BEHIND: send the rounds that the site lacks. DIVERGED: train with smaller steps.
     """
 

@@ -1,6 +1,6 @@
-"""Every stream of random numbers in a run, derived from the run's one seed.
+"""All random number streams of a run, derived from its one seed.
 
-The only place that makes generators: all other code takes one as an argument.
+Only this module makes generators: all other code takes one as an argument.
 """
 
 import secrets
@@ -20,10 +20,10 @@ Shape = int | tuple[int, ...]
 
 KEY_BYTES: Final = 32
 GRID_BITS: Final = 20
-"""Noisy values are multiples of the noise's deviation over about 2**GRID_BITS."""
+"""Noisy values are multiples of about 2**-GRID_BITS of the noise's deviation."""
 
 _NONCE: Final = bytes(16)
-_BITS: Final = 52  # and a half more fits into a floating-point number
+_BITS: Final = 52  # a float can represent these bits and a half
 
 
 class Stream(IntEnum):
@@ -41,7 +41,7 @@ class Stream(IntEnum):
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:
-    """Return the generator of a purpose, for example of one epoch at one shard.
+    """Return the generator of a purpose, for example for one epoch at one shard.
 
     >>> a, b = (generator(0, Stream.LOCAL_FIT, epoch) for epoch in (1, 2))
     >>> float(a.random()) == float(b.random())
@@ -58,10 +58,10 @@ class NoiseSource:
 
     @cached_property
     def _stream(self) -> CipherContext:
-        # made when the first number is drawn: most messages need none
+        # created with the first number: most messages need none
         key = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
         key = key() if callable(key) else key
-        # the key is used by this object alone, so that a fixed nonce is no repetition
+        # the key is only used by this object, so that a fixed nonce is not reused
         return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
 
     def uniform(self, shape: Shape) -> FloatArray:
@@ -72,7 +72,7 @@ class NoiseSource:
         return ((words.astype(np.float64) + 0.5) * 2.0**-_BITS).reshape(shape)
 
     def bernoulli(self, count: int, rate: float) -> npt.NDArray[np.int64]:
-        """Return which of ``count`` are drawn, each with probability ``rate``."""
+        """Return which of ``count`` items are drawn, each with probability ``rate``."""
         return np.flatnonzero(self.uniform(count) < rate)
 
     def generator(self) -> np.random.Generator:
@@ -81,7 +81,7 @@ class NoiseSource:
         return np.random.default_rng(words)
 
     def with_gaussian(self, values: FloatArray, deviation: float) -> FloatArray:
-        """Return values plus Gaussian noise; the values themselves if it is 0."""
+        """Return values with Gaussian noise; the unchanged values for deviation 0."""
         if not deviation:
             return values
         # most messages draw no noise, and scipy takes a sixth of a second to import
@@ -91,7 +91,7 @@ class NoiseSource:
         return _on_grid(values + deviation * noise, deviation)
 
     def with_laplace(self, values: FloatArray, scale: float) -> FloatArray:
-        """Return values plus Laplace noise (deviation sqrt(2) scale); see above."""
+        """Return values with Laplace noise (deviation sqrt(2) scale); see above."""
         if not scale:
             return values
         centred = self.uniform(values.shape) - 0.5

@@ -76,7 +76,7 @@ class CommittedRound:
 
 @dataclass
 class _OfRun:
-    """What this process remembers of one run at one site.
+    """The memory that this process has of one run at one site.
 
     ``entries`` were written or read by it, with their ids in the database; no other
     process has those ``remembered``; the answering thread holds the lock.

@@ -44,5 +44,5 @@ class GradientDescent(BatchStrategy):
         return joined_rows
 
     def decay(self, _: int) -> float:
-        """Return 1: a batch of all rows has no noise to reduce by smaller steps."""
+        """Return 1: a batch of all rows has no noise that smaller steps average."""
         return 1.0

@@ -46,7 +46,7 @@ from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
 
 REGRESSION: Final = "regression"
 CLUSTERS: Final = "clusters"
-"""What rows are important for: a regression (leverage scores), or k-means."""
+"""Rows are important for a regression, by their leverage, or for k-means."""
 
 RANK_TOLERANCE: Final = 1e-10
 """Eigenvalues of the scaled Gram matrix below this share of the largest count as 0.

@@ -148,7 +148,7 @@ def bits(rows: str) -> ArraySpec:
 
 
 class Discloses(NamedTuple):
-    """What some fields of a message disclose to its reader.
+    """The information that some fields of a message disclose to its reader.
 
     Attributes:
         carries: in plain words; names in braces are properties of the run.

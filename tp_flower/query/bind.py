@@ -10,7 +10,7 @@
 
 Every column is resolved to one table, as DuckDB would; then every piece over one table
 is pushed down to it, equalities between two tables become joins, and an expression that
-needs two tables' values at once is refused by name. The query itself is never run.
+needs values of two tables at once is refused by name. The query itself is never run.
 """
 
 from collections import Counter
@@ -41,7 +41,7 @@ from tp_flower.query.relations import Schema, bind_table
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[SelectItem, Local]
-"""An item of the SELECT list, and its expression over its one table."""
+"""An item of the SELECT list, and its expression over a single table."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Join:
     """An equi-join of two tables: equal values of one key on each side.
 
     ``left`` comes first in the query; ``left_key`` and ``right_key`` are positions in
-    the two fragments' ``keys``, with the same number of parts.
+    the two fragments' ``keys``, which have the same number of parts.
     """
 
     left: str
@@ -61,12 +61,12 @@ class Join:
 
 @dataclass(frozen=True)
 class BoundQuery:
-    """The fragments and joins that training needs of a query.
+    """The fragments and joins of a query that training needs.
 
     Attributes:
-        fragments: In FROM order; one per table, or one per SELECT of its UNION ALL,
+        fragments: in FROM order; one per table, or one per SELECT of its UNION ALL,
             next to each other and with the same numbers of features and keys.
-        joins: One per pair of tables with predicates, ordered by the right table,
+        joins: one per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
         outer: LEFT JOINed tables, which may have no match for a joined row.
     """
@@ -103,9 +103,9 @@ class BoundQuery:
 
 @dataclass(frozen=True)
 class Unlabelled:
-    """A binding without the label, if there is one: of rows to be predicted, say.
+    """A binding without the label, if there is one, say to predict rows.
 
-    Joined rows follow ``table``, by default the query's first, in place of the label's;
+    Joined rows follow ``table``, by default the query's first, instead of the label's;
     the columns of its ``row_key`` are its last keys, which no join uses.
     """
 
@@ -133,15 +133,15 @@ class Query:
     def from_sql(
         cls, sql: str, dialect: str = DIALECT, *, needs_label: bool = True
     ) -> "Query":
-        """Return the query that ``sql`` writes, in a dialect as sqlglot names it.
+        """Return the query written in ``sql``, in a dialect as sqlglot names it.
 
-        Rows that a model predicts have no label, and their query needs none. A
-        QueryError names the part that is not supported.
+        Rows to be predicted have no label, and their query needs none. A QueryError
+        names the part that is not supported.
         """
         return cls(parse_statement(sql, dialect, needs_label=needs_label))
 
     def to_sql(self) -> str:
-        """Return the canonical SQL; parsing and rendering it changes nothing."""
+        """Return the canonical SQL, which parses to an equal query."""
         return self.statement.sql
 
     @property
@@ -160,10 +160,10 @@ class Query:
     ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        Unlabelled, the label is looked at only where the query has stars, as they do
-        not stand for the label's columns. A QueryError names a table or column that is
-        unknown or ambiguous, an expression over two tables, a table that is not joined,
-        or rows that no site has.
+        Without a label, the query's own label is read only if the query has stars,
+        which do not include the label's columns. A QueryError names an unknown or
+        ambiguous table or column, an expression over two tables, a table that is not
+        joined, or rows that no site has.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
@@ -294,8 +294,8 @@ def _make_joins(
     for left, right in sorted(
         pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))
     ):
-        # Sorted, so that the order of the conditions does not matter and the same
-        # composite key towards two tables is one key.
+        # sorted, so that the order of the conditions does not matter and a composite
+        # key to two tables is one key
         parts = sorted(pairs[left, right], key=lambda p: (p.left.sql, p.right.sql))
         text = " AND ".join(p.text for p in pairs[left, right])
         left_key = _index(keys.setdefault(left, []), tuple(p.left.sql for p in parts))
@@ -307,7 +307,7 @@ def _make_joins(
 
 
 def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
-    """Return the place of ``key`` in ``keys``, where it is put if it is new."""
+    """Return the position of ``key`` in ``keys``, adding it if it is new."""
     if key not in keys:
         keys.append(key)
     return keys.index(key)
@@ -350,7 +350,7 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
 
 
 def _bind_item(item: SelectItem, scope: Scope) -> Local:
-    """Return the expression of a SELECT item over its one table."""
+    """Return the expression of a SELECT item over its only table."""
     kind = "the label" if is_label(item) else "feature"
     what = f"{'the weight' if is_weight(item) else kind} {item.sql}"
     tree = parse_expression(item.sql, what).unnest()

@@ -2,16 +2,16 @@
 
 After :func:`settle` a LEFT JOIN is nothing but an equality of keys that may fail: a row
 without a match has no row of the missing table, which then adds nothing to its score.
-All else that the SQL says is brought into that form, as any engine would plan it:
+Everything else in the SQL is brought into that form, as any engine would plan it:
 
 - a condition of ON over the joined table alone is a filter of that table;
-- a condition of ON over a table on the left makes that table's key NULL where it does
-  not hold, and NULL has no match;
-- a condition of WHERE that is never true of a missing row makes the join INNER, and so
+- a condition of ON over a table on the left makes that table's key NULL unless it
+  holds, and NULL has no match;
+- a condition of WHERE that is never true for a missing row makes the join INNER, and so
   does an equality with it in another join.
 
 An expression over the missing table, say ``COALESCE(p.n, 0)``, is evaluated at the
-table's sites, on rows that exist: where there is no match it is not 0, it is not there.
+table's sites, on rows that exist: without a match it is not 0, it is absent.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ from tp_flower.query.scope import Local, Scope
 class Condition:
     """A filter of one table, or an equality between expressions of two.
 
-    ``sides`` are the filter; or the two expressions, first that of the table which
+    ``sides`` has the filter, or the two expressions, first that of the table which
     comes first in the query. ``owner`` is the alias whose LEFT JOIN has the condition.
     """
 
@@ -41,7 +41,7 @@ class Condition:
 
     @property
     def is_filter(self) -> bool:
-        """Whether it is over one table."""
+        """Whether it is over a single table."""
         return len(self.sides) == 1
 
     @property
@@ -58,7 +58,7 @@ class Condition:
 def bind_conditions(
     statement: Statement, scope: Scope
 ) -> tuple[list[Condition], Scope]:
-    """Return all conditions, and the scope that the SELECT list and WHERE see.
+    """Return all conditions, and the scope for the SELECT list and WHERE.
 
     ON sees the tables joined so far. USING takes its column from the left side, as
     DuckDB does, and from then on the bare name means that column.
@@ -139,7 +139,7 @@ def settle(
 ) -> Settled:
     """Return filters, equalities and the tables that stay LEFT JOINed, or refuse."""
     outer = _still_outer(conditions, frozenset(left_joined), relations)
-    # an owner whose table always has a match owns nothing any more
+    # an owner whose table always has a match no longer owns anything
     settled = [c if c.owner in outer else replace(c, owner=None) for c in conditions]
     for condition in settled:
         _check(condition, outer, relations)
@@ -173,7 +173,7 @@ def _still_outer(
 def _rejects(
     condition: Condition, side: Local, relations: Mapping[str, Relation]
 ) -> bool:
-    """Return whether a condition never holds where the side's table has no match."""
+    """Return whether a condition never holds if the side's table has no match."""
     types = relations[side.table].types
     if condition.is_filter:
         return not is_true_on_nulls(side.sql, types)
@@ -183,7 +183,7 @@ def _rejects(
 def _check(
     condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]
 ) -> None:
-    """Refuse a condition that a missing row may meet."""
+    """Refuse a condition that may hold for a missing row."""
     owner, tables = condition.owner, [side.table for side in condition.sides]
     if not condition.is_filter and owner and owner not in tables:
         raise QueryError(
@@ -212,7 +212,7 @@ def _check(
 def _with_guards(
     predicates: Sequence[Condition], guards: Sequence[Condition]
 ) -> list[Condition]:
-    """Return the predicates, some of which compare NULL where a guard of ON fails."""
+    """Return the predicates, with keys that are NULL unless the guards in ON hold."""
     chosen: dict[Condition, set[str]] = {}
     for guard in guards:
         table, owner = guard.left.table, guard.owner
@@ -223,7 +223,7 @@ def _with_guards(
                 f"which that join does not compare with {owner}: add an equality "
                 "between them, or put the condition into WHERE"
             )
-        # one part of a key that is NULL is enough, whatever the order they came in
+        # one NULL part of a key suffices, whatever the order of the parts
         first = min(compared, key=lambda p: (p.left.sql, p.right.sql))
         chosen.setdefault(first, set()).add(guard.left.sql)
     return [_guarded(p, sorted(chosen.get(p, ()))) for p in predicates]

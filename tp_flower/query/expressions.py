@@ -4,8 +4,8 @@ An expression crosses two borders: the operator's query is cut into expressions,
 and a site runs expressions that came over the wire. Both pass through here.
 Nothing is ever pasted: what runs is rendered from a tree made only of the nodes
 below, and its text must parse back to the same text, so that the checked tree
-and the executed text cannot differ. The list holds what is a function of one row
-alone: no sub-queries, aggregates, windows, files, settings, clocks or random
+and the executed text cannot differ. The list holds functions of a single row
+only: no sub-queries, aggregates, windows, files, settings, clocks or random
 numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
 """
 
@@ -57,7 +57,7 @@ _TIME_FUNCTIONS: tuple[type[exp.Expr], ...] = (
 ALLOWED_NODES = frozenset(
     _SYNTAX + _OPERATORS + _NUMBER_FUNCTIONS + _TEXT_FUNCTIONS + _TIME_FUNCTIONS
 )
-# DuckDB functions that sqlglot has no node for, by name.
+# DuckDB functions for which sqlglot has no node, by name
 ALLOWED_FUNCTIONS = frozenset((
     "isfinite", "even", "gcd", "lcm", "fmod", "strlen", "prefix", "suffix",
     "strip_accents", "nfc_normalize", "jaccard", "jaro_similarity",
@@ -78,10 +78,10 @@ _SIMPLE: tuple[type[exp.Expr], ...] = (
     exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Stddev, exp.StddevPop, exp.StddevSamp,
     exp.Variance, exp.VariancePop, exp.Median, exp.LogicalAnd, exp.LogicalOr,
 )  # fmt: skip
-# Their value depends on the rows of a group alone, not on their order, and DuckDB
-# computes it exactly: FIRST, ANY_VALUE, LIST and the like are not on the list.
+# Their value depends only on the rows of a group, not on their order, and DuckDB
+# computes it exactly, unlike FIRST, ANY_VALUE, LIST and so on.
 AGGREGATES = frozenset((*_SIMPLE, exp.Count, exp.PercentileCont))
-# those after the aggregates only stand inside one
+# allowed only inside an aggregate, unlike those before
 AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
 _LISTED = (
     "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, "
@@ -90,7 +90,7 @@ _LISTED = (
 )
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
-# Why a node is refused, most telling reason first.
+# why a node is refused, the most telling reason first
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
     ((exp.Query, exp.Exists), "sub-queries are not supported"),
     ((exp.Window,), "window functions are not supported"),
@@ -131,8 +131,8 @@ def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
     except RecursionError as error:
         raise QueryError(f"nested too deeply: {shorten(sql)}") from error
     except (ValueError, AttributeError, TypeError) as error:
-        # ValueError: an unknown dialect. The others: sqlglot trips over some SQL
-        # that is malformed, such as {AS: ,}, and a site must answer that too.
+        # ValueError: an unknown dialect. The others: sqlglot fails on some malformed
+        # SQL, such as {AS: ,}, and a site must answer that, too.
         raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
     return [statement for statement in statements if statement is not None]
 
@@ -153,7 +153,7 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
 
 
 def parse_expression(text: str, what: str, *, aggregates: bool = False) -> exp.Expr:
-    """Parse and check one expression in DuckDB's dialect; messages say ``what`` it is.
+    """Parse and check one expression in DuckDB's dialect; messages call it ``what``.
 
     >>> render(parse_expression("a.x>1 -- note", "filter"), quote=True)
     '"a"."x" > 1'
@@ -168,7 +168,7 @@ def parse_expression(text: str, what: str, *, aggregates: bool = False) -> exp.E
 
 @lru_cache(maxsize=4096)
 def _checked_tree(text: str, *, aggregates: bool) -> exp.Expr:
-    """Return the tree of one expression; shards of a table ask for the same ones."""
+    """Return the tree of one expression; shards of a table repeat the same ones."""
     if len(text) > MAX_EXPRESSION_CHARACTERS:
         raise QueryError(
             f"{len(text)} characters, at most {MAX_EXPRESSION_CHARACTERS} are accepted"
@@ -176,8 +176,8 @@ def _checked_tree(text: str, *, aggregates: bool) -> exp.Expr:
     tree = _parse_select_item(text)
     _check_nodes(tree, aggregates=aggregates)
     rendered = render(tree)
-    # The result is the tree of the rendered text, not of the text that came:
-    # invariant: render(tree) parses to this very tree, and it was checked.
+    # The result is the tree of the rendered text, not of the original text: invariant:
+    # render(tree) parses to this very tree, and it was checked.
     tree = _parse_select_item(rendered)
     _check_nodes(tree, aggregates=aggregates)
     if render(tree) != rendered:
@@ -229,7 +229,7 @@ def _why_refused(node: exp.Expr) -> str:
     # The exact type: a subclass that a later sqlglot adds is not on the list.
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
-        # its name in SQL, where it has one: that of the class is sqlglot's own
+        # its name in SQL, if it has one, because the class name is sqlglot's own
         written = re.match(r"\w+(?=\(|$)", node.sql(DIALECT))
         name = repr(written[0].lower()) if written else type(node).__name__
         return f"{kind} {name} is not among those supported"
@@ -279,7 +279,7 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
 
 
 def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
-    """Return why an aggregate is nested in another or has odd arguments."""
+    """Return why an aggregate is nested in another or has unsupported arguments."""
     is_quantile = type(node) is exp.PercentileCont
     if parts - {"big_int"} - ({"expression"} if is_quantile else set()) != {"this"}:
         return f"this form of an aggregate is not supported; supported: {_LISTED}"

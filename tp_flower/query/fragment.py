@@ -1,4 +1,4 @@
-"""The part of a query that one table's sites run, and the check a site puts it through.
+"""The part of a query that one table's sites run, and the site's check of it.
 
 The server is not trusted with a site's database: a fragment is a list of small
 expressions, its *pieces*, over the bare, quoted columns of one table, and
@@ -9,11 +9,11 @@ A fragment with a sub-query runs that first::
     JOIN (SELECT customer, AVG(amount) AS mean FROM payments GROUP BY customer) p ON ...
 
 Its pieces are then over the sub-query's columns ``customer`` and ``mean``. A sub-query
-that does not group is not kept: its expressions are put in the place of its columns
-when the query is bound.
+without grouping does not survive: when the query is bound, its expressions replace its
+columns.
 
-A site's policy is about the columns of its table: :func:`reads` follows the pieces
-outside a sub-query, which name the sub-query's columns, to what these are made of.
+A site's policy is about the columns of its table: :func:`reads` traces the pieces
+outside a sub-query, which name the sub-query's columns, back to the table's columns.
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -85,11 +85,11 @@ class Feature(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class SubQuery:
-    """A SELECT over one table, whose columns its expressions are over.
+    """A SELECT over one table; its expressions are over that table's columns.
 
     Attributes:
-        columns: Output names, and expressions that may hold aggregates.
-        groups: The expressions that rows are grouped by, at least one at a site;
+        columns: output names, with expressions that may contain aggregates.
+        groups: the expressions that rows are grouped by, at least one at a site;
             aliases, ordinals, ALL and DISTINCT are resolved.
     """
 
@@ -136,8 +136,8 @@ class SubQuery:
         """Return the sub-query re-rendered from parsed, allowed expressions.
 
         A QueryError names the piece that is not an expression over these columns, uses
-        a function or an aggregate outside the allow-lists, or needs a column not
-        grouped by.
+        a function or an aggregate outside the allow-lists, or needs a column that is
+        not grouped by.
         """
         if not self.columns or not self.groups:
             raise QueryError(
@@ -168,9 +168,9 @@ class Fragment:
     """The part of a query that one table answers alone.
 
     Attributes:
-        table: The alias in the query, by which everything refers to the table.
-        keys: Join keys, each a tuple of expressions (a composite key has several).
-        filters: Conditions, each safe between two ANDs, that rows must meet.
+        table: the alias in the query, by which everything refers to the table.
+        keys: join keys, each a tuple of expressions (a composite key has several).
+        filters: conditions on rows, each safe between two ANDs.
     """
 
     table: str
@@ -186,8 +186,8 @@ class Fragment:
     def all_groups(self) -> "Fragment":
         """The fragment that yields every group of the sub-query and nothing else.
 
-        Also the groups that HAVING or a later filter leaves out: what is counted there
-        may be a part of the group only.
+        It includes the groups that HAVING or a later filter removes, because these may
+        be parts of groups that span shards.
         """
         if self.subquery is None:
             raise ValueError(f"table {self.table!r} has no GROUP BY")
@@ -231,7 +231,7 @@ class Fragment:
             fragment = msgspec.convert(data, cls)
         except msgspec.ValidationError as error:
             raise QueryError(f"malformed fragment: {error}") from error
-        # msgspec leaves out of a dataclass what the data leave out
+        # msgspec does not require the fields of a dataclass that have defaults
         subquery = fragment.subquery and replace(fragment.subquery)
         fragment = replace(fragment, subquery=subquery)
         if (written := fragment.to_json()) != data:
@@ -244,9 +244,9 @@ class Fragment:
     def check(self, columns: Collection[str]) -> "Fragment":
         """Return the fragment re-rendered from parsed, allowed expressions.
 
-        Runs at the site, on what came over the wire, before anything is executed. A
-        QueryError names the piece that does not parse, holds anything but an expression
-        over these columns, or uses a function outside the allow-list.
+        Runs at the site, on input from the network, before anything is executed. A
+        QueryError names the piece that does not parse, contains anything but an
+        expression over these columns, or uses a function outside the allow-list.
         """
         where = f"table {self.table!r}"
         if not all(self.keys):
@@ -333,8 +333,8 @@ class Read:
     uses it.
 
     Attributes:
-        is_plain: whether the piece is the column itself, but for its type and, of a
-            text, its case and the spaces around it: no condition on its values.
+        is_plain: whether the piece is the column itself, except for its type and, for a
+            text, its case and surrounding spaces: it is no condition on its values.
         is_bare: whether it is plain and keeps the type: it fails on no value.
     """
 
@@ -346,9 +346,9 @@ class Read:
 
 
 def reads(fragment: Fragment) -> Iterator[Read]:
-    """Yield every read of a column by a fragment, which may not be checked yet.
+    """Yield every column read by a fragment, which may not be checked yet.
 
-    A name outside a sub-query that is none of its columns yields nothing:
+    A name outside a sub-query that is not one of its columns yields nothing:
     :meth:`Fragment.check` refuses it.
     """
     subquery = fragment.subquery
@@ -378,7 +378,7 @@ def _reads_of(piece: Piece) -> Iterator[Read]:
 
 
 def _is_plain(tree: exp.Expr) -> bool:
-    """Return whether an expression is a column, but for its type, case and spaces."""
+    """Return whether an expression is a column, except for type, case and spaces."""
     while not isinstance(tree, exp.Column):
         if type(tree) is exp.Cast:
             # a truth value would be a condition on the column

@@ -1,10 +1,11 @@
-"""From SQL to a statement: which clauses it has, checked before any schema is known.
+"""From SQL to a statement: its clauses, checked before any schema is known.
 
-Every clause, kind of join or form of table that is not known here is refused by name,
-so that no part of the operator's SQL is ever silently ignored. A sub-query in FROM is
-one SELECT over one table, or several put together by UNION ALL: what would need rows of
-two tables, of several sites at once, or an order of rows is refused. Every piece of the
-result is text, checked and rendered again, that parses back to itself.
+Every clause, kind of join or form of table that this module does not know is refused by
+name, so that no part of the operator's SQL is ever silently ignored. A sub-query in
+FROM is one SELECT over one table, or several joined by UNION ALL: anything that would
+need rows of two tables, rows of several sites at once, or an order of rows is refused.
+Every piece of the result is text that was checked and rendered, and that parses back to
+itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class DerivedTable:
-    """A sub-query in FROM: its alias, and the SELECTs that UNION ALL puts together."""
+    """A sub-query in FROM: its alias, and the SELECTs that UNION ALL joins."""
 
     alias: str
     branches: tuple[Branch, ...]
@@ -97,9 +98,9 @@ class Statement:
     """A query in parts, each in DuckDB's SQL and checked on its own.
 
     Attributes:
-        items: At most one is the label by name, and one the weight.
-        joins: One clause per table after the first, in the same order.
-        sql: The whole query in canonical SQL, which parses to the same parts.
+        items: at most one is the label by name, and one the weight.
+        joins: one clause per table after the first, in the same order.
+        sql: the whole query in canonical SQL, which parses to the same parts.
     """
 
     tables: tuple[Table, ...]
@@ -129,7 +130,7 @@ def is_label(item: Item) -> TypeGuard[SelectItem]:
 def is_weight(item: Item) -> TypeGuard[SelectItem]:
     """Return whether an item is the weight of joined rows: only by ``AS weight``.
 
-    A column that is called so is a feature: many tables have one.
+    A column of that name is a feature: many tables have one.
 
     >>> is_weight(SelectItem("Weight", "p.w")), is_weight(SelectItem(None, "p.weight"))
     (True, False)
@@ -223,7 +224,7 @@ def _check_clauses(
 
 
 def _check_aliases(tables: Sequence[Table]) -> None:
-    """Refuse two tables under one name."""
+    """Refuse two tables with the same name."""
     seen: set[str] = set()
     for table in tables:
         if table.alias.lower() in seen:
@@ -234,7 +235,7 @@ def _check_aliases(tables: Sequence[Table]) -> None:
 
 
 def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
-    """Refuse a SELECT list without a label that it needs, or without a feature.
+    """Refuse a SELECT list without a required label, or without a feature.
 
     A star may bring either: then only the columns can tell.
     """
@@ -293,7 +294,7 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
 
 
 def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
-    """Yield the SELECTs that UNION ALL puts together, from left to right."""
+    """Yield the SELECTs that UNION ALL joins, from left to right."""
     waiting = [tree]
     while waiting:
         tree = waiting.pop()
@@ -311,7 +312,7 @@ def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
 
 
 def _check_union(union: exp.SetOperation, what: str) -> None:
-    """Refuse all but a UNION ALL by position."""
+    """Refuse every set operation except UNION ALL by position."""
     if not isinstance(union, exp.Union):
         raise QueryError(f"{union.key.upper()} is not supported in {what}")
     if union.args.get("distinct"):
@@ -357,7 +358,7 @@ def _parse_branch(select: exp.Select, what: str) -> Branch:
 
 
 def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], bool]:
-    """Return the expressions of GROUP BY, and whether it says ALL."""
+    """Return the expressions of GROUP BY, and whether it is GROUP BY ALL."""
     if group is None:
         return (), False
     if clauses_of(group) == {"all"}:
@@ -421,7 +422,7 @@ def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause
     joins = select.args.get("joins") or []
     commas = list(_separators(sqlglot.tokenize(sql, dialect=dialect)))
     if len(commas) != len(joins):
-        # joins that are nested or of a kind that is refused by name
+        # joins that are nested, or of a kind that is refused by name
         commas = [False] * len(joins)
     return tuple(map(_parse_join, joins, commas))
 
@@ -443,7 +444,7 @@ def _separators(tokens: Sequence[sqlglot.Token]) -> Iterator[bool]:
 
 
 def _parse_join(join: exp.Join, after_comma: bool) -> JoinClause:
-    """Return a join's conditions; INNER and LEFT joins with one are accepted."""
+    """Return a join's conditions; only INNER and LEFT joins with one are accepted."""
     alias = join.this.alias_or_name
     kind = " ".join(filter(None, (join.method, join.side, join.kind))).upper()
     if kind not in ("", "INNER", "LEFT", "LEFT OUTER"):

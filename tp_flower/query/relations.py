@@ -1,13 +1,13 @@
 """Bind a table of FROM, which is a hosted table or a sub-query, to the sites' tables.
 
-Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT.
-A relation has one branch per SELECT that UNION ALL puts together; every branch becomes
-a fragment of its own. A branch that does not group disappears: its expressions take the
-place of its columns, so that its sites run one flat SELECT.
+Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A
+relation has one branch per SELECT of a UNION ALL; every branch becomes its own
+fragment. A branch without grouping disappears: its expressions replace its columns, so
+that its sites run one flat SELECT.
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side;
-DuckDB tells the value of an expression there. Expressions have passed the allow-list,
-types from the sites are parsed, and the engine is in memory and locked.
+DuckDB evaluates expressions there. The expressions have passed the allow-list, types
+from the sites are parsed, and the engine is in memory and locked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -65,7 +65,7 @@ def output_types(select: str) -> dict[str, str]:
 
 
 def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
-    """Return whether an expression is NULL where all its columns are.
+    """Return whether an expression is NULL if all its columns are.
 
     >>> is_null_on_nulls('"x" + 1', {"x": "INT"})
     True
@@ -94,7 +94,7 @@ def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
 
 
 def _known_type(column: str, name: str) -> str:
-    """Return a type as DuckDB itself writes it, so that it is nothing but a type."""
+    """Return a type as DuckDB itself writes it, which is certain to be a type."""
     try:
         return str(shared_cursor().type(name))
     except duckdb.Error as error:
@@ -132,7 +132,7 @@ class BoundBranch:
         return {name: kind for name, kind in self.schema.items() if name in named}
 
     def fragment(self, outer: Fragment) -> Fragment:
-        """Return the fragment for the table's sites, from that over the outputs."""
+        """Return the fragment for the table's sites, given the one over the outputs."""
         if self.select.groups:
             filters = tuple(dict.fromkeys(outer.filters))
             return replace(outer, name=self.name, filters=filters, subquery=self.select)
@@ -175,7 +175,7 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
         is_alone = column.parent is holder
         column.replace(tree if is_plain or is_alone else exp.Paren(this=tree))
-    # parsed once more: only an expression with one form may leave
+    # parsed again: only an expression with one form may leave
     inlined = piece._replace(sql=render(holder.this, quote=True))
     return render(inlined.parse(), quote=True)
 
@@ -247,7 +247,7 @@ class _Binder:
         return local_sql(tree, tuple(self._schema), what)
 
     def _item(self, item: Item) -> list[Named]:
-        """Return the columns that an item selects: several, if it is a star."""
+        """Return the columns that an item selects, several if it is a star."""
         if not isinstance(item, StarItem):
             sql = self._local(item.sql, Role.INNER)
             name = item_name(item)
@@ -315,7 +315,7 @@ class _Binder:
         return tuple(dict.fromkeys(self._group(text, items) for text in branch.groups))
 
     def _group(self, text: str, items: Sequence[Named]) -> str:
-        """Return an expression of GROUP BY: one of its own, an ordinal or an alias."""
+        """Return an expression of GROUP BY, which may be an ordinal or an alias."""
         what = f"{self._what}: GROUP BY {text}"
         tree = parse_expression(text, what).unnest()
         if isinstance(tree, exp.Literal) and not tree.is_string:
@@ -330,10 +330,10 @@ class _Binder:
         return self._local(text, Role.GROUP)
 
     def _having(self, text: str, items: Sequence[Named], groups: Sequence[str]) -> str:
-        """Return a condition of HAVING, where an alias stands for its expression.
+        """Return a condition of HAVING, with aliases replaced by their expressions.
 
-        A name that is both a grouped column and another item's alias is refused:
-        engines differ in which they take.
+        A name that is both a grouped column and another item's alias is refused,
+        because engines interpret it differently.
         """
         what = f"{self._what}: HAVING {text}"
         holder = exp.Paren(this=parse_expression(text, what, aggregates=True))

@@ -1,8 +1,8 @@
 """Resolve columns to tables, as DuckDB would; expand ``*`` and ``t.*``.
 
 sqlglot's own ``qualify`` does not fit: it turns a column of USING into a COALESCE over
-two tables, expands aliases of the SELECT list, folds the case of names, and says the
-same of an ambiguous column as of an unknown one.
+two tables, expands aliases of the SELECT list, folds the case of names, and gives the
+same message for an ambiguous column as for an unknown one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,8 +39,8 @@ class Scope:
     """The columns that an expression can name, by alias in FROM order.
 
     Attributes:
-        merged: Lower-case USING column -> alias of the table it is taken from.
-        aliases: Names given in the SELECT list, for hints only.
+        merged: lower-case USING column -> alias of the table it is taken from.
+        aliases: names given in the SELECT list, for hints only.
     """
 
     columns: Mapping[str, Sequence[str]]
@@ -115,8 +115,8 @@ def expand_stars(
     """Return the SELECT list without stars.
 
     A star stands for the columns of its tables except those that a join key, the label
-    or the weight is made of, and those it EXCLUDEs. A column called ``label`` that a
-    star brings is the label, if no other item is; one called ``weight`` is a feature.
+    or the weight uses, and those that it EXCLUDEs. A column called ``label`` from a
+    star is the label, if no other item is; one called ``weight`` is a feature.
     """
     labels = _labels(items, scope)
     if needs_label and not labels:
@@ -156,7 +156,7 @@ def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[st
 
 
 def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
-    """Return the label, one or none: the item of that name, or a column of a star."""
+    """Return the label, if any: the item of that name, or a column of a star."""
     labels = [item for item in items if is_label(item)]
     if labels:
         return (labels[0],)
@@ -177,7 +177,7 @@ def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
 def _columns_of(
     items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
 ) -> Mapping[str, Collection[str]]:
-    """Return the columns that label, weight and keys are made of, by table."""
+    """Return the columns that label, weight and keys use, by table."""
     used = {alias: set[str]() for alias in scope.columns}
     for key in keys:
         tree = parse_expression(key.sql, "join key")

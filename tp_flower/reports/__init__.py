@@ -1,1 +1,1 @@
-"""Records of report.json, and how they read in a console."""
+"""Records of report.json, and their presentation in a console."""

@@ -1,4 +1,4 @@
-"""The console of a run: numbers for people, a line per epoch."""
+"""The console of a run: numbers for people, and a line per epoch."""
 
 import math
 from collections.abc import Collection, Iterable, Sequence
@@ -12,7 +12,7 @@ from rich.text import Text
 from tp_flower.reports.records import Metrics, RoundReport, sum_by_table
 
 TESTED = ("loss", "auc", "accuracy", "rmse", "r2", "rms_distance")
-"""Metrics of tested rows that the line of an epoch shows."""
+"""Test metrics that the line of an epoch shows."""
 
 OWN_MODELS: Final = {
     "personal": "own model",
@@ -23,7 +23,7 @@ OWN_MODELS: Final = {
 
 
 def format_count(number: int) -> str:
-    """Return a count with thousands set apart.
+    """Return a count with a thousands separator.
 
     >>> format_count(1234567)
     '1,234,567'
@@ -32,7 +32,7 @@ def format_count(number: int) -> str:
 
 
 def format_bytes(number: float) -> str:
-    """Return an amount of data in decimal units, three digits at least.
+    """Return an amount of data in decimal units, with at least three digits.
 
     >>> format_bytes(999), format_bytes(1500), format_bytes(2.5e9)
     ('999 B', '1.50 kB', '2.50 GB')
@@ -48,7 +48,7 @@ def format_bytes(number: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a time span in the unit that reads best.
+    """Return a time span in the most readable unit.
 
     >>> format_seconds(0.0042), format_seconds(12.34), format_seconds(125)
     ('4.20 ms', '12.3 s', '2 min 5 s')
@@ -66,7 +66,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_value(value: float | None) -> str:
-    """Return a metric with the digits that tell runs apart.
+    """Return a metric with enough digits to tell runs apart.
 
     >>> format_value(0.73219), format_value(41.23456), format_value(1e-7)
     ('0.7322', '41.2346', '1.00e-07')
@@ -87,7 +87,7 @@ def _three_digits(number: float) -> str:
 
 
 def name_table(alias: str, name: str) -> str:
-    """Return a table's alias with the name of its table, where that is another.
+    """Return a table's alias, with the name of its table if that is different.
 
     >>> name_table("f", "flights"), name_table("f", "f"), name_table("f", "")
     ('f (flights)', 'f', 'f')
@@ -102,7 +102,7 @@ def text_table(
     words: Collection[int] = (0,),
     title: str | None = None,
 ) -> Table:
-    """Return a table; the columns in ``words`` are of words, the others of numbers."""
+    """Return a table; the columns in ``words`` hold words, the others numbers."""
     table = Table(
         title=title,
         title_justify="left",
@@ -113,7 +113,7 @@ def text_table(
         justify: JustifyMethod = "left" if place in words else "right"
         table.add_column(text, justify=justify, overflow="fold")
     for row in rows:
-        # names come from queries: markup in them is text
+        # names come from queries: markup in them is plain text
         table.add_row(*map(Text, row))
     return table
 

@@ -1,18 +1,18 @@
 """Predictions: from the scores of joined rows to a Parquet file.
 
-A joined row is named by the row of the label table that it comes from, and by which of
-that row's joined rows it is (``occurrence``): a many-to-many join makes several.
+A joined row is identified by its row of the label table, and by its number among that
+row's joined rows (``occurrence``): a many-to-many join makes several.
 
 Columns of the file
     name of the row       ``row_key``, or ``row`` and columns of the table
     ``occurrence``        int64, from 0, among the joined rows of one row
-    ``score``             float64; of several outputs one column per class
+    ``score``             float64; with several outputs one column per class
     ``prediction``        float64, or the name of the most likely class
     ``probability.<c>``   float64, of every class c; they sum to 1
-    ``distance``          float64, to the nearest centre; of a clustering, whose
-                          prediction is the centre's number, and whose scores are the
-                          squared distances to all centres
-    ``is_partial``        bool: the mean stands for some table's score
+    ``distance``          float64, to the nearest centre; for a clustering, whose
+                          prediction is the number of the centre, and whose scores are
+                          the squared distances to all centres
+    ``is_partial``        bool: a mean replaces some table's score
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Scored:
 
     Attributes:
         rows: (N,) ascending, the row of the label table behind each joined row.
-        is_partial: (N,), rows where the mean stands for some table's score.
+        is_partial: (N,), rows in which a mean replaces some table's score.
     """
 
     rows: IntArray
@@ -63,8 +63,8 @@ class Scored:
 class Outputs:
     """The meaning of a model's scores, by its loss.
 
-    ``classes`` are the names of the label's classes, or the numbers of the centres of a
-    clustering; there are none in a regression.
+    ``classes`` are the names of the label's classes, or the numbers of a clustering's
+    centres; empty in a regression.
     """
 
     loss: str
@@ -86,7 +86,7 @@ class Outputs:
         return len(self.classes) if self.loss in ("softmax", KMEANS) else 1
 
     def probabilities(self, scores: FloatArray) -> FloatArray:
-        """Return the probability of every class (N, k); of a regression (N, 0).
+        """Return the probability of every class (N, k); for a regression (N, 0).
 
         >>> Outputs("logistic", ("no", "yes")).probabilities(np.array([[0.0]])).tolist()
         [[0.5, 0.5]]
@@ -140,13 +140,13 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
         nearest = scores.argmin(axis=1)
         return {
             _PREDICTION: pa.array(outputs.classes).take(pa.array(nearest)),
-            # noise on the scores may take one below 0
+            # noise on the scores can make one negative
             _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
         }
     if not outputs.classes:
         return {_PREDICTION: pa.array(scores[:, 0])}
     chances = outputs.probabilities(scores)
-    # of equal chances the first class, as accuracy counts it
+    # with equal probabilities the first class, as in the accuracy
     best = chances.argmax(axis=1)
     columns = {_PREDICTION: pa.array(outputs.classes).take(pa.array(best))}
     for k, name in enumerate(outputs.classes):

@@ -59,9 +59,9 @@ class TableReport:
     """One table of the query: its rows and features, and how its rows are joined.
 
     Attributes:
-        rows: of all shards after the table's own filters.
+        rows: of all shards, after the table's own filters.
         features: columns after encoding; ``dropped`` ones are constant.
-        multiplicity: of the joined rows that a row is in (:func:`min_mean_max`).
+        multiplicity: of joined rows per row (:func:`min_mean_max`).
     """
 
     table: str
@@ -79,8 +79,8 @@ class RoundReport:
     """The bytes, seconds and metrics of one round.
 
     Attributes:
-        epoch: that the round belongs to, from 1; 0 is set-up.
-        client_seconds: computing at the slowest site.
+        epoch: the epoch of the round, from 1; 0 is set-up.
+        client_seconds: computing time of the slowest site.
         wait_seconds: the rest: transfer, queues, start of processes.
         site_seconds: computing at each site, by name; sites of one SuperNode together.
     """
@@ -243,7 +243,7 @@ def report_line(path: Path) -> str:
 
 
 def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
-    """Return the least, mean and largest of some counts; of none, 0.
+    """Return the minimum, mean and maximum of some counts; 0 without any.
 
     >>> min_mean_max(np.array([1, 4, 4]))
     {'min': 1, 'mean': 3.0, 'max': 4}

@@ -1,13 +1,13 @@
 """Declarations of settings.
 
-A group of settings is a frozen dataclass; a setting is a field of it, whose default is
-made by :func:`setting` and carries all that there is to say: one sentence for the user,
-the allowed values, and who reads it. Checks, the run config in ``pyproject.toml`` and
-the reference page are made from these declarations.
+A group of settings is a frozen dataclass. A setting is a field of it, whose default is
+made by :func:`setting` and carries everything about it: one sentence for the user, the
+allowed values, and who reads it. Checks, the run config in ``pyproject.toml`` and the
+reference page are made from these declarations.
 
-The run config calls a field by its name with dashes, after the group's ``prefix``, if
-it has one. The ``readers`` of a group are those of its settings that name no others;
-its ``may_change`` holds for all of them.
+In the run config a field's name has dashes, after the group's ``prefix``, if it has
+one. A group's ``readers`` are those of its settings that name no others; its
+``may_change`` applies to all of them.
 """
 
 import math
@@ -40,7 +40,7 @@ class UnusableSettingsError(SettingsError):
 
 @dataclass(frozen=True)
 class OneOf:
-    """A word out of a list.
+    """One word from a list.
 
     >>> OneOf(("cpu", "cuda")).read("cpu")
     'cpu'
@@ -88,10 +88,10 @@ def _rendered(value: object) -> object:
 
 @dataclass(frozen=True)
 class Form:
-    """Values with their own syntax; a tuple is a string in the run config.
+    """Values with a syntax of their own; a tuple is a string in the run config.
 
-    ``read`` returns the field's value, of a string or of such a value itself, or raises
-    ValueError; ``form`` describes the string for the reference page.
+    ``read`` returns the field's value for a string or for such a value itself, or
+    raises ValueError; ``form`` describes the string for the reference page.
     """
 
     form: str
@@ -116,7 +116,7 @@ def list_of(
     form: str,
     is_allowed: Callable[[Sequence[Any]], object],
 ) -> Callable[[object], object]:
-    """Return the reader of a list with commas, or of a tuple, of items.
+    """Return the reader of a comma-separated list, or of a tuple, of items.
 
     ``item`` returns one of them, or raises ValueError; ``form`` is for the message.
 
@@ -125,7 +125,7 @@ def list_of(
     """
 
     def read_list(value: object) -> object:
-        # `-c hidden-sizes=16` sends an int
+        # `-c hidden-sizes=16` passes an int
         items = items_of(str(value)) if type(value) in (int, str) else value
         with suppress(TypeError, ValueError):
             values = tuple(map(item, items)) if isinstance(items, tuple) else None
@@ -140,10 +140,10 @@ def list_of(
 class Readers:
     """The runs that read a setting.
 
-    No strategies are all of them, and so are no modes. While the field ``switch`` of
-    the group has its default, nobody reads the setting. A value other than the default
-    that nobody reads is ignored, or refused for a reason, with ``{strategy}``,
-    ``{mode}`` and ``{value}`` filled in.
+    An empty tuple of strategies means all of them, and so for modes. While the group's
+    field ``switch`` has its default, nobody reads the setting. A value that differs
+    from the default but that nobody reads is ignored, or refused for a reason, with
+    ``{strategy}``, ``{mode}`` and ``{value}`` filled in.
     """
 
     strategies: tuple[str, ...] = ()
@@ -160,7 +160,7 @@ class Readers:
 
 @dataclass(frozen=True)
 class Setting:
-    """A declared setting: its key in the run config, and all that its field says."""
+    """A declared setting: its key in the run config, and everything its field says."""
 
     key: str
     field: str
@@ -172,10 +172,10 @@ class Setting:
     may_change: bool
 
     def read(self, value: Any) -> object:
-        """Return the field's value for one of the run config, or of the field.
+        """Return the field's value, given one from the run config or one of the field.
 
-        A bool is no number, nor are NaN and infinity; an int is stored as a float where
-        one is meant. A value that is not allowed is a ValueError.
+        A bool is not a number, nor are NaN and infinity; an int is converted if the
+        field is a float. A value that is not allowed raises ValueError.
         """
         if self.type in _TYPE_NAMES and not _has_type(value, self.type):
             raise ValueError(f"{value!r} is not {_TYPE_NAMES[self.type]}")
@@ -184,7 +184,7 @@ class Setting:
         return float(value) if self.type is float else value
 
     def render(self, value: Any) -> object:
-        """Return the run config's value for one of the field."""
+        """Return the run config's value, given one of the field."""
         return self.allowed.render(value) if isinstance(self.allowed, Form) else value
 
 
@@ -198,8 +198,8 @@ def setting(
 ) -> _Value:
     """Declare a setting: a field of a group's dataclass.
 
-    All values of the field's type are ``allowed`` by None; a setting that names no
-    readers has those of the group. It ``may_change`` when a run is resumed.
+    ``allowed`` None means all values of the field's type; a setting without readers has
+    those of the group. It ``may_change`` when a run is resumed.
     """
     return field(
         default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)}
@@ -231,7 +231,7 @@ def fields_of(
 def read_fields(
     settings: Iterable[Setting], group: object
 ) -> tuple[dict[str, object], list[str]]:
-    """Return a group's values by field, those that are refused left out; and why."""
+    """Return a group's values by field, without the refused ones, and their errors."""
     values, problems = {}, []
     for item in settings:
         try:

@@ -1,7 +1,7 @@
 """Settings of privacy: what is protected, by which mechanism, how much.
 
 In the run config they are the keys ``privacy.*``. They bind the run, not the sites: a
-site's own policy decides what may leave it, and refuses a run that asks for less.
+site's own policy decides what may leave it, and refuses a run that protects less.
 """
 
 import math
@@ -56,7 +56,7 @@ _CLASSES: Final = list_of(
 class PrivacySettings:
     """Privacy: mechanisms and budgets (PRIVACY.md); a site may demand more, not less.
 
-    Every value is checked on construction; SettingsError lists those that are refused.
+    Every value is checked on construction; SettingsError lists the refused ones.
     """
 
     prefix: ClassVar = "privacy."
@@ -177,7 +177,7 @@ class PrivacySettings:
 
     @property
     def covers_labels(self) -> bool:
-        """Whether labels leave with noise only."""
+        """Whether labels leave only with noise."""
         return self.labels != CLEAR
 
     @property
@@ -187,7 +187,7 @@ class PrivacySettings:
 
     @property
     def covers_predictions(self) -> bool:
-        """Whether scores leave with noise only."""
+        """Whether scores leave only with noise."""
         return self.predictions > 0
 
 
@@ -220,9 +220,9 @@ def _conflicts(settings: PrivacySettings) -> Iterator[str]:
 
 
 def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
-    """Refuse settings of a mechanism that is off: the run would go in the clear.
+    """Refuse settings of a mechanism that is off: the run would be in the clear.
 
-    A value that is the default cannot be told from one that nobody set.
+    A value equal to the default cannot be told from one that nobody set.
     """
     is_for_outsiders = settings.adversary == OUTSIDER and settings.features == DP_SGD
     if is_for_outsiders and not settings.predictions:

@@ -180,7 +180,7 @@ _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 def entity_named(text: str) -> str | None:
     """Return the entity of the setting `row-weight`: an alias, "" for the label table.
 
-    None is every joined row for itself; another text is a ValueError.
+    None counts every joined row by itself; any other text raises ValueError.
 
     >>> entity_named("joined"), entity_named("entity"), entity_named("entity(c)")
     (None, '', 'c')

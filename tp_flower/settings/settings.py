@@ -63,7 +63,7 @@ class SettingValues(
 
     @property
     def coreset_rows(self) -> int:
-        """The joined rows that are drawn to train on; 0 where all are trained on."""
+        """The number of joined rows to draw for training; 0 to train on all."""
         return self.coreset_size or self.method.coreset_size
 
     @property
@@ -74,7 +74,7 @@ class SettingValues(
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
-        # identifiers are compared as DuckDB does: without case
+        # as in DuckDB, identifiers are compared without case
         models = {alias.lower(): model for alias, model in self.models}
         return models.get(table.lower(), self.model)
 
@@ -108,7 +108,7 @@ def conflicts(values: SettingValues) -> Iterator[str]:
 
 
 def _unread(values: SettingValues) -> Iterator[str]:
-    """Refuse settings that nobody reads, where their readers give a reason to."""
+    """Refuse settings that nobody reads, if their readers give a reason."""
     strategy, mode = values.strategy, values.mode
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
@@ -175,9 +175,9 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
 
 
 def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
-    """List the mechanisms that do not go with weights of joined rows.
+    """List the mechanisms that cannot be combined with weights of joined rows.
 
-    Clips, noise and accounts are for rows that count as often as they are joined.
+    Clips, noise and accounts assume rows that count once per joined row.
     """
     return [
         f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
@@ -252,9 +252,9 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
 class Settings(SettingValues):
     """The settings of a run; SettingsError lists all values that are refused.
 
-    0, "" or "auto" stand for "chosen by the program" where `docs/reference/settings.md`
-    says so. The run config may also have keys `encode.<table>.<column>`, which are the
-    same as entries of `encoders`.
+    0, "" or "auto" mean "chosen by the program" if `docs/reference/settings.md` says
+    so. The run config may also have keys `encode.<table>.<column>`, which are
+    equivalent to entries of `encoders`.
 
     >>> Settings(strategy="sgd").epochs
     10
@@ -268,7 +268,7 @@ class Settings(SettingValues):
             values["privacy"] = private
         else:
             problems.append(f"privacy: {private!r} is not a PrivacySettings")
-        # conflicts are judged only among values that are fine alone
+        # conflicts are only judged between values that are allowed by themselves
         problems += conflicts(SettingValues(**values))  # type: ignore[arg-type]
         if problems:
             raise UnusableSettingsError(problems)

@@ -1,13 +1,13 @@
-"""CSV files, read with types that every row agrees with.
+"""CSV files, read with types that fit every row.
 
 DuckDB guesses the types of columns from the first 20,000 rows. The types would then
-depend on the order of the rows, and one shard could be numeric where another is text.
-Here its sniffer looks at the whole file, once per process and state of the file, and
-what it finds is spelled out wherever the file is read. Values such as '007' or '+7' are
-texts to it: a column of them is one of keys, not of numbers.
+depend on the order of the rows, and one shard could be numeric and another text. Here
+its sniffer reads the whole file, once per process and state of the file, and its result
+is spelled out wherever the file is read. It takes values such as '007' or '+7' for
+texts: a column of them has keys, not numbers.
 
-The first line names the columns. DuckDB would also guess that, and skip the lines that
-do not fit its guess without a word.
+The first line names the columns. DuckDB would guess that, too, and silently skip lines
+that do not fit its guess.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,13 +24,13 @@ from tp_flower.duckdb_engine import new_engine, quote_name, quote_path, quote_te
 WHOLE: Final = -1
 """Sample size of DuckDB's sniffer: every row."""
 EARLY_ROWS: Final = 20_480
-"""Rows that tell whether a column of texts could be one of numbers."""
+"""Rows that show whether a column of texts could be one of numbers."""
 MEMORY: Final = "160MB"
-"""For the look at a whole file; one that is gzipped is unpacked into memory."""
+"""Memory to read a whole file; a gzipped file is unpacked into memory."""
 MOST_STRAY: Final = 0.1
-"""Share of texts up to which a column is taken for one of numbers."""
+"""Largest share of texts in a column that is taken for one of numbers."""
 
-_KEY: Final = "^[-+]?0[0-9]"  # such as '007', which is no stray text among numbers
+_KEY: Final = "^[-+]?0[0-9]"  # such as '007', which is not a stray text
 
 Nulls = tuple[str, ...]
 
@@ -39,7 +39,7 @@ Nulls = tuple[str, ...]
 class CsvFormat:
     """How a CSV file is written, as options of ``read_csv``, and its columns' types.
 
-    ``stray_rows`` has, for each column that is text because of a few values among
+    ``stray_rows`` has, for each column that is text only because of a few values among
     numbers, the first row with such a value; the row below the names is row 1.
     """
 
@@ -64,7 +64,7 @@ def csv_call(path: str, nulls: Nulls, types: Mapping[str, str]) -> str:
 def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
     with closing(new_engine()) as connection:
         if not path.endswith(".gz"):
-            # the sniffer would hold as much of the file as fits into memory
+            # otherwise the sniffer holds as much of the file as fits into memory
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute("SET threads = 2")
         frame = connection.execute(
@@ -82,10 +82,10 @@ def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
 def _stray_rows(
     connection: duckdb.DuckDBPyConnection, texts: str, names: Sequence[str]
 ) -> dict[str, int]:
-    """Return the columns of numbers but for a few texts, with the first such row."""
+    """Return the columns of numbers with a few texts, and the first row of a text."""
     early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
     likely = _mostly_numbers(connection, early, names)
-    # few files have such a column: only then all rows are read once more
+    # few files have such a column: only for these all rows are read again
     strays = _mostly_numbers(connection, texts, likely)
     rows = {}
     for name in strays:

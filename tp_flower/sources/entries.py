@@ -1,7 +1,7 @@
-"""Entries of the tables file, read into dataclasses whose fields declare their types.
+"""Entries of the tables file, parsed into dataclasses whose fields declare their types.
 
-A message names the key and where it stands, what is allowed, and of a wrong value its
-type, not its text: it may be a URI in the wrong place.
+A message names the key and its place, what is allowed, and for a wrong value its type,
+not its text, which may be a misplaced URI.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,13 +18,13 @@ Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 Flag = Annotated[bool, Meta(description="true or false")]
 
 MEMORY_PREFIX: Final = "memory:"
-"""Begins the name of tables that are data frames of this process, not of a file."""
+"""Prefix for tables that are data frames of this process instead of a file."""
 
 Entry = TypeVar("Entry")
 
 
 def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
-    """Return the dataclass of an entry; a key's dashes are underscores of a field."""
+    """Return the dataclass of an entry; dashes in keys are underscores in fields."""
     hints = get_type_hints(kind, include_extras=True)
     refuse_unknown(entry, [name.replace("_", "-") for name in hints], where)
     values = {}
@@ -33,7 +33,7 @@ def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
         try:
             values[name] = msgspec.convert(value, hints[name])
         except msgspec.ValidationError:
-            # no more than the type of the value may be seen
+            # only the type of the value may be shown
             raise SourceError(
                 f"{key!r} of {where} must be {_description(hints[name])}, "
                 f"not {form(value)}"

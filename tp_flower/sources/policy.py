@@ -1,9 +1,9 @@
-"""The rules of what may leave a table, and how, which its owner sets for every run.
+"""The rules about what may leave a table, and how, which its owner sets for all runs.
 
-A policy stands in the site's tables file (``tp_flower/sources/policy.py`` reads
-it) and is checked at the site, on what came over the wire. No setting of a run weakens
-it. A refusal names the rule, what was asked and what is allowed; it quotes no value,
-and says the same of a column that the policy hides as of one that does not exist.
+A policy is part of the site's tables file (``tp_flower/sources/tables_file.py`` reads
+it) and is checked at the site, on requests as they arrive. No setting of a run weakens
+it. A refusal names the rule, what was requested and what is allowed; it quotes no
+value, and does not distinguish a hidden column from one that does not exist.
 
 The kinds of releases and their levels:
 
@@ -11,20 +11,20 @@ The kinds of releases and their levels:
 release      levels, each allowing all before it
 =========== ==========================================================================
 labels       never, private (noise on each label), clear
-weights      never, clear (of the rows that a query weighs joined rows by)
+weights      never, clear (values by which a query weights joined rows)
 models       never, private (DP-SGD or noisy statistics), clear
 scores       never, private (noise on each row's scores), clear
-rows         never, clear (encoded features of the rows that a run has drawn); what
-             is not said is never
+rows         never, clear (encoded features of the rows that a run has drawn); never
+             by default
 statistics   never (encoders that need none, such as declared ranges, are left), moments
              (counts, means and deviations of columns, and how many rows each category
              has), clear (also ranges and quantiles, which are values of single rows)
 =========== ==========================================================================
 
-Columns and numbers of rows keep an honest server from asking for too much, and a
-dishonest one from asking for a row by name. They are no bound on what it can work out:
-two allowed answers over rows that differ in one tell of that one. Noise is the bound,
-and ``epsilon`` says how much, over all runs.
+Rules about columns and row counts keep an honest server from requesting too much, and a
+dishonest one from requesting a row by name. They do not bound what it can infer: two
+allowed answers over rows that differ in one row reveal that row. Noise is the bound,
+and ``epsilon`` its amount, over all runs.
 """
 
 import sys
@@ -53,7 +53,7 @@ LEVELS: Final = {
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
 }
-"""Per kind of release its levels, the strictest first."""
+"""By kind of release, its levels, the strictest first."""
 
 DEFAULT_DELTA: Final = 1e-5
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
@@ -97,23 +97,23 @@ class Releases:
 class Policy:
     """The rules of one shard; the default allows everything.
 
-    Columns are compared without case. A list that is None is no rule.
+    Columns are compared without case. A list that is None sets no rule.
 
     Attributes:
-        columns: what features may read, and every other piece that has no list of its
-            own. Where it is given, columns in no list do not exist for the server.
-        labels: what the label may read; also columns that nothing else may.
-        weights: likewise of the weight; what labels may read, where it is not given.
-        filters: likewise of WHERE and HAVING. The server sees which rows pass a filter.
-        keys: likewise of join keys and groups, which must be plain columns then: of a
-            condition on a column the keyed hashes tell who meets it.
+        columns: what features may read, and every other piece without a list of its
+            own. If given, columns in no list do not exist for the server.
+        labels: what the label may read, possibly columns that nothing else may.
+        weights: the same for the weight; if missing, what labels may read.
+        filters: the same for WHERE and HAVING. The server sees which rows pass.
+        keys: the same for join keys and groups, which must then be plain columns: the
+            keyed hashes of a condition would reveal which rows meet it.
         join_only: columns that leave as keyed hashes and are read for nothing else.
         expressions: whether pieces may be more than the column itself. Whether an
-            expression fails on some value is an answer, which no noise covers.
-        min_rows: a fragment, statistic or training on fewer rows is refused.
+            expression fails on some value is an answer that no noise covers.
+        min_rows: minimum rows of a fragment, of statistics and of training.
         min_count: categories with fewer rows never leave the site.
-        epsilon: with delta, of all runs ever, for each row; None for no budget.
-        budget_name: names the rows in the ledger; "" for the place they are at.
+        epsilon: over all runs ever, for each row, with delta; None for no budget.
+        budget_name: names the rows in the ledger; "" to use their location.
         coefficients: whether those of a linear model may leave when its run ends.
     """
 
@@ -140,7 +140,7 @@ class Policy:
 
     @property
     def is_about_columns(self) -> bool:
-        """Whether some rule restricts which columns may be read; an empty list does."""
+        """Whether some rule (an empty list counts) restricts the columns to read."""
         has_list = any(names is not None for names in self._lists)
         return has_list or bool(self.join_only) or not self.expressions
 
@@ -154,7 +154,7 @@ class Policy:
         return [name for name in columns if is_open or _has(self.named, name)]
 
     def check_names(self, columns: Collection[str]) -> None:
-        """Refuse a rule about a column that is not there: it would protect nothing."""
+        """Refuse a rule about a missing column, because it would protect nothing."""
         for name in self.named:
             if not _has(columns, name):
                 raise SourceError(f"its policy names an unknown column {name!r}")
@@ -180,7 +180,7 @@ class Policy:
             raise _refused("keys", f"{reading} in an expression", _PLAIN)
 
     def _allowed(self, role: Role) -> tuple[str, tuple[str, ...] | None]:
-        """The rule for a role, and the columns that it allows beside join_only."""
+        """Return a role's rule, and the columns that it allows besides join_only."""
         if role is Role.INNER:
             return "columns", None if self.columns is None else self.named
         of_labels, of_weights = ("labels", self.labels), ("weights", self.weights)
@@ -199,10 +199,10 @@ class Policy:
     def check_rows(self, rows: int, what: str) -> None:
         """Raise PolicyError for a result from too few rows.
 
-        0 rows are as few as 1: that nobody is in a group says something of everybody.
-        Callers let pass what tells nothing that is not known. No message says ``rows``.
+        0 rows are as few as 1: an empty group is a fact about everybody. Callers let
+        pass what reveals nothing new. No message contains ``rows``.
         """
-        # a minimum of 1 allows an empty shard: it has no row to protect
+        # a minimum of 1 allows an empty shard, which has no row to protect
         if rows < self.min_rows and self.min_rows > 1:
             raise _refused(
                 "min-rows",
@@ -215,7 +215,7 @@ class Policy:
     ) -> None:
         """Refuse an encoder that is fitted to finer statistics than may leave.
 
-        How many values are missing leaves with the statistics of every such encoder.
+        The statistics of any such encoder include the number of missing values.
         """
         level, needs = self.releases.statistics, spec.needs_of(kind)
         finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]
@@ -250,7 +250,7 @@ class Policy:
 
 
 OPEN: Final = Policy(releases=Releases(rows=CLEAR))
-"""Of tables that whoever runs the server has, too."""
+"""The policy of tables that whoever runs the server has, too."""
 
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 
@@ -266,7 +266,7 @@ def _refused(rule: str, request: str, allowed: str) -> PolicyError:
 def read_policy(
     common: Mapping[str, object], shard: Mapping[str, object], where: str
 ) -> Policy:
-    """Return a shard's policy, of its table's entry in the tables file and its own."""
+    """Return a shard's policy, from its table's entry in the file and its own."""
     where = f"the policy of {where}"
     of_table, of_shard = (
         entries.as_table(entry.get("policy", {}), where) for entry in (common, shard)

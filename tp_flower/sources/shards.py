@@ -1,9 +1,8 @@
 """Where a shard's rows come from: files, data frames and databases.
 
-Files and frames are opened by :func:`connect` as the view ``shard`` of a DuckDB
-connection that can read nothing else; databases by
-:mod:`tp_flower.sources.databases.shards`, which is imported where there is one: its
-drivers take as long as all the rest.
+:func:`connect` opens files and frames as the view ``shard`` of a DuckDB connection that
+can read nothing else; :mod:`tp_flower.sources.databases.shards` opens databases. It is
+imported only if a site has one, because its drivers take as long as everything else.
 """
 
 import uuid
@@ -43,10 +42,10 @@ from tp_flower.sources.tables_file import ShardSource as ShardSource
 
 @dataclass(frozen=True)
 class ShardSchema:
-    """The schema of a shard: no values, only names, types and counts before any filter.
+    """The schema of a shard: only names, types and counts before any filter, no values.
 
-    The type of a column that is ``all_null`` says nothing; warnings, about values that
-    decide a column's type, are for the owner alone.
+    The type of a column that is ``all_null`` is meaningless; warnings, about values
+    that determine a column's type, are only for the owner.
     """
 
     columns: dict[str, str]
@@ -60,11 +59,11 @@ class Scan:
     """A shard opened to run a fragment on it, over the relation ``shard``.
 
     Attributes:
-        fragment: checked, and without what the database does.
-        needs_sort: whether the rows come in an order that another reading may not
-            repeat, so that the reader must sort them by what they hold.
-        pushed: the filters that the database applies, in words.
-        read: reads the next rows at every step; None where all rows are there.
+        fragment: checked, and without what the database evaluates.
+        needs_sort: whether another reading may return the rows in a different order, so
+            that the reader must sort them by their content.
+        pushed: descriptions of the filters that the database applies.
+        read: reads the next rows at every step; None if all rows are there.
     """
 
     connection: duckdb.DuckDBPyConnection
@@ -74,10 +73,10 @@ class Scan:
     read: Callable[[], Iterator[None]] | None = None
 
     def chunks(self) -> Iterator[None]:
-        """Put the next rows behind the relation ``shard`` at every step.
+        """Make the next rows the relation ``shard`` at every step.
 
-        To be used once: a database's rows are gone when they were read. Rows are
-        there in one step where the fragment has a sub-query.
+        To be used once: a database's rows are gone after they were read. If the
+        fragment has a sub-query, all rows come in one step.
         """
         if self.read is None:
             yield None
@@ -99,7 +98,7 @@ _FRAMES: Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]] = {}
 
 
 def register_frames(frames: Frames, site: str) -> str:
-    """Keep a site's frames, one or a list of shards by table; return their token."""
+    """Store a site's frames, one or a list of shards by table; return their token."""
     shards: dict[str, tuple[pd.DataFrame, ...]] = {}
     for table, value in frames.items():
         listed = [value] if isinstance(value, pd.DataFrame) else list(value)
@@ -151,8 +150,9 @@ def hosted_shards(
     """Return the shards that this node hosts.
 
     A node with its own tables file hosts all of it. Otherwise the run's tables file, or
-    the built-in flights, describes all organisations, and they are dealt to the nodes:
-    organisation k goes to the node with partition-id k % num-partitions. It is for
+    the built-in flights, describes all organisations, and they are divided among the
+    nodes: organisation k goes to the node with partition-id k % num-partitions. This is
+    for simulations: a server does not choose the files that a site reads.
     simulations: a server does not choose what files a site reads.
     """
     if hosted := node_config.get(TABLES):
@@ -189,7 +189,7 @@ def flights_sources() -> tuple[ShardSource, ...]:
 @contextmanager
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
-    # a file needs an engine of its own, which may read that file and no other
+    # a file needs its own engine, which may read that file and no other
     engine = new_engine() if source.path else shared_cursor()
     with closing(engine) as connection:
         try:
@@ -216,7 +216,7 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
 
 
 def fingerprint(source: ShardSource) -> str | None:
-    """Return a text that changes when the shard's rows do; None if nothing tells."""
+    """Return a text that changes with the shard's rows; None if nothing shows it."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import database_fingerprint
 
@@ -225,7 +225,7 @@ def fingerprint(source: ShardSource) -> str | None:
         return None
     _check_readable(source, source.path)
     files = []
-    # what was written to a DuckDB file may be in its log still
+    # what was written to a DuckDB file may still be in its log
     log = f"{source.path}.wal"
     for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
         status = Path(path).stat()
@@ -238,7 +238,7 @@ def fingerprint(source: ShardSource) -> str | None:
 
 
 def _files(path: str) -> list[str]:
-    """The files of a source: of a folder, those with Parquet's ending, sorted."""
+    """The files of a source; in a folder, the sorted Parquet files."""
     if not Path(path).is_dir():
         return [path]
     return sorted(
@@ -250,7 +250,7 @@ def _files(path: str) -> list[str]:
 
 
 def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> None:
-    """Make the view ``shard`` of a connection a source; copy the rows of a database."""
+    """Make the view ``shard`` of a connection a source; copy a database's rows."""
     if source.database is not None:
         from tp_flower.sources.databases.shards import load_database
 
@@ -275,7 +275,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         sniffed = csv_format(source.path, source.nulls).types
         _check_columns(source, list(sniffed))
         types = {**sniffed, **_known_types(source, sniffed)}
-        # read with these types at once: a cast would come after '007' became 7
+        # read directly with these types: a cast would come after '007' became 7
         relation = csv_call(source.path, source.nulls, types)
         source = replace(source, types={})
     columns = _replacements(connection, source, relation)
@@ -302,7 +302,7 @@ def _check_readable(source: ShardSource, path: str) -> None:
 
 
 def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
-    """DuckDB reads a file whose lines differ in length as one column of lines."""
+    """Refuse a file of lines of different lengths, which DuckDB reads as one column."""
     if len(names) == 1 and any(mark in names[0] for mark in ",;|\t"):
         raise SourceError(
             f"{source}: the file looks like one column {names[0]!r}: "
@@ -342,7 +342,7 @@ def describe(source: ShardSource) -> ShardSchema:
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
-        # nearly every column has a value early: only the others are read to the end
+        # nearly every column has an early value: only the others are read to the end
         early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
         unseen = _without_value(connection, early, columns)
         empty = _without_value(connection, "shard", unseen)
@@ -356,7 +356,7 @@ def _is_csv(path: str, relation: Sequence[str] | None) -> bool:
 
 
 def _warnings(source: ShardSource) -> tuple[str, ...]:
-    """Return warnings for the owner of a CSV file; no value is quoted."""
+    """Return warnings for the owner of a CSV file, without quoting values."""
     if source.path is None or not _is_csv(source.path, source.relation):
         return ()
     strays = csv_format(source.path, source.nulls).stray_rows
@@ -372,7 +372,7 @@ def _warnings(source: ShardSource) -> tuple[str, ...]:
 def _without_value(
     connection: duckdb.DuckDBPyConnection, relation: str, columns: Iterable[str]
 ) -> list[str]:
-    """Return the columns that hold nothing but NULL."""
+    """Return the columns that are NULL in all rows."""
     names = list(columns)
     counts = ", ".join(f"count({quote_name(name)})" for name in names)
     if not names:

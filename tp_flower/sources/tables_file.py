@@ -61,10 +61,10 @@ _TYPE_TEXT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*([ ][A-Za-z]+)*(\([0-9, ]
 
 @dataclass(frozen=True)
 class DatabaseShard:
-    """The rows of a shard in a database: a table, or else a query that yields them.
+    """The rows of a shard in a database: a table, or a query that yields them.
 
-    ``order_by`` puts the rows into an order of their own; ``fingerprint`` is a query of
-    one value that changes when the rows do; ``chunk_rows`` are in memory at a time.
+    ``order_by`` gives the rows a fixed order; ``fingerprint`` is a query of one value
+    that changes when the rows do; ``chunk_rows`` are in memory at a time.
     """
 
     url: "DatabaseUrl"
@@ -76,10 +76,10 @@ class DatabaseShard:
     is_pushed_down: bool = True
 
     def __str__(self) -> str:
-        """The shard in words, without a secret; different queries differ."""
+        """The shard in words, without secrets; different queries differ."""
         if self.table is not None:
             return f"table {'.'.join(self.table)} of {self.url}"
-        # the owner's SQL is nobody's business outside the site
+        # the owner's SQL does not leave the site
         digest = sha256((self.sql or "").encode()).hexdigest()[:8]
         return f"query {digest} of {self.url}"
 
@@ -90,9 +90,9 @@ class ShardSource:
 
     Attributes:
         site: the organisation that holds the shard; "<table>-<index>" if not named.
-        types: DuckDB types by column, where the detected type is not wanted.
+        types: DuckDB types by column, to override the detected types.
         token: key of the data frames in this process's registry, or None.
-        relation: the table in a DuckDB file, with its schema where one is named.
+        relation: the table in a DuckDB file, with its schema if one is named.
         min_count: categories with fewer rows never leave the site.
     """
 
@@ -110,12 +110,12 @@ class ShardSource:
 
     @property
     def engine(self) -> str:
-        """The kind of database that the rows are in; DuckDB reads all others."""
+        """The kind of database that holds the rows; DuckDB reads all others."""
         return self.database.url.name if self.database else DUCKDB
 
     @property
     def place(self) -> str:
-        """Where the rows are, in words; it is the site's own business."""
+        """Where the rows are, in words, for the site only."""
         if self.database is not None:
             return str(self.database)
         where = "a data frame" if self.path is None else self.path
@@ -128,7 +128,7 @@ class ShardSource:
         return f"table {self.table!r} at site {self.site!r} ({self.place})"
 
     def without_place(self, text: str) -> str:
-        """Return a message for others: it tells no path and no address."""
+        """Return a message for others, without any path or address."""
         if self.database is not None:
             kind = f"its {self.engine}"
             text = text.replace(self.place, kind).replace(str(self.database.url), kind)
@@ -213,7 +213,7 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
 def _shard_source(
     file: Path, table: str, index: int, common: Mapping[str, object], value: object
 ) -> ShardSource:
-    """Return one shard; the keys that it lacks are taken from its table's entry."""
+    """Return one shard; keys that it lacks are taken from its table's entry."""
     where = f"shard {index} of table {table!r} in {file}"
     shard = entries.as_table(value, where)
     merged = {
@@ -263,7 +263,7 @@ def _file(entry: _ShardEntry, folder: Path, where: str) -> str:
 
 
 def _database(entry: _ShardEntry, folder: Path, where: str) -> DatabaseShard:
-    # SQLAlchemy takes long to import, and most sites have files
+    # SQLAlchemy is slow to import, and most sites have files
     from tp_flower.sources.databases.session import parse_url
 
     if entry.uri:
@@ -305,7 +305,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
     name = entry.table
     if not name:
         return None
-    # a name that holds a dot or a quote is written in double quotes
+    # a name that contains a dot or a quote is written in double quotes
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
     plain = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
     written = ".".join(f'"{q}"' if q else bare for q, bare in parts)

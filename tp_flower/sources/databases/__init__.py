@@ -1,1 +1,1 @@
-"""Shards in PostgreSQL, MySQL, MariaDB and SQLite, and what runs there."""
+"""Shards in PostgreSQL, MySQL, MariaDB and SQLite, and the work done there."""

@@ -45,8 +45,8 @@ class DatabaseColumn:
     Attributes:
         read: the expression over the quoted column that the database evaluates.
         arrives: DuckDB type of its values, to be cast to ``type``.
-        is_exact: whether filters over ``read`` mean to the database what they mean to
-            DuckDB, so that the database may apply them.
+        is_exact: whether filters over ``read`` have the same meaning in the database as
+            in DuckDB, so that the database may apply them.
     """
 
     name: str
@@ -69,7 +69,7 @@ class DatabaseColumn:
 
     @property
     def is_readable(self) -> bool:
-        """Whether its values can be brought to DuckDB."""
+        """Whether DuckDB can represent its values."""
         return arrow_type(self.arrives) is not None
 
 
@@ -89,7 +89,7 @@ def arrow_type(duckdb_type: str) -> pa.DataType | None:
 
 
 def decimal_digits(duckdb_type: str) -> tuple[int, int] | None:
-    """Return precision and scale of a DECIMAL, None of another type."""
+    """Return precision and scale of a DECIMAL, None for another type."""
     if not duckdb_type.startswith("DECIMAL("):
         return None
     precision, scale = duckdb_type.removeprefix("DECIMAL(").removesuffix(")").split(",")
@@ -108,7 +108,7 @@ def to_arrow(
 
 
 def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Array:
-    # these errors quote the value
+    # the driver's errors quote the value
     with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
         if column.arrives == "BOOLEAN":
             return _flags(values)
@@ -121,7 +121,7 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
 
 
 def _flags(values: Sequence[Any]) -> pa.Array:
-    """MySQL and SQLite have numbers for truth values; 2 is none."""
+    """MySQL and SQLite store truth values as numbers; 2 is not one."""
     if type(next((v for v in values if v is not None), None)) is not int:
         return pa.array(values, pa.bool_())
     numbers = pa.array(values, pa.int8())
@@ -152,7 +152,7 @@ _PG_TYPES: Final = {
     1114: "TIMESTAMP",
     1184: "TIMESTAMP WITH TIME ZONE",
 }
-# read as they are, and of no use: bytea, interval, time with time zone
+# unchanged and unsupported: bytea, interval, time with time zone
 _PG_UNUSABLE: Final = {17: "BLOB", 1186: "INTERVAL", 1266: "TIME WITH TIME ZONE"}
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
@@ -169,7 +169,7 @@ _MY_TIMES: Final = {
     FIELD_TYPE.DATE: "DATE",
     FIELD_TYPE.NEWDATE: "DATE",
     FIELD_TYPE.DATETIME: "TIMESTAMP",
-    # an instant, which the session shows in UTC
+    # a moment in time, which the session shows in UTC
     FIELD_TYPE.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
 }
 _MY_TEXTS: Final = (
@@ -187,7 +187,7 @@ _MY_TEXTS: Final = (
 
 
 def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseColumn]:
-    """Return the columns of PostgreSQL; undeclared NUMERIC digits take a query."""
+    """Return the columns in PostgreSQL; undeclared NUMERIC digits take a query."""
     columns = [_postgresql_column(field) for field in fields]
     unbounded = [
         column.name
@@ -212,7 +212,7 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
     if code in _PG_ARRAYS:
         read = exp.cast(named(name), "DOUBLE[]")
         return DatabaseColumn.of(name, "DOUBLE[]", read, is_exact=False)
-    # character(n), enumerations, json, xml, inet, ...: their text
+    # character(n), enumerations, json, xml, inet, ...: as text
     kind = "UUID" if code == _PG_UUID else "VARCHAR"
     text = exp.cast(named(name), "TEXT")
     return DatabaseColumn(name, kind, text, "VARCHAR", is_exact=kind == "VARCHAR")
@@ -226,14 +226,14 @@ def _declared_digits(field: Any) -> tuple[int, int] | None:
 
 
 def _numeric(name: str, kind: str) -> DatabaseColumn:
-    # NaN is no DECIMAL: it is a missing value, as it is everywhere else
+    # a DECIMAL cannot be NaN: it is a missing value, as everywhere else
     nan = exp.cast(exp.Literal.string("NaN"), "DECIMAL")
     read = exp.Nullif(this=named(name), expression=nan)
     return DatabaseColumn.of(name, kind, read)
 
 
 def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:
-    """Look at all values: how many digits before and after the point there are."""
+    """Scan all values for the numbers of digits before and after the point."""
     items: list[exp.Expr] = []
     for name in names:
         value = _numeric(name, "").read
@@ -248,7 +248,7 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
         whole = len(str(largest or 0).partition(".")[0])
         scale = int(scale or 0)
         if str(largest).lower() == "infinity" or whole + scale > MAX_DIGITS:
-            # more digits than DuckDB can count
+            # more digits than DuckDB supports
             read = exp.cast(_numeric(name, "").read, "DOUBLE")
             columns[name] = DatabaseColumn.of(name, "DOUBLE", read, is_exact=False)
         else:
@@ -257,7 +257,7 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
 
 
 def mysql_column(field: Any) -> DatabaseColumn:
-    """Return a column of MySQL or MariaDB, from pymysql's description of it."""
+    """Return a column in MySQL or MariaDB, from pymysql's description of it."""
     code, name = field.type_code, field.name
     is_unsigned = bool(field.flags & FLAG.UNSIGNED)
     if code in (*_MY_INTEGERS, FIELD_TYPE.BIT):
@@ -269,7 +269,7 @@ def mysql_column(field: Any) -> DatabaseColumn:
     if code == FIELD_TYPE.DOUBLE:
         return DatabaseColumn.of(name, "DOUBLE")
     if code == FIELD_TYPE.FLOAT:
-        # it would come with six digits
+        # otherwise it would arrive with six digits
         double = exp.Add(this=named(name), expression=exp.Literal.number("0e0"))
         return DatabaseColumn.of(name, "FLOAT", double)
     if code in _MY_TIMES:
@@ -287,7 +287,7 @@ def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
         kind = "BOOLEAN" if is_flag else "UBIGINT"
         return DatabaseColumn.of(name, kind, number, is_exact=False)
     if field.type_code == FIELD_TYPE.TINY and is_flag:
-        # it may hold other numbers than 0 and 1, which are refused where it is read
+        # it may hold numbers other than 0 and 1, which are refused when they are read
         return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
     kind = ("U" if is_unsigned else "") + _MY_INTEGERS[field.type_code]
     return DatabaseColumn.of(name, kind)
@@ -303,7 +303,7 @@ def _mysql_decimal(field: Any, is_unsigned: bool) -> DatabaseColumn:
 
 
 def _without_zero_date(name: str) -> exp.Expr:
-    """MySQL's 0000-00-00, and a day or month of 0, is no date."""
+    """MySQL's 0000-00-00, and a day or month of 0, are not dates."""
     parts = [
         exp.GT(
             this=exp.Anonymous(this=part, expressions=[named(name)]),
@@ -320,10 +320,10 @@ def sqlite_columns(
     overridden: Mapping[str, str],
     where: str,
 ) -> list[DatabaseColumn]:
-    """Return the columns of SQLite, where any value may be in any column.
+    """Return the columns in SQLite, where any column may hold any value.
 
-    ``one_row`` counts the kinds of values; one kind must be all of a column. Columns
-    are read as text if need be where the tables file overrides their type.
+    ``one_row`` counts the kinds of values; a column must have a single kind. Columns
+    are read as text if necessary, if the tables file overrides their type.
     """
     items = [
         exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))
@@ -395,7 +395,7 @@ def _sqlite_empty(bare: str) -> str:
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Refuse columns that DuckDB cannot tell apart."""
+    """Refuse columns whose names DuckDB considers equal."""
     seen = set()
     for name in names:
         if name.lower() in seen:

@@ -1,14 +1,14 @@
-"""The columns that a query needs of a table, and the filters that a database applies.
+"""The columns that a query needs from a table, and the filters that a database applies.
 
-A database hands out columns and applies filters ``column <op> constant``, where <op>
-is =, <>, <, <=, >, >=, IS NULL, IN, BETWEEN or the negation of one. A filter is pushed
+A database supplies columns and applies filters ``column <op> constant``, where <op> is
+=, <>, <, <=, >, >=, IS NULL, IN, BETWEEN or the negation of one. A filter is pushed
 down only if the database's answer equals DuckDB's for every value of the column:
 
-* integers and decimals are compared exactly, in SQLite integers alone;
-* doubles are compared with constants of at most 15 digits, which are exact in between;
+* integers and decimals are compared exactly, in SQLite only integers;
+* doubles are compared with constants of at most 15 digits, which survive exactly;
 * texts are compared by their bytes, and only for equality: each database sorts them by
-  rules of its own;
-* constants are dates and times where DuckDB takes them for such; SQLite has none.
+  its own rules;
+* constants are dates and times if DuckDB reads them as such; SQLite has none.
 
 The site's DuckDB evaluates all other filters and all expressions.
 """
@@ -65,10 +65,10 @@ _COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
 @dataclass(frozen=True)
 class Selection:
-    """The columns and rows that a site reads of a table.
+    """The columns and rows that a site reads from a table.
 
-    The database applies the filters, ``pushed`` in words; the site evaluates the rest,
-    ``fragment``, over the relation ``shard``.
+    The database applies the filters that ``pushed`` describes; the site evaluates the
+    rest, ``fragment``, over the relation ``shard``.
     """
 
     fragment: Fragment
@@ -82,8 +82,8 @@ def select(
 ) -> Selection:
     """Divide a checked fragment between a database and the site.
 
-    The filters of its sub-query, if it has one, are over the table's rows, its own over
-    the sub-query's.
+    If it has a sub-query, that one's filters are over the table's rows, and its own are
+    over the sub-query's.
     """
     translated: list[exp.Expr] = []
     pushed: list[str] = []
@@ -142,7 +142,7 @@ class FilterPushdown:
         return type(tree)(this=value, expression=constants[0])
 
     def _kind(self, tree: exp.Expr) -> str:
-        """Return the kind of a column's values; "" where nothing may be pushed down."""
+        """Return the kind of a column's values; "" if nothing may be pushed down."""
         column = self.columns.get(tree.unnest().name)
         if not isinstance(tree.unnest(), exp.Column) or column is None:
             return ""
@@ -172,10 +172,10 @@ class FilterPushdown:
         return [value, *operands] if len(operands) == len(constants) else None
 
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
-        r"""Return a text constant; None where its meaning depends on settings.
+        r"""Return a text constant; None if its meaning depends on settings.
 
-        A backslash is itself under MySQL's NO_BACKSLASH_ESCAPES alone, and sqlglot
-        writes control characters with one; '' is NULL under MariaDB's
+        A backslash stands for itself only under MySQL's NO_BACKSLASH_ESCAPES, and
+        sqlglot writes control characters with one; '' is NULL under MariaDB's
         EMPTY_STRING_IS_NULL.
         """
         literal: exp.Expr = tree.unnest()
@@ -190,7 +190,7 @@ class FilterPushdown:
         return self._bytewise(literal)
 
     def _bytewise(self, text: exp.Expr) -> exp.Expr:
-        """Return a text that is compared by its bytes, with case and last spaces."""
+        """Return a text to be compared by its bytes, with case and trailing spaces."""
         if self.dialect == "mysql":
             utf8 = exp.DataType(
                 this=exp.DType.CHARACTER_SET, kind=exp.Var(this="utf8mb4"), nested=False
@@ -238,7 +238,7 @@ class FilterPushdown:
                 f"SELECT CAST({cast} AS VARCHAR)"
             ).fetchall()[0][0]
         except duckdb.Error:
-            # the site's DuckDB says what is wrong with it
+            # the site's DuckDB reports what is wrong with it
             return None
         plain = _PLAIN_TIME.fullmatch(str(written))
         source = _KINDS.get(kinds["value"], "")

@@ -45,8 +45,8 @@ _PARTS: Final = re.compile(r"([^:/]+://)([^@]*@)?([^?]*)(\?.*)?", re.DOTALL)
 class DatabaseUrl:
     """Where a database is, and how to log in.
 
-    ``url`` shows more than may be seen; ``secrets`` are the texts that no output may
-    hold.
+    ``url`` contains more than may be shown; ``secrets`` are the texts that must not
+    appear in any output.
     """
 
     url: sa.URL = field(repr=False)
@@ -55,7 +55,7 @@ class DatabaseUrl:
 
     @property
     def dialect(self) -> Dialect:
-        """The SQL that the database speaks."""
+        """The SQL dialect of the database."""
         return _DIALECTS[self.name][0]
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class DatabaseUrl:
         port = f":{url.port}" if url.port else ""
         query = f"?{HIDDEN}" if url.query else ""
         place = f"{user}{url.host or ''}{port}/{url.database or ''}"
-        # what came from the environment may stand for host or database
+        # an environment variable may stand for host or database
         return f"{self.name}://{_hide(place, self.secrets)}{query}"
 
     def __repr__(self) -> str:
@@ -77,7 +77,7 @@ class DatabaseUrl:
 
 
 def _hide(text: str, secrets: Collection[str]) -> str:
-    # the longest first: one may be a part of another
+    # the longest first, because one may be part of another
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return text
@@ -88,9 +88,9 @@ def parse_url(
 ) -> DatabaseUrl:
     """Return the address that a URI gives, in which ``${NAME}`` stands for a variable.
 
-    A variable in the user, the password or an option is taken as it is, whatever
-    characters it holds: it needs no percent-encoding. The path of an SQLite file is
-    relative to the folder of the tables file. No message quotes the URI.
+    A variable in the user, the password or an option is used literally and needs no
+    percent-encoding. The path of an SQLite file is relative to the folder of the tables
+    file. No message quotes the URI.
     """
     expanded, values = _expand(text, environment, where)
     try:
@@ -103,7 +103,7 @@ def parse_url(
             f"expected for instance {SUPPORTED[0]}, with @ : / of a user or password "
             "as %40 %3A %2F"
         )
-    # what follows the first @ of a password would pass for the host, and be shown
+    # the rest of a password after its first @ would pass for the host, and be shown
     if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):
         raise SourceError(
             f"the 'uri' of {where} has more than one @: write @ : / of a user "
@@ -149,7 +149,7 @@ def _expand(
     parts = _PARTS.fullmatch(text)
     # a variable before the first :// holds a whole URI
     pieces = parts.groups(default="") if parts else (text,)
-    # user and options are unquoted later on, host and database are not
+    # user and options are unquoted later, host and database are not
     expanded = "".join(
         _VARIABLE.sub(replacement, piece)
         for piece, replacement in zip(
@@ -177,14 +177,14 @@ def _secrets(url: sa.URL, values: list[str]) -> set[str]:
     return secrets - {""}
 
 
-# the errors of a read
+# the errors while reading
 DRIVER_ERRORS: Final = (
     sa.exc.SQLAlchemyError,
     psycopg.Error,
     pymysql.MySQLError,
     sqlite3.Error,
     OSError,
-    ValueError,  # of values that Python does not have, dates of the year 0 for one
+    ValueError,  # for values that Python lacks, such as dates of the year 0
 )
 
 _LOGIN: Final = "user or password are wrong: check the 'uri'"
@@ -201,9 +201,9 @@ _READ_ONLY: Final = "it wants to write: a shard is only read"
 _BUSY: Final = "it is busy or locked: try again later"
 _DATA: Final = "it cannot compute with some value: convert the column in 'sql'"
 PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
-"""These may be over at the next attempt."""
+"""These errors may be gone at the next attempt."""
 
-# these speak of names and syntax: the server's words help
+# these concern names and syntax: the server's text helps
 _WORDY: Final = (_MISSING, _COLUMN, _SYNTAX)
 
 # the longest prefix of the SQLSTATE decides
@@ -240,7 +240,7 @@ _MY_CODES: Final = {
     **dict.fromkeys((2006, 2013, 2014), _LOST),
     **dict.fromkeys((1690, 1264, 1292, 1365), _DATA),
 }
-# psycopg tells no code where there was no connection yet; SQLite never did
+# psycopg has no code without a connection; SQLite never had one
 _PHRASES: Final = (
     (r"password authentication failed|no password supplied|no pg_hba", _LOGIN),
     (r"role .* does not exist", _LOGIN),
@@ -297,18 +297,18 @@ def _reason(cause: BaseException) -> str:
 
 
 def _first_line(cause: Any) -> str:
-    """The server's words without the place and the statement that follow them."""
+    """The server's text without the position and the statement that follow it."""
     if isinstance(cause, psycopg.Error):
         return cause.diag.message_primary or ""
     if isinstance(cause, pymysql.MySQLError):
-        # MySQL quotes the statement from where it fails, literals and all
+        # MySQL quotes the statement from the point of failure, including literals
         return str(cause.args[-1]).partition(" near ")[0]
     return str(cause).partition("\n")[0]
 
 
 SECONDS_TO_CONNECT: Final = 30
 
-# SQLAlchemy's loggers would show rows, users and the owner's SQL
+# SQLAlchemy's loggers would print rows, users and the owner's SQL
 _SILENT: Final = "tp_flower"
 for _name in ("engine.Engine", "pool.impl.NullPool"):
     logging.getLogger(f"sqlalchemy.{_name}.{_SILENT}").disabled = True
@@ -322,7 +322,7 @@ def _is_elsewhere(_record: logging.LogRecord) -> bool:
 
 
 for _name in ("psycopg", "psycopg.pq"):
-    # it would show the user's name
+    # it would print the user's name
     logging.getLogger(_name).addFilter(_is_elsewhere)
 
 
@@ -344,7 +344,7 @@ _START: Final[dict[Dialect, tuple[str, ...]]] = {
         "SET SESSION TRANSACTION READ ONLY",
         "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",
         "SET SESSION time_zone = '+00:00'",
-        # the site may take its time between two chunks
+        # the site may take long between two chunks
         "SET SESSION net_write_timeout = 3600",
         "SET SESSION sql_mode = CONCAT(@@sql_mode, ',NO_UNSIGNED_SUBTRACTION')",
         "START TRANSACTION WITH CONSISTENT SNAPSHOT",
@@ -355,7 +355,7 @@ _START: Final[dict[Dialect, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class DatabaseSession:
-    """An open connection to a shard's database; its SourceErrors hold no secret."""
+    """An open connection to a shard's database; its SourceErrors contain no secrets."""
 
     connection: sa.Connection
     source: ShardSource
@@ -364,7 +364,7 @@ class DatabaseSession:
 
     @property
     def dialect(self) -> Dialect:
-        """The SQL that is spoken."""
+        """The SQL dialect."""
         return self.database.url.dialect
 
     def one_row(self, sql: str) -> Sequence[Any]:
@@ -387,7 +387,7 @@ class DatabaseSession:
             return list(cursor.fetchall())
 
     def primary_key(self) -> list[str]:
-        """Return the columns of the table's primary key, [] where there is none."""
+        """Return the columns of the table's primary key, [] without one."""
         table = self.database.table
         if table is None:
             return []
@@ -403,7 +403,7 @@ class DatabaseSession:
             self.connection.exec_driver_sql(sql)
 
     def chunks(self, sql: str) -> Iterator[list[Sequence[Any]]]:
-        """Yield the rows of a query, some at a time, from a cursor at the server."""
+        """Yield the rows of a query in chunks, from a cursor on the server."""
         driver: Any = self.connection.connection.driver_connection
         with _translated_errors(self.source, self.database):
             if self.dialect == "postgresql":
@@ -423,7 +423,7 @@ class DatabaseSession:
 
     @contextmanager
     def _run(self, sql: str) -> Iterator[Any]:
-        """Run a query; yield the driver's cursor, which nobody logs."""
+        """Run a query; yield the driver's cursor, which logs nothing."""
         driver: Any = self.connection.connection.driver_connection
         with (
             _translated_errors(self.source, self.database),
@@ -433,7 +433,7 @@ class DatabaseSession:
             yield cursor
 
     def close(self) -> None:
-        """Hang up: nobody wants the rows that are left, and nothing was changed."""
+        """Disconnect: the remaining rows are not needed, and nothing was changed."""
         with suppress(*DRIVER_ERRORS):
             for cursor in self._streams:
                 if self.dialect == "mysql":
@@ -445,7 +445,7 @@ class DatabaseSession:
 
 
 def _abandon(cursor: Any) -> None:
-    """Abandon a MySQL query's remaining rows: closing it would fetch them all."""
+    """Abandon a MySQL query's remaining rows, which closing it would fetch."""
     result = cursor._result  # noqa: SLF001 - there is no public way
     if result is not None:
         result.unbuffered_active, result.connection = False, None
@@ -470,7 +470,7 @@ def open_session(source: ShardSource) -> Iterator[DatabaseSession]:
 
 @contextmanager
 def _translated_errors(source: ShardSource, database: DatabaseShard) -> Iterator[None]:
-    """Raise SourceError, with words of ours, for an error of a driver."""
+    """Raise SourceError, in our own words, for an error of a driver."""
     words, kind = "", SourceError
     try:
         yield
@@ -479,7 +479,7 @@ def _translated_errors(source: ShardSource, database: DatabaseShard) -> Iterator
         if words in PASSING or isinstance(error, ConnectionError | TimeoutError):
             kind = UnreachableError
     if words:
-        # nobody is to see the driver's error
+        # nobody may see the driver's error
         raise kind(f"{source}: {words}") from None
 
 

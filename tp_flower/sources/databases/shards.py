@@ -1,8 +1,8 @@
 """Shards in databases: their columns and their rows.
 
-The database is asked for as few rows and columns as the query needs
-(:mod:`tp_flower.sources.databases.pushdown`), hands them out in chunks, and never
-changes.
+The database is asked only for the rows and columns that the query needs
+(:mod:`tp_flower.sources.databases.pushdown`), returns them in chunks, and is never
+changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,16 +50,16 @@ class DatabaseTable:
 
     @cached_property
     def order_by(self) -> tuple[str, ...]:
-        """The owner's columns and the primary key, which put rows in the same order."""
+        """The owner's columns and the primary key, which fix the order of the rows."""
         session = self.session
         columns = (*session.database.order_by, *session.primary_key())
         return tuple(dict.fromkeys(columns))
 
     def chunks(self, selection: Selection) -> Iterator[None]:
-        """Put the next rows behind the relation ``shard`` at every step.
+        """Make the next rows the relation ``shard`` at every step.
 
-        One step of no rows where there are none, and one of all where the fragment
-        has a sub-query.
+        Without rows there is one empty step; if the fragment has a sub-query, one step
+        has all rows.
         """
         if selection.fragment.subquery is not None:
             self.load(selection)
@@ -74,12 +74,12 @@ class DatabaseTable:
             yield None
 
     def show(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> None:
-        """Make ``shard`` a view of rows of the selection."""
+        """Make ``shard`` a view of the selection's rows."""
         self.connection.register("chunk", self._arrow(selection, rows))
         self._view(selection, "chunk")
 
     def load(self, selection: Selection) -> None:
-        """Make ``shard`` a view of all rows, which need not fit into memory."""
+        """Make ``shard`` a view of all rows, which may exceed the memory."""
         table = f"loaded_{uuid4().hex}"
         self.connection.register("chunk", self._arrow(selection, []))
         self.connection.execute(f"CREATE TEMP TABLE {table} AS FROM chunk")
@@ -120,7 +120,7 @@ class DatabaseTable:
             *column_names(selection.filters),
             *self.order_by,
         }
-        # the columns that are needed, with values that DuckDB knows too
+        # the columns that are needed, if DuckDB supports their values
         rows = ", ".join(
             f"{render(column.read, dialect)} AS {quote(name, dialect)}"
             for name, column in self.columns.items()
@@ -139,15 +139,15 @@ class DatabaseTable:
 
 
 _NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")
-"""Read where no column is needed: the rows alone."""
+"""Read if no column is needed: only the rows."""
 
 
 def _relation(session: DatabaseSession) -> str:
-    """Return the owner's table or query, as it stands in FROM."""
+    """Return the owner's table or query, in the form for FROM."""
     database = session.database
     if database.table is not None:
         return ".".join(quote(part, session.dialect) for part in database.table)
-    # on a line alone: the query may end in a comment
+    # on its own line, because the query may end in a comment
     return f"(\n{database.sql}\n) AS owner_query"
 
 
@@ -210,7 +210,7 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
 def _open_table(
     session: DatabaseSession, connection: duckdb.DuckDBPyConnection
 ) -> DatabaseTable:
-    """Look at the columns, and make the empty relation ``declared`` of them."""
+    """Determine the columns, and create the empty relation ``declared`` with them."""
     source = session.source
     declared = _columns(session)
     check_names([column.name for column in declared], str(source))
@@ -233,7 +233,7 @@ def _open_table(
     except duckdb.Error as error:
         raise SourceError(f"{source}: {safe_message(error)}") from error
     for name in source.types:
-        # the site casts: the database's columns are not of this type
+        # the site casts, because the database's columns are not of this type
         column = columns[name]
         columns[name] = DatabaseColumn(
             name, types[name], column.read, column.arrives, is_exact=False
