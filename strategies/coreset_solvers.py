@@ -149,8 +149,7 @@ def joined_rows(
 class CoresetKMeans(SolvedStrategy):
     """Cluster the result of a query by means of a coreset.
 
-    A label in the query is ignored, and no row is held out: the centres are tested on
-    all joined rows.
+    A label in the query is ignored, and the centres are tested on all joined rows.
     """
 
     name = "coreset-kmeans"

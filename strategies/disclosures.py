@@ -278,8 +278,7 @@ def privacy_report(
 ) -> dict[str, object]:
     """Return the `privacy` entry of a report.
 
-    An incomplete run counts what it had planned, as its sites do until they learn the
-    actual numbers.
+    An incomplete run counts what it had planned, as its sites do for now.
     """
     return {
         "adversary": SERVER,

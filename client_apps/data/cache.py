@@ -3,8 +3,7 @@
 An entry is a folder with a description beside its files. It is written under a
 temporary name and renamed when it is complete, so that a reader never sees a partial
 one; processes that create the same entry at the same time do no harm. When the cache is
-full, the least recently used entries are removed first, but never one that a run still
-uses.
+full, the least recently used entries go first, but never one that a run still uses.
 
 Layout
     <folder>/<entry>/...                    the files

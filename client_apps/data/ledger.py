@@ -27,8 +27,7 @@ know whether the first call succeeded, it changes nothing.
 
 *Guarantee.* When a call returns, its lines are on disk, or will be with the commit of
 the enclosing transaction. If a call raises, nothing may be released. So the total is
-never below what has left the site, wherever the process was killed (tested by killing
-it).
+never below what has left, wherever the process was killed (tested by killing it).
 """
 
 import json
@@ -352,8 +351,7 @@ class Ledger:
 class RoundLedger:
     """The ledger as a round writes it: together with the round's other changes.
 
-    The methods are those of ``Ledger``; refusals are raised when the round is
-    committed.
+    The methods are those of ``Ledger``; the commit of the round raises refusals.
     """
 
     def __init__(self, ledger: Ledger, changes: Changes) -> None:

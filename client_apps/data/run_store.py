@@ -387,8 +387,8 @@ class SiteStore:
     def _load(self, run: str, name: str) -> Entry | None:
         """Return an entry from this process or the database; None if there is none.
 
-        Raises OSError if a file cannot be read, one of ``_MALFORMED`` if the entry is
-        damaged.
+        Raises OSError for an unreadable file, one of ``_MALFORMED`` for a damaged
+        entry.
         """
         number = self._id(run, name)
         cached = _CACHE[self._root, run].entries.get(name)

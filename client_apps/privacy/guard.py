@@ -100,8 +100,7 @@ def source_id(source: ShardSource) -> str:
 def budgets(site: Site) -> dict[str, Budget]:
     """Return the budgets of the site's rows, by source.
 
-    If several entries of the tables file are about the same rows, the smallest budget
-    applies to all.
+    If several entries of the tables file share rows, their smallest budget applies.
     """
     smallest: dict[str, Budget] = {}
     for source in site.shards:

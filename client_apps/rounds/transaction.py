@@ -205,7 +205,7 @@ def _answered(
         content = pack(add_envelope(packet, envelope))
         if is_round:
             site.pay()
-            # there is nothing to save from a run that the site does not know
+            # nothing is to be kept of a run that the site does not know
             if last is not None or site.store.names() or not site.round.is_over:
                 site.commit(parcel_of(content))
     return content

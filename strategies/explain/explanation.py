@@ -302,8 +302,8 @@ class JoinExplanation:
     """One join between two tables, considered on its own.
 
     ``is_outer`` if one of them is LEFT JOINed. The sites of both sides agreed on the
-    digests of the checked keys. Unmatched rows have a key that the other side lacks, or
-    a NULL key.
+    digests of the checked keys. Unmatched rows have a key unknown to the other side, or
+    NULL.
     """
 
     on: str

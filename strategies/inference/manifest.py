@@ -359,8 +359,7 @@ class Missing:
 def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
     """Return which sites of a model are missing.
 
-    The number of a site's shards of a table does not matter: they may have been merged
-    or split.
+    A site may have merged or split its shards of a table: their number is irrelevant.
     """
     hosted = {(shard.table.lower(), shard.site) for shard in inventory.shards}
     sites: dict[str, tuple[str, ...]] = {}

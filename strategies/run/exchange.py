@@ -313,8 +313,7 @@ class Transport:
     def node_of(self, reply: Message) -> int:
         """Return the node that a reply is from.
 
-        Errors that Flower itself makes do not say which node they are about, only which
-        message.
+        Errors that Flower itself makes do not name their node, only their message.
         """
         metadata = reply.metadata
         return self._node_of.get(metadata.reply_to_message_id, metadata.src_node_id)

@@ -1,8 +1,7 @@
 """A Flower Grid without Ray or network, for tests, notebooks and benchmarks.
 
-The sites' ClientApp is called at once, in this process, when messages are pushed. The
-content of every message goes through Flower's own serialisation both ways, as on the
-wire.
+The sites' ClientApp is called at once, in this process, when messages are pushed. Every
+message goes through Flower's own serialisation both ways, as on the wire.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

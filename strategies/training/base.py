@@ -92,8 +92,7 @@ class Outcome:
     """The result of a run, besides its metrics.
 
     Digests identify the parts that sites keep, by number; "" for a site without a state
-    folder, or without an answer. Coefficients, (d [+ 1], d_c) by table, are those that
-    may be shown.
+    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)

@@ -201,9 +201,9 @@ def sgd_epoch(
     """Return the traffic of one epoch of SGD.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient goes up and the mean gradient down, 8 p each, in a
-    separate round or with the next batch. Scores of held-out rows come with the last
-    batch.
+    several shards also a gradient goes up and the mean gradient down, 8 p each,
+    separately or with the next batch. The last batch also brings scores of held-out
+    rows.
 
     After the last epoch of the run no batch follows, and all rows are scored; every
     epoch scores the held-out rows if ``is_tested``, all rows if ``scores_all`` (a
@@ -235,8 +235,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
     instead a list of rows, 4 m, and weights if there are any, 4 n. With ``batches`` the
     batch plan follows, 4 (batches + 1 + k). Up come the penalised parameters, a byte
-    each; the Gram matrix if it is summed; and the first scores of models that are not
-    linear.
+    each; the Gram matrix if it is summed; and the first scores of non-linear models.
     """
     tally = Tally()
     for table, shard in _shards(tables):

@@ -93,9 +93,8 @@ def penalised(gram: FloatArray, features: int, penalty: float) -> FloatArray:
 def whitening(gram: FloatArray) -> FloatArray:
     """Return W, (p, r), with W W^T = gram^+ on the space that the columns span.
 
-    The columns are first scaled to length 1, so that their units do not decide what
-    counts as zero; copies, constants beside an intercept and empty columns only lower
-    the rank r.
+    The columns are first scaled to length 1, so that units do not decide what counts as
+    zero; copies, constants beside an intercept and empty columns only lower the rank r.
     """
     lengths = np.sqrt(np.diag(gram), where=np.diag(gram) >= 0, out=-np.ones(len(gram)))
     if not np.isfinite(gram).all() or (lengths < 0).any():

@@ -8,8 +8,7 @@ row without a row of some table is in a batch, too, and contributes nothing ther
 Batches are a partition of the joined rows, or Poisson samples: each joined row is in
 each batch with the same probability, independently. Only for these can the accountants
 count amplification by sampling (against those who do not see the batches: not the
-server). Each sample is used once, because a repeated batch is not an independent
-sample.
+server). Each sample is used once: a repeated batch is not an independent sample.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Joining: from hashed join keys to the table mapping.
 
 The server knows only hashed join keys and row positions; it joins those and keeps, per
-table, :class:`TableRows`. Tables are joined one after the other. Before a step builds
-anything, it counts the rows that it would make: a join that multiplies rows is stopped
-by its fan-out.
+table, :class:`TableRows`. Tables are joined one after the other. A step counts its rows
+before it builds anything: a join that multiplies rows is stopped by its fan-out.
 
 The joined rows are in the order of the label table's rows, then of the rows of the
 other tables in the order of joining.

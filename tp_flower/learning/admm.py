@@ -263,8 +263,8 @@ class _History:
         """Store f = g - x, and its change since the previous epoch.
 
         ``used`` counts the stored changes including the new one, 0 at the first step;
-        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) are the rows' weights in the
-        norm.
+        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) is the norm's weight of each
+        row.
         """
         before, after = ends
 

@@ -2,8 +2,7 @@
 
     sum_k  min(1, C / ||g_k||) g_k  +  N(0, (sigma C)^2 I),    g_k = Y_k^T dh_k / dtheta
 
-Terms that do not depend on data (penalties) are added afterwards, without clipping or
-noise.
+Terms independent of data (penalties) are added later, neither clipped nor noised.
 
 Guarantee:
     unit          one row of the table, regardless of its number of joined rows: they

@@ -12,8 +12,7 @@ names the run and all its public keys:
 
 A *site key* is long-term. If the owners of both ends were given the other's key
 (*pinned*), only its holder can have sealed, and only its holder can open; a completed
-run stays secret even if somebody obtains the site keys later, because run keys are
-deleted.
+run stays secret even if somebody obtains the site keys later: run keys are deleted.
 
 Guarantee: the server learns nothing about the secret if it relays faithfully; with
 pinned keys, whatever it does. If keys are not pinned, a server that puts its own in

@@ -162,8 +162,7 @@ class TrackParameters(PartBody, frozen=True):
 class PersonalRequest(Request, frozen=True, kw_only=True):
     """Take parameters and reply with updates.
 
-    Without ``pace`` the reply has only metrics; without ``code`` updates are not
-    shortened.
+    Without ``pace`` the reply has only metrics; without ``code`` updates stay exact.
     """
 
     base: list[f.Finite]

@@ -8,9 +8,8 @@ A fragment with a sub-query runs that first::
 
     JOIN (SELECT customer, AVG(amount) AS mean FROM payments GROUP BY customer) p ON ...
 
-Its pieces are then over the sub-query's columns ``customer`` and ``mean``. A sub-query
-without grouping does not survive: when the query is bound, its expressions replace its
-columns.
+Its pieces are then over the sub-query's columns ``customer`` and ``mean``. Without
+grouping, a sub-query does not survive binding: its expressions replace its columns.
 
 A site's policy is about the columns of its table: :func:`reads` traces the pieces
 outside a sub-query, which name the sub-query's columns, back to the table's columns.
@@ -136,8 +135,8 @@ class SubQuery:
         """Return the sub-query re-rendered from parsed, allowed expressions.
 
         A QueryError names the piece that is not an expression over these columns, uses
-        a function or an aggregate outside the allow-lists, or needs a column that is
-        not grouped by.
+        a function or aggregate outside the allow-lists, or a column that is not grouped
+        by.
         """
         if not self.columns or not self.groups:
             raise QueryError(
@@ -329,8 +328,7 @@ def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
 class Read:
     """One column of the base table that a piece reads.
 
-    A column of a sub-query is read as ``INNER``, and again by each piece outside that
-    uses it.
+    A column of a sub-query is read as ``INNER``, and by each outer piece that uses it.
 
     Attributes:
         is_plain: whether the piece is the column itself, except for its type and, for a

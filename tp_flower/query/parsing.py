@@ -3,9 +3,8 @@
 Every clause, kind of join or form of table that this module does not know is refused by
 name, so that no part of the operator's SQL is ever silently ignored. A sub-query in
 FROM is one SELECT over one table, or several joined by UNION ALL: anything that would
-need rows of two tables, rows of several sites at once, or an order of rows is refused.
-Every piece of the result is text that was checked and rendered, and that parses back to
-itself.
+need rows of two tables or sites at once, or an order of rows, is refused. Every piece
+of the result is text that was checked and rendered, and that parses back to itself.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence

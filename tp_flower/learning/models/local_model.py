@@ -2,9 +2,8 @@
 
 A model maps the encoded rows of its table (n, d) to local scores (n, d_c). Its
 parameters are one flat vector, so that gradients, averages and saved states need no
-structure. Only the label table's model has an output intercept, because one per table
-would make the sum of the scores degenerate (the server's fixed base score replaces the
-others).
+structure. Only the label table's model has an output intercept: one per table would
+make the sum degenerate (the server's fixed base score replaces the others).
 """
 
 import os

@@ -1,8 +1,7 @@
 """Shards in databases: their columns and their rows.
 
 The database is asked only for the rows and columns that the query needs
-(:mod:`tp_flower.sources.databases.pushdown`), returns them in chunks, and is never
-changed.
+(:mod:`tp_flower.sources.databases.pushdown`), in chunks, and is never changed.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,8 +57,7 @@ class DatabaseTable:
     def chunks(self, selection: Selection) -> Iterator[None]:
         """Make the next rows the relation ``shard`` at every step.
 
-        Without rows there is one empty step; if the fragment has a sub-query, one step
-        has all rows.
+        Without rows there is one empty step; with a sub-query, one step has all rows.
         """
         if selection.fragment.subquery is not None:
             self.load(selection)
