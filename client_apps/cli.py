@@ -141,7 +141,7 @@ def _part_view(model: ModelVersion, number: int, folder: Path) -> Table:
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
         "features": ", ".join(
-            f"{each.name} = {each.sql}" for each in fragment.features
+            f"{feature.name} = {feature.sql}" for feature in fragment.features
         ),
         "encoded features": ", ".join(encoder.feature_names),
         "label": fragment.label or "another table's",
@@ -173,8 +173,8 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("site-key", parents=[common], help="the site's public key")
     models = commands.add_parser("models", help="the parts of models kept here")
     tasks = models.add_subparsers(dest="task", required=True)
-    listed = tasks.add_parser("list", parents=[common], help="list all models")
-    listed.set_defaults(model="")
+    list_models = tasks.add_parser("list", parents=[common], help="list all models")
+    list_models.set_defaults(model="")
     for name, metavar, text in (
         ("show", "NAME[@VERSION]", "show the site's parts of one model"),
         ("delete", "NAME@VERSION", "delete the site's parts of one version"),

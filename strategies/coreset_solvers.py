@@ -122,8 +122,8 @@ class SolvedStrategy(JoinStrategy):
 
     def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
         """Add more facts about the coreset to the report."""
-        before = self.chosen.get("coreset")
-        coreset = before if isinstance(before, Mapping) else {}
+        earlier_facts = self.chosen.get("coreset")
+        coreset = earlier_facts if isinstance(earlier_facts, Mapping) else {}
         warnings = [warning] if warning else []
         self.chosen["coreset"] = {**coreset, "warnings": warnings, **facts}
 
@@ -186,8 +186,8 @@ class CoresetKMeans(SolvedStrategy):
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
         """Return the joined rows restricted to a coreset; all of them are tested."""
-        every = np.arange(joined.mapping.joined_rows)
-        restricted = restrict_to_sample(joined, sample.sample, every)
+        all_rows = np.arange(joined.mapping.joined_rows)
+        restricted = restrict_to_sample(joined, sample.sample, all_rows)
         test = joined.weighting.train_rows
         weighting = replace(restricted.weighting, test=test)
         return replace(restricted, weighting=weighting)
@@ -298,12 +298,12 @@ class CoresetRidge(SolvedStrategy):
             )
             for name, value in blocks.items()
         ]
-        least = gamma(columns, weights)
+        lowest = gamma(columns, weights)
         warning = (
-            f"gamma is {least:.2g}: columns of some table are nearly combinations "
+            f"gamma is {lowest:.2g}: columns of some table are nearly combinations "
             "of those of others (Assumption 4.1), so that only the robust "
             "guarantee holds, which leaves out a small share of the rows "
             "(Remark 4.3)"
         )
-        is_beyond = least**2 < LEAST_GAMMA_SQUARED
-        self.add_facts({"gamma": least}, warning if is_beyond else "")
+        is_beyond = lowest**2 < LEAST_GAMMA_SQUARED
+        self.add_facts({"gamma": lowest}, warning if is_beyond else "")

@@ -317,10 +317,10 @@ def _totals(
             if (mechanism := release.mechanism) is not None
         ]
         uncovered = [release.what for release, _ in uses if release.mechanism is None]
-        first = uses[0][0]
+        any_release = uses[0][0]
         yield {
-            "site": first.site or site,
-            "table": first.table,
+            "site": any_release.site or site,
+            "table": any_release.table,
             "source": source,
             "epsilon": epsilon(spent, settings.delta, settings.accountant),
             "delta": settings.delta,

@@ -74,8 +74,8 @@ def new_engine() -> duckdb.DuckDBPyConnection:
 def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> None:
     """Restrict the engine to reading these files, and lock its configuration."""
     # a reader opens the pattern that matches the file, and then the file
-    spelled = {*map(quote_text, paths), *map(quote_path, paths)}
-    allowed = ", ".join(sorted(spelled))
+    spellings = {*map(quote_text, paths), *map(quote_path, paths)}
+    allowed = ", ".join(sorted(spellings))
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")
@@ -142,8 +142,8 @@ def safe_message(error: duckdb.Error) -> str:
         return " ".join(text.split())
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", type(error).__name__)
     details = list(dict.fromkeys(_details(text)))
-    listed = f" ({'; '.join(details)})" if details else ""
-    return f"{kind.replace('Exception', 'Error')}{listed}"
+    suffix = f" ({'; '.join(details)})" if details else ""
+    return f"{kind.replace('Exception', 'Error')}{suffix}"
 
 
 def _details(text: str) -> Iterator[str]:

@@ -105,11 +105,11 @@ def closest(name: str, choices: Collection[str]) -> str:
     >>> closest("tailnumm", ["tailnum", "origin"])
     " (did you mean 'tailnum'?)"
     """
-    spelled = {choice.lower(): choice for choice in choices}
-    matches = difflib.get_close_matches(name.lower(), spelled, n=3)
+    spellings = {choice.lower(): choice for choice in choices}
+    matches = difflib.get_close_matches(name.lower(), spellings, n=3)
     if not matches:
         return ""
-    return f" (did you mean {' or '.join(repr(spelled[m]) for m in matches)}?)"
+    return f" (did you mean {' or '.join(repr(spellings[m]) for m in matches)}?)"
 
 
 class ErrorKind(StrEnum):
@@ -147,7 +147,7 @@ def kind_of(error: BaseException) -> ErrorKind:
         return ErrorKind.BEHIND
     if isinstance(error, DivergedError):
         return ErrorKind.DIVERGED
-    is_passing = any(_is_passing(each) for each in _causes(error))
+    is_passing = any(_is_passing(cause) for cause in _causes(error))
     return ErrorKind.TRANSIENT if is_passing else ErrorKind.REFUSED
 
 

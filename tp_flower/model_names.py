@@ -102,13 +102,13 @@ def versions_in(home: Path) -> tuple[ModelVersion, ...]:
 def find_version(home: Path, text: str) -> ModelVersion:
     """Return the version that ``name@version`` names, or the latest of ``name``."""
     name = check_name(text.partition("@")[0])
-    wanted = ModelVersion.parse(text) if "@" in text else None
+    requested = ModelVersion.parse(text) if "@" in text else None
     versions = versions_in(home)
     of_name = [version for version in versions if version.name == name]
-    if wanted is None and of_name:
+    if requested is None and of_name:
         return of_name[-1]
-    if wanted in of_name:
-        return wanted
+    if requested in of_name:
+        return requested
     raise ModelError(f"there is no model {text!r}{_advice(name, text, versions)}")
 
 
@@ -118,12 +118,12 @@ def delete_version(home: Path, text: str) -> ModelVersion:
     model = find_version(home, text)
     folder = model.folder(home)
     try:
-        for left in folder.parent.glob(f"{_DELETED}*"):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in folder.parent.glob(f"{_DELETED}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         # nothing finds it under its new name, even if the removal fails halfway
-        gone = folder.with_name(f"{_DELETED}{model.version}-{secrets.token_hex(4)}")
-        folder.rename(gone)
-        shutil.rmtree(gone)
+        renamed = folder.with_name(f"{_DELETED}{model.version}-{secrets.token_hex(4)}")
+        folder.rename(renamed)
+        shutil.rmtree(renamed)
     except OSError as error:
         raise ModelError(f"model {model} cannot be deleted: {error.strerror}") from None
     if not any(folder.parent.iterdir()):

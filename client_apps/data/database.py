@@ -217,12 +217,12 @@ def _refusal(root: str, error: OSError | DamagedFileError) -> SiteError:
 
 def _refuse_old(folder: Path) -> None:
     """Refuse to start a new account where version 0.1.0 has left one."""
-    old = [folder / name for name in _OLD if (folder / name).exists()]
+    old_files = [folder / name for name in _OLD if (folder / name).exists()]
     if folder.is_dir():
         runs = (path for path in folder.iterdir() if RUN_NAME.fullmatch(path.name))
-        old += [run / "state" for run in runs if (run / "state").is_file()]
-    if old:
-        names = ", ".join(str(path.relative_to(folder)) for path in old[:3])
+        old_files += [run / "state" for run in runs if (run / "state").is_file()]
+    if old_files:
+        names = ", ".join(str(path.relative_to(folder)) for path in old_files[:3])
         raise SettingsError(
             f"the state folder {folder} is from version 0.1.0 ({names}), which this "
             "version does not read: let its runs end with that version, then move "

@@ -141,7 +141,7 @@ def place(
     key, now = (store.run, number), time.monotonic()
     copy = _COPIES.get(key)
     if copy is None:
-        _drop([k for k, each in _COPIES.items() if now - each.used > IDLE_SECONDS])
+        _drop([k for k, cached in _COPIES.items() if now - cached.used > IDLE_SECONDS])
         from tp_flower.learning.models.device_rows import (
             DeviceFeatures,
             free_bytes,

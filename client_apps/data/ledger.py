@@ -144,22 +144,22 @@ class Ledger:
         with self._transaction(is_whole=True) as connection:
             if _has_done(connection, run, RESERVE, ident):
                 return
-            taken = _names(connection, run, RESERVE)
+            reserved_names = _names(connection, run, RESERVE)
             totals: dict[str, Costs] = {}
-            for each in planned:
-                if each.release.name in taken:
+            for item in planned:
+                if item.release.name in reserved_names:
                     raise BudgetError(
-                        f"{_words(run, each.release.name)} are reserved already"
+                        f"{_words(run, item.release.name)} are reserved already"
                     )
-                taken.add(each.release.name)
-                costs = costs_of(each.release.mechanism, each.limit)
-                totals.setdefault(each.release.source, Counter()).update(costs)
-            tables = {each.release.source: each.release.table for each in planned}
+                reserved_names.add(item.release.name)
+                costs = costs_of(item.release.mechanism, item.limit)
+                totals.setdefault(item.release.source, Counter()).update(costs)
+            tables = {item.release.source: item.release.table for item in planned}
             for source, costs in totals.items():
                 _check_budget(connection, source, tables[source], costs, budgets)
-            named = {"event": RESERVE, "run": run, "ident": ident}
+            common = {"event": RESERVE, "run": run, "ident": ident}
             self._append(
-                connection, [named | msgspec.to_builtins(each) for each in planned]
+                connection, [common | msgspec.to_builtins(item) for item in planned]
             )
 
     def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
@@ -275,7 +275,7 @@ class Ledger:
     def _transaction(self, *, is_whole: bool = False) -> Iterator[Connection]:
         """Lock out other writers, after checking the end of the chain or all of it."""
         database = open_database(self._root)
-        before = database.transaction_number
+        last_transaction = database.transaction_number
         with database.transaction() as connection:
             # within one transaction only this process can have changed the lines
             is_first = self._checked_in != database.transaction_number
@@ -287,7 +287,7 @@ class Ledger:
                 self._seen = self.end if is_first else self._seen
             yield connection
             end = self.end
-        if database.transaction_number != before:
+        if database.transaction_number != last_transaction:
             self.confirm(end)
 
     def _append(self, connection: Connection, contents: Sequence[Line]) -> None:
@@ -297,9 +297,9 @@ class Ledger:
         rows = []
         for content in contents:
             seq += 1
-            whole = {"seq": seq, "time": now, **content}
-            line = json.dumps(whole, separators=(",", ":"), allow_nan=False)
-            if json.loads(line) != whole:
+            entry = {"seq": seq, "time": now, **content}
+            line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
+            if json.loads(line) != entry:
                 # an unreadable line would count as damage from then on
                 raise TypeError(f"not plain JSON types: {content}")
             checksum = checksum_of(line, checksum)
@@ -326,8 +326,8 @@ class Ledger:
             seq, checksum = 0, START
         elif not self._is_checked:
             # invariant: a line is added only to an intact chain
-            (last,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
-            seq = max(last[0] - 1, 0)
+            (last_seq,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
+            seq = max(last_seq[0] - 1, 0)
             checksum = _checksum_at(connection, seq)
         rows = connection.execute(
             "SELECT seq, line, checksum FROM ledger WHERE seq > ? ORDER BY seq", (seq,)
@@ -398,7 +398,7 @@ def costs_of(mechanism: Mechanism | None, times: int = 1) -> Costs:
 
 def mechanisms_of(costs: Costs) -> list[Mechanism]:
     """Return costs as mechanisms, each kind once."""
-    return [replace(each, count=count) for each, count in costs.items()]
+    return [replace(mechanism, count=count) for mechanism, count in costs.items()]
 
 
 def summary(lines: Iterable[Line]) -> list[Line]:

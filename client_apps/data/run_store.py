@@ -490,10 +490,10 @@ def lost_state() -> LostStateError:
 
 def _make(folder: Path) -> None:
     """Make the folder of a run, and the state folder, readable by their owner alone."""
-    for each in (folder.parent, folder):
+    for directory in (folder.parent, folder):
         # not ``exist_ok``: that raises if the folder is removed in the meantime
         with suppress(FileExistsError):
-            each.mkdir(parents=True, mode=0o700)
+            directory.mkdir(parents=True, mode=0o700)
 
 
 def _checksum(

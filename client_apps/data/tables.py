@@ -231,13 +231,13 @@ def _check_unchanged(source: ShardSource, state: str | None) -> None:
 def _features_name(source: str, *facts: object) -> str:
     """Return a name for features made from another entry; arrays enter as hashes."""
     kind = f"{ONCE}{FEATURES}" if source.startswith(ONCE) else FEATURES
-    plain = (
+    hashed_facts = (
         hashlib.sha256(np.ascontiguousarray(fact).tobytes()).hexdigest()
         if isinstance(fact, np.ndarray)
         else fact
         for fact in facts
     )
-    return entry_name(kind, source, *plain)
+    return entry_name(kind, source, *hashed_facts)
 
 
 def _encoded(

@@ -92,8 +92,8 @@ def _private_exact_update(
     """Update theta from noisy statistics, or send them if the server solves."""
     data, model, kappa = part.data, part.linear, request.fit.kappa
     rows = Rows(data.trained, data.multiplicity, intercept=model.intercept)
-    sent = _sent_scores(part)[: len(target)]
-    moments = part.releaser.moments(rows, kappa * (target - sent))
+    sent_scores = _sent_scores(part)[: len(target)]
+    moments = part.releaser.moments(rows, kappa * (target - sent_scores))
     if part.data.update is Update.GRAM:
         return AdmmUpdate(moments=moments)
     if data.solver is None:

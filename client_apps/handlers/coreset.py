@@ -159,10 +159,10 @@ def _measure_clusters(
     clusters: ShardClusters, *, is_shard: bool
 ) -> tuple[Entry, MeasuredPart]:
     arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
-    cost, used = clusters.cost, clusters.used
-    reply = MeasuredPart(total=kmeans_total(cost, cost, used))
+    cost, cluster_count = clusters.cost, clusters.used
+    reply = MeasuredPart(total=kmeans_total(cost, cost, cluster_count))
     if is_shard:
-        reply = MeasuredPart(cost=cost, clusters=used)
+        reply = MeasuredPart(cost=cost, clusters=cluster_count)
     return Entry(arrays, {"of": CLUSTERS}), reply
 
 

@@ -73,7 +73,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    set_aside(site, [_planned(site, each.releaser) for each in ready.values()])
+    set_aside(site, [_planned(site, scored.releaser) for scored in ready.values()])
     parts: dict[int, ScoredPart] = {}
     is_private = request.privacy.covers_predictions
     for number, (model, encoder, rows, releaser) in site.each(ready):
@@ -159,8 +159,8 @@ def check_row_key(columns: RowKeyColumns | None, keys: int) -> RowKeyColumns:
     if columns is None:
         return RowKeyColumns()
     names = columns.names
-    taken = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
-    if taken or len(set(names)) < len(names) or not 0 < len(names) <= keys:
+    reserved = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
+    if reserved or len(set(names)) < len(names) or not 0 < len(names) <= keys:
         raise MessageError(
             f"'names' of a row key must be 1 to {keys} that differ "
             "from each other and from the columns of predictions"

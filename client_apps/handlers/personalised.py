@@ -146,16 +146,16 @@ def _update(
     if not pace.batch or pace.batch >= rows:
         for _ in range(pace.steps - 1):
             theta = theta - pace.rate * objective.gradient(theta)
-        last = objective.gradient(theta)
-        return part.finite(((start - theta) / pace.rate + last) / pace.steps)
+        last_gradient = objective.gradient(theta)
+        return part.finite(((start - theta) / pace.rate + last_gradient) / pace.steps)
     rng = generator(pace.seed, Stream.LOCAL_FIT, pace.epoch, part.number)
-    order, taken = rng.permutation(rows), 0
+    order, steps_taken = rng.permutation(rows), 0
     for _ in range(pace.steps):
-        if taken + pace.batch > rows:
-            order, taken = rng.permutation(rows), 0
-        batch = order[taken : taken + pace.batch]
+        if steps_taken + pace.batch > rows:
+            order, steps_taken = rng.permutation(rows), 0
+        batch = order[steps_taken : steps_taken + pace.batch]
         theta = theta - pace.rate * objective.gradient(theta, batch)
-        taken += pace.batch
+        steps_taken += pace.batch
     return part.finite((start - theta) / (pace.rate * pace.steps))
 
 

@@ -72,10 +72,10 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     for run in site.store.forget_stale():
         # a run that has been idle for so long will not use its reservations
         site.ledger.close(run)
-    wanted = {name.lower() for name in request.tables}
+    requested = {name.lower() for name in request.tables}
     shards = []
     for position, source in enumerate(site.shards):
-        if source.table.lower() not in wanted:
+        if source.table.lower() not in requested:
             continue
         schema = visible_schema(site, source)
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
@@ -242,10 +242,10 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     with the column names. A column that is NULL in the run's rows only has a type.
     """
     extracted, fragment = site.extracted(number), site.fragment(number)
-    plain = () if fragment.subquery is not None else fragment.features
+    plain_features = () if fragment.subquery is not None else fragment.features
     empty = [
         feature
-        for feature in plain
+        for feature in plain_features
         if choice.is_declared(feature.name, "")
         and extracted.column(feature.name).is_missing.all()
     ]

@@ -119,8 +119,8 @@ def read_multiplicity(
             )
         return counts.astype(np.int64)
     # the sum may have been rounded
-    most = joined_rows * (1.0 + np.finfo(np.float32).eps)
-    if masses.size and not (masses.min() > 0.0 and masses.max() <= most):
+    largest = joined_rows * (1.0 + np.finfo(np.float32).eps)
+    if masses.size and not (masses.min() > 0.0 and masses.max() <= largest):
         raise MessageError(
             f"array 'masses' must hold weights above 0 and at most {joined_rows}"
         )
@@ -131,18 +131,18 @@ def expanded(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request lists, one per joined row that has one."""
     lists = []
     held_out = required(body.held_out_rows, "held_out_rows")
-    for name, array, most in (
+    for name, array, limit in (
         ("trained", body.expanded_trained, body.joined_rows),
         ("tested", body.expanded_tested, held_out),
     ):
-        listed = required(array, f"expanded-{name}").astype(np.int64)
-        check_positions(listed, f"expanded-{name}", rows)
-        if len(listed) > most:
+        row_list = required(array, f"expanded-{name}").astype(np.int64)
+        check_positions(row_list, f"expanded-{name}", rows)
+        if len(row_list) > limit:
             raise MessageError(
-                f"array 'expanded-{name}' has {len(listed)} rows, "
-                f"but there are {most} joined rows to list"
+                f"array 'expanded-{name}' has {len(row_list)} rows, "
+                f"but there are {limit} joined rows to list"
             )
-        lists.append(listed)
+        lists.append(row_list)
     behind, trained = np.concatenate(lists), len(lists[0])
     check_sizes(body, trained=trained)
     multiplicity: IntArray | FloatArray = np.ones(trained, np.int64)

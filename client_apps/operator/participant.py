@@ -217,8 +217,8 @@ class Participant:
         """
         centre = self.centre
         self.model.parameters = centre
-        left = target - self.model.scores(self.data.trained)
-        delta = solver.solve(self.moments(left), kappa, rho_in)
+        remaining = target - self.model.scores(self.data.trained)
+        delta = solver.solve(self.moments(remaining), kappa, rho_in)
         return self.propose(centre + delta.ravel())
 
     @property

@@ -107,8 +107,8 @@ def budgets(site: Site) -> dict[str, Budget]:
         policy, name = source.policy, source_id(source)
         if policy.epsilon is not None:
             budget = Budget(policy.epsilon, policy.delta)
-            other = smallest.get(name, budget)
+            smaller = smallest.get(name, budget)
             smallest[name] = Budget(
-                min(budget.epsilon, other.epsilon), min(budget.delta, other.delta)
+                min(budget.epsilon, smaller.epsilon), min(budget.delta, smaller.delta)
             )
     return smallest

@@ -122,32 +122,32 @@ def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
 
     If a budget is too small, the commit of the round is refused.
     """
-    covered, others = [], []
-    for each, limit in planned:
-        if each.mechanism is None:
-            others.append(each)
+    covered, uncovered = [], []
+    for planned_release, limit in planned:
+        if planned_release.mechanism is None:
+            uncovered.append(planned_release)
         else:
-            covered.append(Reservation(each, limit))
+            covered.append(Reservation(planned_release, limit))
     if covered:
         payment = site.round.payment
         site.ledger.reserve(site.store.run, covered, budgets(site), payment)
-    if others:
-        site.ledger.note(site.store.run, others)
+    if uncovered:
+        site.ledger.note(site.store.run, uncovered)
 
 
 def planned_releases(
     site: Site, plans: Mapping[int, PartPlan], family: str, privacy: "PrivacyTerms"
 ) -> Iterator[tuple[Release, int]]:
     """Yield the releases that the plans allow, and how often each may happen."""
-    noted = [line["release"] for line in site.ledger.lines(site.store.run)]
-    fitted = {each["part"] for each in noted if each["what"] == STATISTICS}
+    releases = [line["release"] for line in site.ledger.lines(site.store.run)]
+    fitted = {item["part"] for item in releases if item["what"] == STATISTICS}
     for number, plan in plans.items():
         for use in plan.uses:
             conditions = ["the encoder, whose statistics are not covered"]
             scope = _scope(plan, use, privacy, conditions if number in fitted else [])
             action = _action_of(use.what, family)
-            each = release(site, number, action, use.what, scope, use.mechanism)
-            yield each, use.limit
+            item = release(site, number, action, use.what, scope, use.mechanism)
+            yield item, use.limit
 
 
 def _action_of(what: str, family: str = "") -> Action:

@@ -185,6 +185,6 @@ def _draw(domain: FloatArray, plan: LabelPlan, noise: NoiseSource) -> AnyArray:
         return plan.draw_numbers(np.where(has_none, middle, domain), noise)
     count = plan.class_count
     # a uniformly drawn class stays uniform: between the noise's flip and keep rates
-    anything = np.minimum(noise.uniform(len(domain)) * count, count - 1)
-    codes = np.where(has_none, anything, domain).astype(np.intp)
+    uniform_codes = np.minimum(noise.uniform(len(domain)) * count, count - 1)
+    codes = np.where(has_none, uniform_codes, domain).astype(np.intp)
     return plan.draw_classes(codes, noise).astype(np.min_scalar_type(count - 1))

@@ -124,9 +124,9 @@ def draw_coreset(
     rng = generator(settings.seed, Stream.CORESET)
     parties = yield from _measure(joined, encoders, importance, settings)
     draws = yield from _draw(joined, parties, settings.coreset_rows, rng)
-    drawn = np.unique(draws)
-    scores = yield from _weigh(joined, parties, drawn)
-    check_scores(joined, drawn, scores, MOST_PER_ROW[importance])
+    distinct_draws = np.unique(draws)
+    scores = yield from _weigh(joined, parties, distinct_draws)
+    check_scores(joined, distinct_draws, scores, MOST_PER_ROW[importance])
     rows, uniform = joined.train.joined_rows, float(len(joined.layouts))
     total = sum(party.capped for party in parties) + uniform
     totals: defaultdict[str, float] = defaultdict(float)
@@ -252,22 +252,22 @@ def _parties_of_columns(
 ) -> list[Party]:
     """Return a table's parties, whose leverages sum to at most its columns."""
     parts, width = layout.parts, sum(columns)
-    most = [float(min(width, rows.trained)) for rows in layout.rows]
+    bounds = [float(min(width, rows.trained)) for rows in layout.rows]
     if len(parts) == 1:
-        return [_whole_table(layout, replies, most[0])]
+        return [_whole_table(layout, replies, bounds[0])]
     grams = [array_of(replies, part, "gram", (width, width)) for part in parts]
     for part, gram in zip(parts, grams, strict=True):
         if not is_gram(gram):
             raise refuse(part, "an impossible matrix of second moments")
-    whole: FloatArray = np.sum(grams, axis=0)
-    basis = whitening(penalised(whole, columns[0], penalty))
+    summed_gram: FloatArray = np.sum(grams, axis=0)
+    basis = whitening(penalised(summed_gram, columns[0], penalty))
     totals = [
         max(leverage_total(gram, basis), 0.0) if rows.trained else 0.0
         for rows, gram in zip(layout.rows, grams, strict=True)
     ]
     return [
-        Party(*fields, gram=whole)
-        for fields in zip(parts, layout.rows, totals, most, strict=True)
+        Party(*fields, gram=summed_gram)
+        for fields in zip(parts, layout.rows, totals, bounds, strict=True)
     ]
 
 
@@ -276,8 +276,8 @@ def _parties_of_clusters(
 ) -> list[Party]:
     """Return the parties of a table whose rows are clustered shard by shard."""
     parts = layout.parts
-    used = [min(clusters, rows.trained) for rows in layout.rows]
-    most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in used]
+    cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
+    most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
     if len(parts) == 1:
         return [_whole_table(layout, replies, most[0])]
     costs, counts = [], []
@@ -287,15 +287,15 @@ def _parties_of_clusters(
             raise refuse(part, "no cost of its clusters")
         costs.append(body.cost)
         counts.append(body.clusters)
-    whole = sum(costs)
-    if whole > LARGEST:
+    total_cost = sum(costs)
+    if total_cost > LARGEST:
         raise refuse(parts[int(np.argmax(costs))], "clusters of an absurdly large cost")
     totals = [
-        kmeans_total(cost, whole, count) if count else 0.0
+        kmeans_total(cost, total_cost, count) if count else 0.0
         for cost, count in zip(costs, counts, strict=True)
     ]
     return [
-        Party(*fields, cost=whole)
+        Party(*fields, cost=total_cost)
         for fields in zip(parts, layout.rows, totals, most, strict=True)
     ]
 
@@ -324,15 +324,15 @@ def _draw(
     }
     replies = yield ask(DrawRequest(bodies), joined.parts)
     rows = joined.train.joined_rows
-    drawn = [draw_uniform(int(counts[-1]), rows, weights, rng)]
+    draws = [draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
         part, trained = party.part, party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
         if positions.max(initial=0) >= max(trained, 1):
             raise refuse(part, f"drawn row numbers beyond its {trained} rows")
         table = joined.train.tables[part.table]
-        drawn.append(draw_joined(table, positions + party.rows.start, weights, rng))
-    return np.concatenate(drawn)
+        draws.append(draw_joined(table, positions + party.rows.start, weights, rng))
+    return np.concatenate(draws)
 
 
 def _weigh(
@@ -342,9 +342,9 @@ def _weigh(
     rows = joined.train.joined_rows
     bodies: dict[int, WeighPart] = {}
     for place, party in enumerate(parties):
-        behind = joined.train.tables[party.part.table].row_of[drawn]
+        table_rows = joined.train.tables[party.part.table].row_of[drawn]
         bodies[party.part.number] = WeighPart(
-            place=place, rows=own_rows(behind, party.rows)
+            place=place, rows=own_rows(table_rows, party.rows)
         )
     request = WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
     replies = yield ask(request, joined.parts)

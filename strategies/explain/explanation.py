@@ -105,9 +105,9 @@ def expected_batch_rows(
     4.0
     """
     distinct, counts = np.unique(multiplicity, return_counts=True)
-    full, rest = divmod(joined_rows, batch_size)
+    full, last_rows = divmod(joined_rows, batch_size)
     total = 0.0
-    for size, batches in ((batch_size, full), (rest, min(rest, 1))):
+    for size, batches in ((batch_size, full), (last_rows, min(last_rows, 1))):
         absent = np.exp(
             _log_choose(joined_rows - distinct, size)
             - _log_choose(np.full(len(distinct), joined_rows), size)
@@ -118,12 +118,12 @@ def expected_batch_rows(
 
 def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.float64]:
     """Return log C(total, chosen); -inf where ``chosen`` is more than ``total``."""
-    left = total - chosen
+    remaining = total - chosen
     # gammaln is infinite at 0, -1, ..: there is no way to choose
     logs: npt.NDArray[np.float64] = (
         gammaln(total + 1.0)
         - gammaln(chosen + 1.0)
-        - gammaln(np.maximum(left, -1) + 1.0)
+        - gammaln(np.maximum(remaining, -1) + 1.0)
     )
     return logs
 
@@ -183,15 +183,15 @@ class CostEstimate:
         The rounds before ``prepare`` have taken place, and training would take the
         same; ``prepare`` and the final round are predicted.
         """
-        before = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
-        taken = Traffic(
-            len(before),
-            sum_by_table(item.bytes_up for item in before),
-            sum_by_table(item.bytes_down for item in before),
+        rounds = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
+        traffic = Traffic(
+            len(rounds),
+            sum_by_table(item.bytes_up for item in rounds),
+            sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
         prepare = prepare_round(self._tables, self._batches)
-        return taken + drawing + prepare + Traffic(rounds=1)
+        return traffic + drawing + prepare + Traffic(rounds=1)
 
     def _drawing(self) -> Traffic:
         """Return the traffic of drawing a coreset from all joined rows.

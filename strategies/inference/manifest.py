@@ -298,7 +298,7 @@ def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """Return ``name = expression`` of every feature of a table, in order."""
     columns = zip(*(fragment.features for fragment in fragments), strict=True)
     return tuple(
-        f"{column[0].name} = {_expressions(fragments, [each.sql for each in column])}"
+        f"{column[0].name} = {_expressions(fragments, [item.sql for item in column])}"
         for column in columns
     )
 
@@ -326,10 +326,10 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
     """
     if fragment.subquery is None:
         return sql
-    made = {column.name: column.sql for column in fragment.subquery.columns}
+    expressions = {column.name: column.sql for column in fragment.subquery.columns}
     holder = exp.Paren(this=parse_expression(sql, "feature", aggregates=True))
     for column in list(holder.find_all(exp.Column)):
-        inner = parse_expression(made[column.name], "feature", aggregates=True)
+        inner = parse_expression(expressions[column.name], "feature", aggregates=True)
         is_whole = column is holder.this
         column.replace(inner if is_whole else exp.Paren(this=inner))
     groups = ", ".join(sorted(fragment.subquery.groups))
@@ -363,7 +363,7 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
     """
     hosted = {(shard.table.lower(), shard.site) for shard in inventory.shards}
     sites: dict[str, tuple[str, ...]] = {}
-    gone = set()
+    gone_tables = set()
     for table in manifest.tables:
         missing = [
             part.site
@@ -373,8 +373,8 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
         if missing:
             sites[table.table] = tuple(dict.fromkeys(missing))
         if not any(inventory.hosts(part.name) for part in table.parts):
-            gone.add(table.table)
-    return Missing(sites, frozenset(gone))
+            gone_tables.add(table.table)
+    return Missing(sites, frozenset(gone_tables))
 
 
 def check_query(manifest: Manifest, bound: BoundQuery) -> None:
@@ -411,12 +411,12 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
 def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:
     missing = [item for item in of_model if item not in of_query]
     extra = [item for item in of_query if item not in of_model]
-    listed = [
+    differences = [
         f"{title} {', '.join(items)}"
         for title, items in (("missing", missing), ("not in the model", extra))
         if items
     ]
-    return f": {'; '.join(listed)}" if listed else ""
+    return f": {'; '.join(differences)}" if differences else ""
 
 
 def without_missing(
@@ -441,10 +441,10 @@ def without_missing(
             f"site that hosts it (it was at {missing.sites[bound.label_table]})"
         )
     for table in sorted(lacking):
-        if behind := _behind(bound, table):
+        if cut_off := _behind(bound, table):
             raise ModelError(
                 f"table {table!r} is unavailable (missing: {missing}), and "
-                f"{', '.join(map(repr, behind))} can only be joined through it: a "
+                f"{', '.join(map(repr, cut_off))} can only be joined through it: a "
                 "mean score cannot replace it"
             )
     return replace(bound, outer=bound.outer | lacking)
@@ -467,7 +467,7 @@ def model_parts(
     """Return, by number, the part of the model that scores each part of the run."""
     shards = inventory.by_place
     uses: Counter[tuple[str, str, str, int]] = Counter()
-    chosen = {}
+    by_part = {}
     for part in parts:
         shard = shards[part.node, part.shard]
         name = shard.table.lower()
@@ -492,5 +492,5 @@ def model_parts(
                 f"site {part.site!r} has kept no part of model {manifest.model} (table "
                 f"{part.table!r}): its state-dir was ':memory:'"
             )
-        chosen[part.number] = choice[0]
-    return chosen
+        by_part[part.number] = choice[0]
+    return by_part

@@ -123,11 +123,11 @@ def join_rows(
     lacking = missing.tables - {bound.label_table}
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
-    ordered = sorted(rows, key=lambda table: table in lacking)
+    table_order = sorted(rows, key=lambda table: table in lacking)
     mapping, steps = build_mapping(
         bound.joins,
         extracted.keys,
-        {table: rows[table] for table in ordered},
+        {table: rows[table] for table in table_order},
         bound.label_table,
         bound.outer,
         settings.max_joined_rows,
@@ -173,13 +173,13 @@ class ModelStrategy(RoundStrategy):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Check the query against the model, score, and make the sites forget."""
         # for tables that no site hosts any more: their columns at training time
-        gone = {
+        old_columns = {
             name: dict(columns)
             for table in self.manifest.tables
             for name, columns in table.columns.items()
             if not self.inventory.hosts(name)
         }
-        bound = self.bind({**gone, **self.inventory.schemas()})
+        bound = self.bind({**old_columns, **self.inventory.schemas()})
         check_query(self.manifest, bound)
         missing = find_missing(self.manifest, self.inventory)
         policy = self.settings.on_missing
@@ -192,7 +192,7 @@ class ModelStrategy(RoundStrategy):
         """Return the scores of the joined rows, (N, d_c)."""
         manifest = self.manifest
         all_parts = joined.extracted.all_parts
-        chosen = model_parts(manifest, all_parts, self.inventory)
+        part_numbers = model_parts(manifest, all_parts, self.inventory)
         # by part, which of its rows are in some joined row
         masks = {
             part.number: rows.multiplicity[span] > 0
@@ -207,8 +207,8 @@ class ModelStrategy(RoundStrategy):
             device=self.settings.device,
             parts={
                 part.number: ScorePart(
-                    model_part=chosen[part.number].number,
-                    digest=chosen[part.number].digest,
+                    model_part=part_numbers[part.number].number,
+                    digest=part_numbers[part.number].digest,
                     rows=pack_bits(masks[part.number]),
                 )
                 for part in parts
@@ -226,8 +226,8 @@ class ModelStrategy(RoundStrategy):
                 (joined.extracted.table_rows[table], manifest.outputs)
             )
             # the shards' rows are concatenated
-            used = joined.mapping.tables[table].multiplicity > 0
-            local[table][used] = np.concatenate(blocks)
+            is_joined = joined.mapping.tables[table].multiplicity > 0
+            local[table][is_joined] = np.concatenate(blocks)
         total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
         for table in joined.missing.tables - {joined.bound.label_table}:
             unmatched = joined.mapping.tables[table].row_of < 0
@@ -395,9 +395,9 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
     names = tuple(column.split(".")[-1] for column in items_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
-    if taken := sorted(RESERVED & {name.lower() for name in names}):
+    if reserved := sorted(RESERVED & {name.lower() for name in names}):
         raise SettingsError(
-            f"row-key: a column called {taken[0]!r} would clash with a column of "
+            f"row-key: a column called {reserved[0]!r} would clash with a column of "
             "the predictions: rename it in a sub-query"
         )
     return names
@@ -458,10 +458,10 @@ class Evaluate(ModelStrategy):
 
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
     """Return labels encoded by the model's classes."""
-    if other := [name for name in labels.classes if name not in classes]:
-        listed = ", ".join(map(repr, other[:10]))
+    if unknown := [name for name in labels.classes if name not in classes]:
+        listed = ", ".join(map(repr, unknown[:10]))
         raise QueryError(
-            f"the label has {len(other)} classes that the model does not know "
+            f"the label has {len(unknown)} classes that the model does not know "
             f"({listed}): its classes are {', '.join(map(repr, classes[:10]))}"
         )
     if not classes:

@@ -83,17 +83,17 @@ class Descent:
         A site that is not among the ``present``, (N,), keeps its z, and its neighbours
         still see it. An accelerated step has momentum.
         """
-        before = self.iterate.point
+        old_point = self.iterate.point
         points = self.ahead - step * updates
-        points[~present] = before[~present]
+        points[~present] = old_point[~present]
         point = self._prox(points, step, present)
         absent_personal = np.ix_(~present, self.personal)
-        point[absent_personal] = before[absent_personal]
+        point[absent_personal] = old_point[absent_personal]
         change = self.iterate.change_to(point)
-        after = self.iterate.advanced(point, is_accelerated=is_accelerated)
-        ahead = after.ahead.copy()
+        next_iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
+        ahead = next_iterate.ahead.copy()
         ahead[~present] = point[~present]
-        iterate = Iterate(after.point, as_sent(ahead), after.momentum)
+        iterate = Iterate(next_iterate.point, as_sent(ahead), next_iterate.momentum)
         return replace(self, iterate=iterate, change=change)
 
     def _prox(self, points: FloatArray, step: float, present: BoolArray) -> FloatArray:

@@ -91,7 +91,7 @@ def make_graph(
 ) -> Generator[Requests, Replies, SiteGraph]:
     """Request the sites' summaries and build the graph."""
     kind = settings.graph if settings.graph in SUMMARIES else NO_GRAPH
-    graph, alone = None, None
+    graph, local_metrics = None, None
     if kind == NO_GRAPH:
         graph = _written_graph(settings.graph, problem.sites)
     if graph is None or settings.baselines:
@@ -104,12 +104,12 @@ def make_graph(
         )
         replies = yield ask(request, problem.parts)
         if settings.baselines:
-            alone = read_metrics(replies, problem.parts, "local")
+            local_metrics = read_metrics(replies, problem.parts, "local")
         if graph is None:
             distances = read_distances(problem, kind, replies)
             neighbours = settings.graph_neighbours
             graph = nearest_neighbours(problem.sites, distances, neighbours)
-    return SiteGraph("given" if kind == NO_GRAPH else kind, graph, alone)
+    return SiteGraph("given" if kind == NO_GRAPH else kind, graph, local_metrics)
 
 
 def read_distances(
@@ -146,18 +146,18 @@ def read_metrics(
     replies: Replies, parts: Sequence[Part], field: str
 ) -> list[Metrics | None]:
     """Return every site's metrics from a field; None for a missing site."""
-    listed: list[Metrics | None] = []
+    by_site: list[Metrics | None] = []
     for part in parts:
         metrics = getattr(replies.parts.get(part.number), field, None)
         if part.node in replies.stale and part.number not in replies.parts:
-            listed.append(None)
+            by_site.append(None)
         elif not isinstance(metrics, SiteMetrics):
             raise refuse(part, "no metrics")
         elif not {*metrics.train, *metrics.test} <= _NAMES:
             raise refuse(part, "metrics of unknown names")
         else:
-            listed.append({"train": metrics.train, "test": metrics.test})
-    return listed
+            by_site.append({"train": metrics.train, "test": metrics.test})
+    return by_site
 
 
 def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]:
@@ -172,4 +172,4 @@ def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]
         for name, value in (metrics or {}).get(kind, {}).items():
             values.setdefault(name, []).append(value)
     values.pop(PENALTY, None)
-    return {name: float(np.mean(each)) for name, each in values.items()}
+    return {name: float(np.mean(numbers)) for name, numbers in values.items()}

@@ -208,11 +208,11 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
         label = extracted.replies.body(part, ExtractedPart).label
         if label is None:
             raise refuse(part, "no type of its label")
-        listed = label.classes or []
-        if any(isinstance(v, str) != (label.kind == "text") for v in listed):
+        names = label.classes or []
+        if any(isinstance(v, str) != (label.kind == "text") for v in names):
             raise refuse(part, f"classes that its {label.kind} label cannot have")
         kinds.add(label.kind)
-        classes.update(listed)
+        classes.update(names)
         is_class.append(label.classes is not None)
     if len(kinds) > 1:
         raise QueryError(
@@ -276,18 +276,18 @@ def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray
     if personal == EVERYTHING or not personal.strip():
         return np.full(count, personal == EVERYTHING)
     if personal == LAST:
-        last = (settings.hidden_sizes[-1] + 1) * table.outputs
-        return np.arange(count) >= count - last
+        last_parameters = (settings.hidden_sizes[-1] + 1) * table.outputs
+        return np.arange(count) >= count - last_parameters
     encodings = problem.encoders[table.name].encodings
-    columns = [each.name for each in encodings for _ in each.feature_names]
+    columns = [encoding.name for encoding in encodings for _ in encoding.feature_names]
     names = [*columns, INTERCEPT]
-    wanted = named_coordinates(personal)
+    named = named_coordinates(personal)
     lowered = [name.lower() for name in names]
-    if unknown := [name for name in wanted if name.lower() not in lowered]:
+    if unknown := [name for name in named if name.lower() not in lowered]:
         raise SettingsError(
             f"personal: the model has no feature {unknown[0]!r}; it has "
             f"{', '.join(dict.fromkeys(names))}"
         )
     # W is (d + 1, d_c), row by row
-    is_personal = np.isin(lowered, [name.lower() for name in wanted])
+    is_personal = np.isin(lowered, [name.lower() for name in named])
     return np.repeat(is_personal, table.outputs)

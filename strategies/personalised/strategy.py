@@ -92,7 +92,7 @@ class Training:
     @property
     def change(self) -> float:
         """The relative change of the track that the last step moved most."""
-        return max(each.change for each in self.descents.values())
+        return max(descent.change for descent in self.descents.values())
 
     def pace(self, epoch: int) -> Pace:
         """Return the local steps and step size of an epoch, equal at all sites."""
@@ -112,7 +112,7 @@ class Training:
         """Return the message of an epoch's round, or that with the final parameters."""
         points, pace, code = self.parameters, None, None
         if epoch is not None:
-            points = {track: each.ahead for track, each in self.descents.items()}
+            points = {track: descent.ahead for track, descent in self.descents.items()}
             pace, code = self.pace(epoch), update_code(self.settings, epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {
@@ -140,10 +140,10 @@ class Training:
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
         for track, descent in self.descents.items():
-            after = descent.stepped(
+            stepped = descent.stepped(
                 updates[track], length, present, is_accelerated=is_full
             )
-            self.descents[track] = after.with_newcomers(
+            self.descents[track] = stepped.with_newcomers(
                 self.graph.graph, self._has_answered
             )
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])

@@ -156,8 +156,8 @@ class Record:
 
     def numbers(self) -> dict[str, float]:
         """Return the finite numbers, by key."""
-        read = {str(key): _number(value) for key, value in self.content.items()}
-        return {key: number for key, number in read.items() if number is not None}
+        numbers = {str(key): _number(value) for key, value in self.content.items()}
+        return {key: number for key, number in numbers.items() if number is not None}
 
 
 def _number(value: object) -> float | None:
@@ -174,8 +174,8 @@ def text_column(head: str, *keys: str, empty: str = "") -> Column:
     """Return the column of the first text, or list of texts, among some keys."""
 
     def cell(item: Record) -> str:
-        listed = (", ".join(dict.fromkeys(item.texts(key))) for key in keys)
-        return next(filter(None, (*map(item.text, keys), *listed)), empty)
+        joined_texts = (", ".join(dict.fromkeys(item.texts(key))) for key in keys)
+        return next(filter(None, (*map(item.text, keys), *joined_texts)), empty)
 
     return Column(head, cell, is_text=True)
 

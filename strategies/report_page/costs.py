@@ -32,12 +32,12 @@ def costs(report: Record) -> Blocks:
     yield _phases(rounds)
     yield _sites(rounds)
     yield _bytes(report, rounds)
-    whole = report.number("seconds")
+    total = report.number("seconds")
     inside = sum(item.amount(name) for item in rounds for name in TIMES)
-    if whole is not None and 0 < inside <= whole:
+    if total is not None and 0 < inside <= total:
         yield Prose(
-            f"The run took {format_seconds(whole)}: {format_seconds(inside)} in its "
-            f"rounds, {format_seconds(whole - inside)} outside of them, such as "
+            f"The run took {format_seconds(total)}: {format_seconds(inside)} in its "
+            f"rounds, {format_seconds(total - inside)} outside of them, such as "
             "waiting for the sites to be online."
         )
 

@@ -185,12 +185,12 @@ def _graph(graph: Record, sites: list[Record]) -> Block:
     colours = {key: f"s{n % STYLES + 1}" for n, key in enumerate(several)}
     order = sorted(range(len(names)), key=lambda k: (clusters[k], names[k]))
     nodes = [(names[k], colours.get(clusters[k], "alone")) for k in order]
-    places = [(order.index(left), order.index(right)) for left, right in edges]
+    positions = [(order.index(left), order.index(right)) for left, right in edges]
     pairs = [(names[left], names[right]) for left, right in edges]
     title, head = "The similarity graph", ("site", "site")
     return Figure(
         title,
-        graph_drawing(f"{title}. {summary}", nodes, places),
+        graph_drawing(f"{title}. {summary}", nodes, positions),
         Table(title, head, pairs, TWO_TEXTS),
         note=f"Made of: {graph.text('kind')}. {summary}"
         f"{lost if groups > 1 else ''}. Clusters of several sites have a colour.",

@@ -314,8 +314,8 @@ def _outcome(report: Record) -> str:
         if name in metrics
     )
     epochs = report.amount("epochs")
-    after = f" after {counted(epochs, 'epoch')}" if epochs else ""
-    return f"{values} on {_rows_of(report, part)}{after}"
+    suffix = f" after {counted(epochs, 'epoch')}" if epochs else ""
+    return f"{values} on {_rows_of(report, part)}{suffix}"
 
 
 def _about(report: Record) -> Iterator[str]:
@@ -353,23 +353,23 @@ def facts(report: Record) -> Iterator[Fact]:
         train = final_metrics(report, TRAIN).get(metric)
         rows_of = "" if report.at("metrics") else f"{part} "
         has_both = part == TEST and train is not None
-        more = f"train {format_value(train)}" if has_both else ""
+        detail = f"train {format_value(train)}" if has_both else ""
         value = format_value(final_metrics(report, part)[metric])
-        yield f"{rows_of}{metric_name(metric)}", value, more
+        yield f"{rows_of}{metric_name(metric)}", value, detail
     scored, rows = report.at("rows"), report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"
     elif rows.numbers():
         train, test = int(rows.amount(TRAIN)), int(rows.amount(TEST))
-        more = f"{format_count(test)} held out" if test else "none held out"
-        yield "joined rows", format_count(train + test), more
+        detail = f"{format_count(test)} held out" if test else "none held out"
+        yield "joined rows", format_count(train + test), detail
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
-        more = counted(epochs, "epoch") if epochs else ""
-        yield "rounds", format_count(rounds), more
+        detail = counted(epochs, "epoch") if epochs else ""
+        yield "rounds", format_count(rounds), detail
     up, down = report.amount("bytes_up"), report.amount("bytes_down")
     if up + down:
-        more = f"{format_bytes(up)} up, {format_bytes(down)} down"
-        yield "sent", format_bytes(up + down), more
+        detail = f"{format_bytes(up)} up, {format_bytes(down)} down"
+        yield "sent", format_bytes(up + down), detail
     if report.number("seconds") is not None:
         yield "time", format_seconds(report.amount("seconds")), ""

@@ -197,8 +197,8 @@ def shorten(words: str, width: float) -> str:
     >>> shorten("a_very_long_name", 63)
     'a_very_lo…'
     """
-    most = max(int(width / CHARACTER_WIDTH), 1)
-    return words if len(words) <= most else f"{words[: most - 1]}…"
+    characters = max(int(width / CHARACTER_WIDTH), 1)
+    return words if len(words) <= characters else f"{words[: characters - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -223,17 +223,17 @@ def line_figure(
     title: str, x: Axis, y: Axis, lines: Sequence[Series], note: str = ""
 ) -> Figure | None:
     """Return the plot of some lines, or None if none of them has a point."""
-    drawn = [Series(line.name, thin(line.points), line.label) for line in lines]
-    drawn = [line for line in drawn if line.points]
-    if not drawn:
+    thinned = [Series(line.name, thin(line.points), line.label) for line in lines]
+    thinned = [line for line in thinned if line.points]
+    if not thinned:
         return None
-    ends = " ".join(_ends(x, y, line) for line in drawn)
+    ends = " ".join(_ends(x, y, line) for line in thinned)
     summary = f"{title}. {y.title} over {x.title}. {ends}"
     return Figure(
         title=title,
-        svg=_Canvas.fit(x, y, drawn).draw(summary, drawn),
-        table=_line_data(title, x, y, drawn),
-        legend=tuple(line.name for line in drawn) if len(drawn) > 1 else (),
+        svg=_Canvas.fit(x, y, thinned).draw(summary, thinned),
+        table=_line_data(title, x, y, thinned),
+        legend=tuple(line.name for line in thinned) if len(thinned) > 1 else (),
         note=note,
     )
 
@@ -296,8 +296,8 @@ class _Canvas:
         return x, y
 
     def draw(self, summary: str, lines: Sequence[Series]) -> Markup:
-        drawn = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
-        parts = [*self._axes(), *drawn, *self._end_labels(lines)]
+        elements = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
+        parts = [*self._axes(), *elements, *self._end_labels(lines)]
         return _drawing(summary, HEIGHT, parts)
 
     def _axes(self) -> list[Markup]:
@@ -397,35 +397,35 @@ def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> 
     """Return bars below each other from a common zero, labelled with their amounts."""
     ends = [end for _, values in bars for end in (min(values), sum(values), 0.0)]
     zero, unit = -min(ends), WIDTH / (max(ends) - min(ends))
-    drawn = []
+    elements = []
     for n, ((name, values), row) in enumerate(zip(bars, rows, strict=True)):
         top = BAR_ROW * n
         short = shorten(name, WIDTH - text_width(row[-1]) - 16)
-        drawn.append(_NAME.format("name", 0, top + 12, name, short))
-        drawn.append(_TEXT.format("amount end", WIDTH, top + 12, row[-1]))
+        elements.append(_NAME.format("name", 0, top + 12, name, short))
+        elements.append(_TEXT.format("amount end", WIDTH, top + 12, row[-1]))
         for k, (start, end) in enumerate(pairwise(accumulate(values, initial=zero))):
             left, width = min(start, end) * unit, abs(end - start) * unit
             tip = f"{name}, {head[k + 1]}: {row[k + 1]}"
             bar = _BAR.format(left, top + 17, width, name, values[k], tip)
-            drawn.append(_GROUP.format(k + 1, bar))
+            elements.append(_GROUP.format(k + 1, bar))
         if zero:
             x = zero * unit
-            drawn.append(_LINE.format("mark", x, top + 14, x, top + 29))
-    return _drawing(summary, BAR_ROW * len(bars), drawn)
+            elements.append(_LINE.format("mark", x, top + 14, x, top + 29))
+    return _drawing(summary, BAR_ROW * len(bars), elements)
 
 
 def graph_drawing(
     summary: str, nodes: Sequence[tuple[str, str]], edges: Sequence[tuple[int, int]]
 ) -> Markup:
     """Return a graph with its nodes (name and colour class) on a circle."""
-    places = [_on_circle(n / len(nodes), RADIUS) for n in range(len(nodes))]
+    points = [_on_circle(n / len(nodes), RADIUS) for n in range(len(nodes))]
     parts = [
-        _LINE.format("base", *places[left], *places[right]) for left, right in edges
+        _LINE.format("base", *points[left], *points[right]) for left, right in edges
     ]
     for n, (name, colour) in enumerate(nodes):
         x, y = _on_circle(n / len(nodes), RADIUS + 14.0)
         look = "name" if x >= WIDTH / 2 - 1 else "name end"
-        parts.append(_NODE.format(colour, *places[n]))
+        parts.append(_NODE.format(colour, *points[n]))
         parts.append(_NAME.format(look, x, y + 4, name, shorten(name, NAME_WIDTH)))
     return _drawing(summary, GRAPH_HEIGHT, parts)
 

@@ -351,17 +351,17 @@ class Transport:
     def _send(self, pending: Sequence[PendingMessage]) -> None:
         if not pending:
             return
-        messages = [self._addressed(each.message) for each in pending]
+        messages = [self._addressed(item.message) for item in pending]
         identifiers = list(self._grid.push_messages(messages))
         now = time.monotonic()
-        for each, identifier in zip(pending, identifiers, strict=False):
+        for item, identifier in zip(pending, identifiers, strict=False):
             if identifier:
-                each.ids.add(identifier)
-                self._node_of[identifier] = each.message.metadata.dst_node_id
-                each.due, each.silence = now + each.silence, 2 * each.silence
+                item.ids.add(identifier)
+                self._node_of[identifier] = item.message.metadata.dst_node_id
+                item.due, item.silence = now + item.silence, 2 * item.silence
             else:
                 # a node that is not online, or not yet
-                each.due, each.pause = now + each.pause, _longer(each.pause)
+                item.due, item.pause = now + item.pause, _longer(item.pause)
 
     def _addressed(self, message: Message) -> Message:
         """Return a new message for every attempt, because Flower numbers them."""
@@ -376,10 +376,10 @@ class Transport:
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
         """Take the replies that have arrived; return how many there are."""
-        wanted = {i for p in by_node.values() if p.answer is None for i in p.ids}
-        if not wanted:
+        ids = {i for p in by_node.values() if p.answer is None for i in p.ids}
+        if not ids:
             return 0
-        replies = list(self._grid.pull_messages(wanted))
+        replies = list(self._grid.pull_messages(ids))
         for reply in replies:
             node = self.node_of(reply)
             if node not in by_node:

@@ -144,7 +144,7 @@ class InProcessGrid(Grid):
         elif isinstance(sites, int):
             by_name = {str(number): None for number in range(sites)}
         else:
-            by_name = {f"site-{number}": each for number, each in enumerate(sites)}
+            by_name = {f"site-{number}": site for number, site in enumerate(sites)}
         configs: list[UserConfig] = []
         for number, (name, tables) in enumerate(by_name.items()):
             # in memory a test leaves nothing to clean up

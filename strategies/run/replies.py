@@ -160,10 +160,10 @@ def _crash(
     """Return the error that Flower made for a site that could not answer at all."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
-    last = next((line for line in reversed(lines) if line.strip()), "no reason given")
+    reason = next((line for line in reversed(lines) if line.strip()), "no reason given")
     return UnavailableError(
         f"{name}{_tables_at(request, node)}: no answer to {request.action} "
-        f"(Flower error {code}): {_one_line(last)}"
+        f"(Flower error {code}): {_one_line(reason)}"
     )
 
 
@@ -244,8 +244,8 @@ class Absences:
 
     def _key(self, request: Requests, node: int) -> _Key:
         # rounds of consensus before the last one carry other arrays
-        more = int(getattr(request.message, "more_rounds", 0))
-        return request.action, node, more
+        more_rounds = int(getattr(request.message, "more_rounds", 0))
+        return request.action, node, more_rounds
 
 
 def array_of(

@@ -25,10 +25,10 @@ def find_run(resume: str) -> Path:
             read_head(folder / FOLDER)
             return folder.resolve()
     stopped = sorted(path.parent.parent.name for path in runs.glob(f"*/{FOLDER}/*"))
-    listed = ", ".join(dict.fromkeys(stopped)) or "none"
+    run_names = ", ".join(dict.fromkeys(stopped)) or "none"
     raise SettingsError(
         f"resume: there is no run {resume!r} here or in {runs}; runs there "
-        f"that stopped: {listed}"
+        f"that stopped: {run_names}"
     )
 
 
@@ -52,10 +52,10 @@ def resumed(settings: Settings) -> Settings:
         if value not in (defaults[key], began[key])
     }
     if fixed := [key for key in changed if key not in FREE]:
-        listed = "; ".join(f"{k}: {began[k]!r}, not {changed[k]!r}" for k in fixed)
+        differences = "; ".join(f"{k}: {began[k]!r}, not {changed[k]!r}" for k in fixed)
         raise SettingsError(
             f"the run of {folder} resumes with the settings it began with: "
-            f"{listed}. Only these may change: {', '.join(sorted(FREE))}"
+            f"{differences}. Only these may change: {', '.join(sorted(FREE))}"
         )
     return Settings.from_run_config({**began, **changed, "resume": str(folder)})
 
@@ -68,11 +68,11 @@ def check_same(settings: Settings, began: Document) -> None:
         if key not in FREE | {"output-dir"} and value != began.get(key)
     }
     if differ:
-        listed = "; ".join(
+        differences = "; ".join(
             f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items()
         )
         raise SettingsError(
-            f"the run resumes with the settings it began with: {listed}"
+            f"the run resumes with the settings it began with: {differences}"
         )
 
 
@@ -97,7 +97,7 @@ def find_again(
             "that the run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
-    positions = {node: sites.positions[new] for node, new in addresses.items()}
+    positions = {node: sites.positions[address] for node, address in addresses.items()}
     return addresses, positions
 
 
@@ -116,8 +116,8 @@ def positions_text(positions: Mapping[int, int | None], nodes: Iterable[int]) ->
     >>> positions_text({2: 7, 3: None}, [2, 3])
     'node 2 at round 7, node 3 at none'
     """
-    places = {n: positions.get(n) for n in nodes}
+    shown_positions = {n: positions.get(n) for n in nodes}
     return ", ".join(
         f"node {node} at {'none' if at is None else f'round {at}'}"
-        for node, at in places.items()
+        for node, at in shown_positions.items()
     )

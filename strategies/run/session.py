@@ -130,9 +130,9 @@ class Session:
             if query.to_sql() != head["query"]:
                 raise SettingsError(f"the run of {settings.resume} has another query")
             described = {n: Packet(header) for n, header in head["described"]}
-            before = read_inventory(described)
+            old_inventory = read_inventory(described)
             addresses, positions = find_again(
-                grid, settings, head["run"], before, list(query.names)
+                grid, settings, head["run"], old_inventory, list(query.names)
             )
         except BaseException:
             journal.close()
@@ -142,15 +142,15 @@ class Session:
             settings,
             head["run"],
             bytes.fromhex(head["secret"]),
-            before,
+            old_inventory,
             journal,
             datetime.fromisoformat(head["started"]),
             positions,
             addresses,
             is_replaying=True,
         )
-        places = positions_text(positions, sorted(positions))
-        session.log.write(INFO, "found-again", sites=places)
+        positions_of_nodes = positions_text(positions, sorted(positions))
+        session.log.write(INFO, "found-again", sites=positions_of_nodes)
         return session
 
     @property
@@ -205,16 +205,16 @@ class Session:
     def start_again(self, positions: Mapping[int, int | None]) -> None:
         """Prepare to replay the journal, for sites that lack rounds."""
         names = [self.site_names.get(n, f"node {n}") for n in sorted(positions)]
-        listed = ", ".join(map(repr, names))
+        site_list = ", ".join(map(repr, names))
         if self.journal is None:
             raise SiteError(
-                f"the state of this run is lost at {listed} (restarted with another "
+                f"the state of this run is lost at {site_list} (restarted with another "
                 "state-dir?), and the run has no checkpoint, as it has no output-dir; "
                 "start the run again"
             )
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
-            raise SiteError(f"{listed}: the state of this run keeps getting lost")
+            raise SiteError(f"{site_list}: the state of this run keeps getting lost")
         self.log.write(WARNING, "behind", sites=positions_text(positions, positions))
         self.behind |= positions
         self.is_replaying = True
@@ -253,11 +253,11 @@ class Session:
         }
         if not lacking:
             return
-        late = replace(request, packets=lacking)
-        messages = make_messages(late, self.run, number, self.answered)
+        late_request = replace(request, packets=lacking)
+        messages = make_messages(late_request, self.run, number, self.answered)
         replies = self.transport.send_and_wait(messages, self.settings.site_timeout)
         try:
-            answers = self._collect(late, replies).complete().answers
+            answers = self._collect(late_request, replies).complete().answers
         except UnavailableError:
             raise
         except SiteError as error:

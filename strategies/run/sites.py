@@ -100,10 +100,10 @@ class Inventory:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""
-    spelled: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for name in names:
-        spelled.setdefault(name.lower(), name)
-    return sorted(spelled.values())
+        spellings.setdefault(name.lower(), name)
+    return sorted(spellings.values())
 
 
 def find_sites(
@@ -124,9 +124,9 @@ def find_sites(
     answers: dict[int, Answer] = {}
     changed = started = time.monotonic()
     while True:
-        new = [node for node in grid.get_node_ids() if node not in answers]
-        if new:
-            answers.update(_describe(grid, new, wanted, run, settings))
+        new_nodes = [node for node in grid.get_node_ids() if node not in answers]
+        if new_nodes:
+            answers.update(_describe(grid, new_nodes, wanted, run, settings))
             changed = time.monotonic()
         inventory = _inventory(answers)
         missing = [name for name in wanted if not inventory.hosts(name)]

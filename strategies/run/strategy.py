@@ -214,10 +214,10 @@ class RoundStrategy(Strategy):
         messages = list(replies)
         collected, answered = self.session.collect_replies(request, messages)
         self._take(collected)
-        fresh = {node: collected.answers[node] for node in answered}
-        report = self._report(server_round, request, fresh, answered, received_at)
+        new_answers = {node: collected.answers[node] for node in answered}
+        report = self._report(server_round, request, new_answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
-        self.session.log.write_round(request.action, report, fresh)
+        self.session.log.write_round(request.action, report, new_answers)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()

@@ -84,12 +84,12 @@ def _sides(joined: JoinedRows, join: Join) -> tuple[Side, Side]:
     left, right = mapping.tables[join.left].row_of, mapping.tables[join.right].row_of
     matched = np.flatnonzero((left >= 0) & (right >= 0))
     # of several joined rows with a key the last write wins: any will do
-    chosen = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
-    chosen[codes[left[matched]]] = matched
-    chosen = chosen[chosen >= 0]
+    row_of_key = np.full(int(codes.max(initial=-1)) + 1, -1, dtype=np.int64)
+    row_of_key[codes[left[matched]]] = matched
+    row_of_key = row_of_key[row_of_key >= 0]
     return (
-        Side(join.left, join.left_key, left[chosen]),
-        Side(join.right, join.right_key, right[chosen]),
+        Side(join.left, join.left_key, left[row_of_key]),
+        Side(join.right, join.right_key, right[row_of_key]),
     )
 
 

@@ -97,7 +97,7 @@ def lay_out(
         layouts[name] = TableLayout(
             name, shards, tuple(rows), sizes, by_part, is_repeated
         )
-        total = sum(each.total for each in rows)
+        total = sum(part_rows.total for part_rows in rows)
         trained[name] = TableRows(numbers[0], total)
         tested[name] = TableRows(numbers[1], total)
     held_out = TableMapping(tested) if test.joined_rows else None
@@ -131,14 +131,14 @@ def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
 
 def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
     row_of = train.row_of, test.row_of
-    numbers = tuple(np.full(len(behind), NO_ROW, np.int32) for behind in row_of)
+    numbers = tuple(np.full(len(row_behind), NO_ROW, np.int32) for row_behind in row_of)
     rows: list[PartRows] = []
     fields: list[dict[str, Any]] = []
     start = offset = 0
     for size in sizes:
         to_train, to_test = (
-            np.flatnonzero((behind >= offset) & (behind < offset + size))
-            for behind in row_of
+            np.flatnonzero((row_behind >= offset) & (row_behind < offset + size))
+            for row_behind in row_of
         )
         middle = start + len(to_train)
         stop = middle + len(to_test)

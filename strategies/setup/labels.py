@@ -168,10 +168,10 @@ def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
 
 def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
     """Return a loss, corrected for the labels' noise if that is asked for."""
-    plain = plain_loss(labels.classes, wanted)
+    uncorrected = plain_loss(labels.classes, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
-        return plain
-    return corrected(plain, labels.noise)
+        return uncorrected
+    return corrected(uncorrected, labels.noise)
 
 
 def plain_loss(classes: Sequence[str], wanted: str) -> Loss:

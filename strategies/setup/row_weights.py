@@ -80,12 +80,12 @@ def _check_private_label(bound: BoundQuery, labels: str) -> None:
 def query_weights(parts: Sequence[FloatArray], column: str) -> FloatArray:
     """Return the weights of the rows of a table, (n,), from its shards' (NaN: NULL)."""
     weights = np.concatenate(parts)
-    least, most = LEAST_WEIGHT, LARGEST_WEIGHT
-    is_odd = (weights > 0.0) & ((weights < least) | (weights > most))
+    lower, upper = LEAST_WEIGHT, LARGEST_WEIGHT
+    is_odd = (weights > 0.0) & ((weights < lower) | (weights > upper))
     for is_wrong, fault, advice in (
         (np.isnan(weights), "NULL", "write COALESCE(..., 0), or add a filter"),
         (weights < 0.0, "negative", "it must be 0 or more"),
-        (is_odd, f"beyond {least:g} .. {most:g}", "scale it in the query"),
+        (is_odd, f"beyond {lower:g} .. {upper:g}", "scale it in the query"),
     ):
         if count := int(np.count_nonzero(is_wrong)):
             raise QueryError(

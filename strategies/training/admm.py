@@ -118,13 +118,13 @@ class AdmmServer:
 
     def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
         """End an epoch with the new local scores, also of held-out rows if tested."""
-        problem, before = self.problem, self._reached.scores
+        problem, old_scores = self.problem, self._reached.scores
         scores = problem.gather(local_scores)
         self._reached = Point(scores, self._stepped.duals, local_scores)
         gap = residuals(
             self._stepped,
             scores,
-            before,
+            old_scores,
             problem.base_score,
             problem.weighting.train_rows,
         )
@@ -211,13 +211,13 @@ class AdmmStrategy(JoinStrategy):
         """Let sharded linear tables send statistics, and the others seek consensus."""
         if shards == 1:
             return Update.LOCAL
-        wanted = wanted_update(self.settings)
-        if wanted == "gram" and not is_linear:
+        update = wanted_update(self.settings)
+        if update == "gram" and not is_linear:
             raise SettingsError(
                 f"lou is 'gram', but the model of table {table!r} is not linear; "
                 "allowed for it: 'consensus' and 'auto'"
             )
-        is_gram = is_linear and wanted != "consensus"
+        is_gram = is_linear and update != "consensus"
         return Update.GRAM if is_gram else Update.CONSENSUS
 
     def outline(self) -> Outline:
@@ -361,15 +361,15 @@ class TablePuppetADMM(AdmmStrategy):
 
 def wanted_update(settings: Settings) -> str:
     """Return how sharded tables train together: "auto", "gram" or "consensus"."""
-    needed = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
+    required = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
         settings.privacy.features
     )
-    if needed and settings.lou not in ("auto", needed):
+    if required and settings.lou not in ("auto", required):
         raise SettingsError(
             f"lou is {settings.lou!r}, but privacy.features = "
-            f"{settings.privacy.features!r} needs {needed!r} or 'auto'"
+            f"{settings.privacy.features!r} needs {required!r} or 'auto'"
         )
-    return needed or settings.lou
+    return required or settings.lou
 
 
 def _inner_penalty(table: TrainedTable, kappa: float) -> float:

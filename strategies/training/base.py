@@ -419,17 +419,17 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
         settings = self.settings
-        whole = yield from self.join(self.inventory)
-        encoders = yield from fit_encoders(whole)
-        joined, coreset = whole, None
+        all_rows = yield from self.join(self.inventory)
+        encoders = yield from fit_encoders(all_rows)
+        joined, coreset = all_rows, None
         if settings.coreset_rows:
             coreset = yield from draw_coreset(
-                whole, encoders, settings, self.importance
+                all_rows, encoders, settings, self.importance
             )
-            joined = self.restrict(whole, coreset)
+            joined = self.restrict(all_rows, coreset)
         joined = self.training_rows(joined)
         preparation = Preparation(
-            joined, settings, encoders, whole.train_labels, self.label_reach
+            joined, settings, encoders, all_rows.train_labels, self.label_reach
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         batches = self.plan_batches(joined.train, joined.layouts)
@@ -450,8 +450,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             test_labels=joined.test_labels,
             loss=joined.loss,
             # the server knows all labels, and a sample may have only one class
-            base_score=whole.loss.base_score(
-                whole.train_labels, whole.weighting.train_rows
+            base_score=all_rows.loss.base_score(
+                all_rows.train_labels, all_rows.weighting.train_rows
             ),
             initial_scores=initial_scores,
             l2=settings.l2,
@@ -459,14 +459,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             classes=joined.labels.classes,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={name: whole.trained_rows(name) for name in whole.layouts},
+            fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
             names=joined.names,
             encoders=encoders,
             exposure=self.exposure(joined, self.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,
             # over all rows: a sample's rows also have the weights of their draws
-            weight_facts=whole.weighting.facts(whole.train.joined_rows),
+            weight_facts=all_rows.weighting.facts(all_rows.train.joined_rows),
         )
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:

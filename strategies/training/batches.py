@@ -87,10 +87,10 @@ def _shard_bounds(
     total, batches = sum(rows.total for rows in shards), len(table.start) - 1
     batch_of = np.repeat(np.arange(batches), np.diff(table.start))
     edges = np.array([rows.start for rows in shards] + [total])
-    first = np.arange(batches) * total
+    batch_offsets = np.arange(batches) * total
     keys = batch_of * total + table.rows
-    places = np.searchsorted(keys, first[None, :] + edges[:, None])
-    bounds: npt.NDArray[np.int64] = places - table.start[None, :-1]
+    positions = np.searchsorted(keys, batch_offsets[None, :] + edges[:, None])
+    bounds: npt.NDArray[np.int64] = positions - table.start[None, :-1]
     return bounds
 
 
@@ -136,8 +136,8 @@ def safe_rate(
         for table in tables
     )
     weights = problem.weighting.train_rows
-    counted = 1.0 if weights is None else effective_rows(weights) / len(weights)
-    averaged = batch_rows * (1.0 - momentum) * counted
+    effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
+    averaged = batch_rows * (1.0 - momentum) * effective_share
     share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
     bound = largest / share + NOISE_MARGIN * trace / averaged
     return 1.0 / (problem.loss.max_curvature * bound + problem.l2)

@@ -178,7 +178,7 @@ class BatchStrategy(JoinStrategy):
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, local)
-        late: dict[int, FloatArray] = {}
+        overdue: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
             span = plan.slice(step.batch)
             scores = plan.sum_scores(step.batch, problem.base_score, batch_scores)
@@ -189,12 +189,12 @@ class BatchStrategy(JoinStrategy):
                 derivatives if weights is None else weights[span] * derivatives
             )
             messages = {
-                number: BatchMessages(array, late.get(number))
+                number: BatchMessages(array, overdue.get(number))
                 for number, array in batches.scatter(step.batch, derivatives).items()
             }
             # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
-            replies, late = yield from self._exchange(problem, step, rows, messages)
+            replies, overdue = yield from self._exchange(problem, step, rows, messages)
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
@@ -219,15 +219,15 @@ class BatchStrategy(JoinStrategy):
             order: list[int] = epoch.order.tolist()
             for batch, next_batch in itertools.pairwise(order):
                 yield _Step(epoch, batch, next_batch)
-            after = next(upcoming, None)
+            following = next(upcoming, None)
             yield _Step(
                 epoch,
                 order[-1],
-                None if after is None else int(after.order[0]),
+                None if following is None else int(following.order[0]),
                 ends_epoch=True,
-                evaluate=ALL if after is None else usual,
+                evaluate=ALL if following is None else usual,
             )
-            epoch = after
+            epoch = following
 
     def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
         """Yield the epochs, each with its own order of batches."""
@@ -297,8 +297,8 @@ class BatchStrategy(JoinStrategy):
         gradients = {number: MeanGradient(mean) for number, mean in means.items()}
         sharded = [part for table in problem.sharded for part in table.parts]
         step_request = StepRequest(step=batch_step, parts=gradients)
-        others = yield self.request(ask(step_request, sharded))
-        return replies.then(others), {}
+        step_replies = yield self.request(ask(step_request, sharded))
+        return replies.then(step_replies), {}
 
     def _end_epoch(
         self,

@@ -149,8 +149,8 @@ class Tally:
         times: int = 1,
     ) -> None:
         """Count the fields of one shard's message, given the sizes in their shapes."""
-        sent = times * sum(field_bytes(kind, name, sizes) for name in fields)
-        getattr(self, way)[table.name] += sent
+        byte_count = times * sum(field_bytes(kind, name, sizes) for name in fields)
+        getattr(self, way)[table.name] += byte_count
 
     def traffic(self, rounds: int) -> Traffic:
         """Return the counted bytes as the traffic of ``rounds`` rounds."""
@@ -210,13 +210,13 @@ def sgd_epoch(
     tolerance is set). ``staleness`` is 1 if gradients go down with the next batch.
     """
     tally = Tally()
-    sent = batches - 1 if is_last else batches
+    score_batches = batches - 1 if is_last else batches
     for table, shard in _shards(tables):
         tested = shard.tested if is_tested else 0
         sizes = {
             **table.sizes(shard),
             "batch_rows": shard.batch_rows,
-            "next_rows": shard.batch_rows * sent / batches,
+            "next_rows": shard.batch_rows * score_batches / batches,
             "total": shard.total if is_last or scores_all else tested,
         }
         tally.add("down", table, sizes, BatchMessages, "messages")

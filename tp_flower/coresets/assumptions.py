@@ -47,9 +47,9 @@ def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
     """
     bases = [block @ whitening(gram(block, weights)) for block in blocks]
     together = np.concatenate(bases, axis=1)
-    least = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
+    smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # this is a square: rounding can turn 0 into what would be 1e-8 as a root
-    return float(np.sqrt(np.clip(least, 0.0, 1.0))) if least > 1e-12 else 0.0
+    return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0
 
 
 @dataclass(frozen=True)

@@ -198,17 +198,17 @@ def cluster_shard(
 ) -> ShardClusters:
     """Return a shard's rows in at most ``clusters`` clusters, by k-means++."""
     weights = np.asarray(multiplicity, np.float64)
-    counted = weights > 0
-    if not counted.any():
+    has_weight = weights > 0
+    if not has_weight.any():
         nothing = np.zeros(len(weights))
         empty = np.zeros((0, features.shape[1]))
         return ShardClusters(np.zeros(len(weights), np.intp), nothing, weights, empty)
     centres = weighted_kmeans(features, weights, clusters, rng, starts=1)
-    centres = centres[np.unique(nearest(features[counted], centres)[0])]
+    centres = centres[np.unique(nearest(features[has_weight], centres)[0])]
     labels, distances = nearest(features, centres)
     squares = np.einsum("ij,ij->i", features, features, dtype=np.float64)
     if weights @ distances <= ZERO_COST * (weights @ squares):
-        distances = np.where(counted, 0.0, distances)
+        distances = np.where(has_weight, 0.0, distances)
     return ShardClusters(labels, distances, weights, centres)
 
 

@@ -61,8 +61,8 @@ def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray
     if not len(ends) or not ends[-1] > 0:
         raise ValueError(f"cannot draw {count} rows: none has a weight above 0")
     # the first end above the number; a row of weight 0 has an empty interval
-    at = rng.random(count) * ends[-1]
-    positions: IntArray = np.searchsorted(ends, at, side="right")
+    points = rng.random(count) * ends[-1]
+    positions: IntArray = np.searchsorted(ends, points, side="right")
     return positions
 
 
@@ -81,11 +81,11 @@ def draw_joined(
     >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
     [1, 1]
     """
-    wanted = np.zeros(rows.rows + 1, np.bool_)  # the last is of joined rows without one
-    wanted[positions] = True
-    joined = np.flatnonzero(wanted[rows.row_of])
+    is_hit = np.zeros(rows.rows + 1, np.bool_)  # the last is of joined rows without one
+    is_hit[positions] = True
+    joined = np.flatnonzero(is_hit[rows.row_of])
     joined = joined[np.argsort(rows.row_of[joined], kind="stable")]
-    sizes = np.where(wanted[:-1], rows.multiplicity, 0)
+    sizes = np.where(is_hit[:-1], rows.multiplicity, 0)
     if not sizes[positions].all():
         missing = int((sizes[positions] == 0).sum())
         raise ValueError(f"{missing} drawn rows are in no joined row")
@@ -96,11 +96,11 @@ def draw_joined(
         places = starts + (share * (stops - starts)).astype(np.int64)
     else:
         ends = np.concatenate([[0.0], np.cumsum(row_weights[joined])])
-        at = ends[starts] + share * (ends[stops] - ends[starts])
-        places = np.searchsorted(ends, at, side="right") - 1
+        targets = ends[starts] + share * (ends[stops] - ends[starts])
+        places = np.searchsorted(ends, targets, side="right") - 1
     # a rounding error at the edge of a group must not reach the next group
-    drawn: IntArray = joined[np.clip(places, starts, stops - 1)]
-    return drawn
+    rows_drawn: IntArray = joined[np.clip(places, starts, stops - 1)]
+    return rows_drawn
 
 
 def draw_uniform(

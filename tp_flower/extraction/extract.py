@@ -68,12 +68,12 @@ def extract(
             files[name] = pa.OSFile(path, "wb") if path else pa.BufferOutputStream()
             return stack.enter_context(files[name])
 
-        opened = stack.enter_context(scan(source, fragment))
-        plan = make_plan(source, opened)
+        opened_scan = stack.enter_context(scan(source, fragment))
+        plan = make_plan(source, opened_scan)
         writer = _Writer(plan, create)
-        for batch in _batches(opened, plan, order_key):
+        for batch in _batches(opened_scan, plan, order_key):
             writer.add(batch)
-        contents = writer.finish(fragment.table, opened.pushed)
+        contents = writer.finish(fragment.table, opened_scan.pushed)
     if folder:
         (folder / META_FILE).write_bytes(msgspec.json.encode(contents))
         return open_extracted(folder)
@@ -202,15 +202,15 @@ def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBa
             # DuckDB groups in parallel, and databases do not guarantee an order either
             for number, _ in enumerate(opened.chunks()):
                 start = "INSERT INTO" if number else "CREATE TEMP TABLE"
-                then = "" if number else " AS"
-                connection.execute(f"{start} unsorted{then} {plan.select}")
+                clause = "" if number else " AS"
+                connection.execute(f"{start} unsorted{clause} {plan.select}")
             # rows are named by position: sorted values would reveal their ranks
             label = {piece.column for piece in plan.label}
             columns = connection.table("unsorted").columns
-            others = [quote_name(name) for name in columns if name not in label]
+            row_columns = [quote_name(name) for name in columns if name not in label]
             order = ""
-            if others:
-                row = f"CAST(hash({', '.join(others)}) AS VARCHAR)"
+            if row_columns:
+                row = f"CAST(hash({', '.join(row_columns)}) AS VARCHAR)"
                 order = f"ORDER BY sha256('{order_key.hex()}' || {row})"
             yield from connection.sql(
                 f"SELECT * FROM unsorted {order}"

@@ -150,8 +150,8 @@ class LabelColumn:
         """
         place_of = {name: place for place, name in enumerate(classes)}
         if self.kind == "text":
-            places = [place_of.get(name, math.nan) for name in self.categories]
-            return np.array([*places, math.nan])[self.codes]
+            positions = [place_of.get(name, math.nan) for name in self.categories]
+            return np.array([*positions, math.nan])[self.codes]
         distinct, codes = np.unique(self.values, return_inverse=True)
         return np.array([place_of.get(v, math.nan) for v in distinct.tolist()])[codes]
 
@@ -212,7 +212,7 @@ class ExtractedShard:
         """
         rows = np.arange(self.rows) if rows is None else rows
         with self._open([info.column for info in self.features]) as file:
-            read = lru_cache(maxsize=1)(file.get_batch)
+            read_batch = lru_cache(maxsize=1)(file.get_batch)
             for start in range(0, len(rows), size):
                 block = rows[start : start + size]
                 batches = np.searchsorted(self._starts, block, side="right") - 1
@@ -221,7 +221,7 @@ class ExtractedShard:
                 for first, last in pairwise([0, *cuts.tolist(), len(block)]):
                     number = int(batches[first])
                     inside = block[first:last] - self._starts[number]
-                    pieces.append(_take(read(number), inside))
+                    pieces.append(_take(read_batch(number), inside))
                 table = pa.Table.from_batches(pieces)
                 yield {
                     info.name: self._feature(info, table[info.column])
@@ -235,9 +235,9 @@ class ExtractedShard:
         if info.kind != "vector":
             return NumericColumn(values.to_numpy())
         vectors = np.full((len(values), info.width), np.nan, np.float32)
-        rest = vectors
+        nested = vectors
         for chunk in values.chunks:
-            rows, rest = rest[: len(chunk)], rest[len(chunk) :]
+            rows, nested = nested[: len(chunk)], nested[len(chunk) :]
             is_present = chunk.is_valid().to_numpy(zero_copy_only=False)
             elements = chunk.flatten().to_numpy(zero_copy_only=False)
             rows[is_present] = elements.reshape(is_present.sum(), info.width)
@@ -269,9 +269,9 @@ class ExtractedShard:
 
     def _whole(self, column: str) -> pa.ChunkedArray:
         with self._open([column]) as file:
-            read = (file.get_batch(n) for n in range(file.num_record_batches))
+            pieces = (file.get_batch(n) for n in range(file.num_record_batches))
             # copied, because part of a batch would keep the whole batch in memory
-            batches = [_take(batch, np.arange(batch.num_rows)) for batch in read]
+            batches = [_take(batch, np.arange(batch.num_rows)) for batch in pieces]
             return pa.Table.from_batches(batches, file.schema)[column]
 
     def _open(self, columns: list[str]) -> pa.ipc.RecordBatchFileReader:

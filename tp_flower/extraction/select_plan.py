@@ -137,19 +137,19 @@ def _part_text(column: TypedColumn) -> str:
     value = column.sql
     if column.kind == "text":
         return value
-    plain = f"CAST({value} AS VARCHAR)"
+    as_text = f"CAST({value} AS VARCHAR)"
     if column.kind == "number" and _FLOATS.fullmatch(column.type):
         whole = f"{value} = trunc({value}) AND abs({value}) < 1e38"
         integer = f"CAST(CAST({value} AS HUGEINT) AS VARCHAR)"
-        return f"CASE WHEN {whole} THEN {integer} ELSE {plain} END"
+        return f"CASE WHEN {whole} THEN {integer} ELSE {as_text} END"
     decimal = _DECIMAL.fullmatch(column.type)
     if decimal and decimal[1] != "0":
         # below 0.0001 a DOUBLE is written with an exponent, so a DECIMAL must be, too
         tiny = f"{value} <> 0 AND abs({value}) < 0.0001"
         exponent = f"CAST(CAST({value} AS DOUBLE) AS VARCHAR)"
-        trimmed = f"rtrim(rtrim({plain}, '0'), '.')"
+        trimmed = f"rtrim(rtrim({as_text}, '0'), '.')"
         return f"CASE WHEN {tiny} THEN {exponent} ELSE {trimmed} END"
-    return plain
+    return as_text
 
 
 RELATION: Final = "shard"
@@ -305,9 +305,9 @@ def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     groups = [
         Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
     ]
-    whole = replace(subquery, columns=(*subquery.columns, *groups))
-    named = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
-    return f"({whole.to_sql(RELATION)})", named
+    grouped_query = replace(subquery, columns=(*subquery.columns, *groups))
+    group_names = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
+    return f"({grouped_query.to_sql(RELATION)})", group_names
 
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:

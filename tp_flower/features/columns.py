@@ -211,8 +211,8 @@ def _month(seconds: FloatArray) -> FloatArray:
 
 def _day_of_year(seconds: FloatArray) -> FloatArray:
     days = _days(seconds)
-    first = days.astype("datetime64[Y]").astype("datetime64[D]")
-    return np.asarray((days - first).astype(np.float64) + 1)
+    new_year = days.astype("datetime64[Y]").astype("datetime64[D]")
+    return np.asarray((days - new_year).astype(np.float64) + 1)
 
 
 def _where_present(part: TimePart) -> TimePart:

@@ -66,8 +66,8 @@ class TableEncoder:
     def columns(self) -> int:
         """The approximate mean squared norm of an encoded row: each number adds one."""
         return sum(
-            each.width if isinstance(each, VectorEncoding) else 1
-            for each in self.encodings
+            encoding.width if isinstance(encoding, VectorEncoding) else 1
+            for encoding in self.encodings
         )
 
     def misfits(self, kinds: Mapping[str, tuple[str, int]]) -> tuple[str, ...]:
@@ -199,9 +199,9 @@ class SiteEncoder:
     ) -> list[tuple[slice, Writer]]:
         """Return the writer of each feature, and its encoded columns."""
         writers = []
-        left = 0
+        start = 0
         for encoding in self.encoder.encodings:
-            name, right = encoding.name, left + len(encoding.feature_names)
+            name, right = encoding.name, start + len(encoding.feature_names)
             if name not in columns:
                 raise SchemaError(
                     f"feature {name!r} is not among the shard's: {', '.join(columns)}"
@@ -211,8 +211,8 @@ class SiteEncoder:
                 write = self._find(encoding, categories.texts).writer(categories)
             else:
                 write = encoding.writer(columns[name])
-            writers.append((slice(left, right), write))
-            left = right
+            writers.append((slice(start, right), write))
+            start = right
         return writers
 
     def _find(self, encoding: HashedEncoding, texts: pa.Array) -> Targets:

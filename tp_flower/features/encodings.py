@@ -264,9 +264,9 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         # With 2^20 categories two of them agree in 64 bits with probability 2^-25; the
         # second would then count among the others.
         is_listed = (listed[position] == hashes[:, :2]).all(axis=1)
-        other = len(self.hashes) if self.has_other else -1
+        other_column = len(self.hashes) if self.has_other else -1
         fill = -1 if self.fill is None else self.fill
-        return Targets(np.append(np.where(is_listed, position, other), fill))
+        return Targets(np.append(np.where(is_listed, position, other_column), fill))
 
 
 class HashEncoding(_Encoding, frozen=True, tag="hash"):
@@ -318,8 +318,8 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
     def writer(self, column: FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         values = categories_for(self, column)
-        listed = pa.array(self.categories, values.texts.type)
-        positions = pc.index_in(values.texts, value_set=listed)
+        categories = pa.array(self.categories, values.texts.type)
+        positions = pc.index_in(values.texts, value_set=categories)
         # the last entry is the missing value's, whose code is -1
         hot = np.append(pc.fill_null(positions, -1).to_numpy().astype(np.intp), -1)
         return Targets(hot).writer(values)

@@ -131,10 +131,10 @@ def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The most frequent categories, and one column for the others if there are any."""
-    listed, most = column.categories, spec.columns
-    has_other = column.count > listed.counts.sum() or len(listed.counts) > most
-    is_cut = listed.tail > 0 or len(listed.counts) + has_other > most
-    frequent = listed.most_frequent(most - 1 if is_cut else len(listed.counts))
+    stats, limit = column.categories, spec.columns
+    has_other = column.count > stats.counts.sum() or len(stats.counts) > limit
+    is_cut = stats.tail > 0 or len(stats.counts) + has_other > limit
+    frequent = stats.most_frequent(limit - 1 if is_cut else len(stats.counts))
     is_zero = spec.missing == "zero"
     kinds_of_rows = len(frequent) + has_other + (is_zero and column.count < column.rows)
     if kinds_of_rows < 2 or not len(frequent):
@@ -142,7 +142,7 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     order = np.sort(frequent)
     fill = None if is_zero else int(np.searchsorted(order, frequent[0]))
     return CategoryEncoding(
-        name, hex_of(listed.hashes[order]), fill, bool(has_other), column.kind != "text"
+        name, hex_of(stats.hashes[order]), fill, bool(has_other), column.kind != "text"
     )
 
 

@@ -324,8 +324,8 @@ class EncoderSpec:
         """Refuse a declaration that is for another kind of value."""
         if self.kind == "range" and self.range.is_time != (kind == "time"):
             ends = "dates, as in range(1950-01-01, 2013-12-31)"
-            wanted = ends if kind == "time" else "numbers, as in range(1, 12)"
-            raise SchemaError(f"encoder {self} does not fit a {kind}: write {wanted}")
+            expected = ends if kind == "time" else "numbers, as in range(1, 12)"
+            raise SchemaError(f"encoder {self} does not fit a {kind}: write {expected}")
         if self.kind == "categories" and kind != "text":
             try:
                 numbers = number_categories(self.categories)

@@ -162,8 +162,8 @@ class CategoryStatistics:
         ranked = np.argsort(-self.counts, kind="stable")
         chosen, others = ranked[:number], ranked[number:]
         if self.tail:
-            least = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
-            if len(chosen) < number or least <= max(
+            smallest = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
+            if len(chosen) < number or smallest <= max(
                 self.tail, self.most[others].max(initial=0)
             ):
                 raise SchemaError(

@@ -39,10 +39,10 @@ def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     listed = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
     return StatisticsOfPart(
         statistics=[_feature(name, column) for name, column in statistics.items()],
-        quantile_values={key: each.values for key, each in points.items()},
-        quantile_weights={key: each.weights for key, each in points.items()},
-        category_hashes={key: each.hashes for key, each in listed.items()},
-        category_counts={key: each.counts for key, each in listed.items()},
+        quantile_values={key: summary.values for key, summary in points.items()},
+        quantile_weights={key: summary.weights for key, summary in points.items()},
+        category_hashes={key: summary.hashes for key, summary in listed.items()},
+        category_counts={key: summary.counts for key, summary in listed.items()},
     )
 
 
@@ -148,8 +148,8 @@ def _with_arrays(
         tail = _count(feature.tail, "tail", column.count)
         if (counts <= tail).any():
             raise ImpossibleError(f"categories have no more than tail = {tail} rows")
-        listed = CategoryStatistics(hashes, counts, counts, tail)
-        column = replace(column, categories=listed)
+        categories = CategoryStatistics(hashes, counts, counts, tail)
+        column = replace(column, categories=categories)
     return column
 
 

@@ -121,9 +121,9 @@ def poisson_batches(
     if not 0 < rate <= 1:
         raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")
     total = mapping.joined_rows
-    drawn = _bernoulli_cells(total * steps, rate, noise)
-    start = np.searchsorted(drawn, np.arange(steps + 1) * total)
-    return _plan(mapping, drawn % total, start)
+    cells = _bernoulli_cells(total * steps, rate, noise)
+    start = np.searchsorted(cells, np.arange(steps + 1) * total)
+    return _plan(mapping, cells % total, start)
 
 
 def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
@@ -140,8 +140,8 @@ def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
         cut = np.minimum(gaps, cells + 1).astype(np.int64)
         blocks.append(last + np.cumsum(cut))
         last = int(blocks[-1][-1])
-    drawn = np.concatenate(blocks)
-    return drawn[drawn < cells]
+    hits = np.concatenate(blocks)
+    return hits[hits < cells]
 
 
 def _plan(mapping: TableMapping, order: IntArray, start: IntArray) -> BatchPlan:

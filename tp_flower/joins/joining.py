@@ -44,13 +44,13 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
     """Return (k,) int32 from 0, equal where rows of the hashes (k, 2) are equal."""
     # every shard's hashes are sorted by the first half: this merges them
     order = np.argsort(hashes[:, 0], kind="stable")
-    ordered = hashes[order]
-    differs = ordered[1:] != ordered[:-1]
+    sorted_hashes = hashes[order]
+    differs = sorted_hashes[1:] != sorted_hashes[:-1]
     if (differs[:, 1] & ~differs[:, 0]).any():
         # equal first halves of different hashes occur once in 2**64 pairs
         order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        ordered = hashes[order]
-        differs = ordered[1:] != ordered[:-1]
+        sorted_hashes = hashes[order]
+        differs = sorted_hashes[1:] != sorted_hashes[:-1]
     codes = np.zeros(len(hashes), dtype=np.int32)
     codes[order[1:]] = np.cumsum(differs.any(axis=1), dtype=np.int32)
     return codes
@@ -132,14 +132,14 @@ def match_table(
         else (join.left, codes[0], codes[1])
         for join, codes in predicates
     ]
-    others = {other for other, _, _ in sides}
-    old = [
+    joined_tables = {other for other, _, _ in sides}
+    joined_codes = [
         # keys of a single table are looked up once per row, not per joined row
-        codes if len(others) == 1 else on_joined(joined[other], codes)
+        codes if len(joined_tables) == 1 else on_joined(joined[other], codes)
         for other, codes, _ in sides
     ]
-    group_old, group_new = _groups(old, [codes for _, _, codes in sides])
-    if len(others) == 1:
+    group_old, group_new = _groups(joined_codes, [codes for _, _, codes in sides])
+    if len(joined_tables) == 1:
         group_old = on_joined(joined[sides[0][0]], group_old)
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
     # an additional empty group at the end is for NULL
@@ -158,16 +158,16 @@ def match_table(
 
 def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinStep:
     """Return the record of joining a table, with its row counts."""
-    made = np.maximum(match.counts, 1) if is_outer else match.counts
+    fan_outs = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,
-        rows=int(made.sum()),
+        rows=int(fan_outs.sum()),
         on=on,
         is_outer=is_outer,
-        rows_before=len(made),
-        fan_out_min=int(made.min()) if len(made) else 0,
-        fan_out_median=float(np.median(made)) if len(made) else 0.0,
-        fan_out_max=int(made.max(initial=0)),
+        rows_before=len(fan_outs),
+        fan_out_min=int(fan_outs.min()) if len(fan_outs) else 0,
+        fan_out_median=float(np.median(fan_outs)) if len(fan_outs) else 0.0,
+        fan_out_max=int(fan_outs.max(initial=0)),
         unmatched_before=int(np.count_nonzero(match.counts == 0)),
         unmatched_rows=match.unmatched_rows,
     )
@@ -188,13 +188,13 @@ def join_table(
         lag = (start - (np.cumsum(counts) - counts)).astype(size)
         place = np.repeat(lag, counts)
         place += np.arange(step.rows, dtype=size)
-        after = {table: np.repeat(rows, counts) for table, rows in joined.items()}
-        return {**after, step.table: order.take(place)}
+        result = {table: np.repeat(rows, counts) for table, rows in joined.items()}
+        return {**result, step.table: order.take(place)}
     if step.rows == len(counts):
         return {**joined, step.table: order.take(start)}
     is_matched = counts > 0
-    after = {table: rows[is_matched] for table, rows in joined.items()}
-    return {**after, step.table: order.take(start[is_matched])}
+    result = {table: rows[is_matched] for table, rows in joined.items()}
+    return {**result, step.table: order.take(start[is_matched])}
 
 
 def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
@@ -282,8 +282,8 @@ def build_mapping(
             )
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
-        listed = ", ".join(f"{step.table}: {step.rows}" for step in steps)
-        raise MappingError(f"the join has no rows; rows left after each step: {listed}")
+        sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
+        raise MappingError(f"the join has no rows; rows left after each step: {sizes}")
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
 

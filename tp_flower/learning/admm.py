@@ -404,9 +404,9 @@ class AndersonMixer:
             for history, array in zip(self._histories, after.free, strict=True)
         ]
         scores = after.scores.copy()
-        for (table, reached), mixed in zip(
+        for (table, old_scores), mixed in zip(
             after.local_scores.items(), local, strict=True
         ):
-            self._mapping.tables[table].add_expanded(mixed - reached, scores)
+            self._mapping.tables[table].add_expanded(mixed - old_scores, scores)
         tables = zip(after.local_scores, local, strict=True)
         return Point(scores, duals, dict(tables))

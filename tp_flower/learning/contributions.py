@@ -51,7 +51,7 @@ def contributions(
     total -= np.average(total, axis=0, weights=weights)
     weighted = total if weights is None else weights[:, None] * total
     variance = float(np.vdot(weighted, total))
-    whole = len(total) if weights is None else float(weights.sum())
+    total_weight = len(total) if weights is None else float(weights.sum())
     shares = {}
     for table, scores in local_scores.items():
         rows = mapping.tables[table]
@@ -63,7 +63,7 @@ def contributions(
             else rows.segment_sum(weights[:, None])[:, 0]
         )
         shares[table] = Contribution(
-            mean_score=multiplicity @ scores / whole,
+            mean_score=multiplicity @ scores / total_weight,
             share=covariance / variance if variance > 0.0 else 0.0,
         )
     return shares

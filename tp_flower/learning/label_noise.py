@@ -318,8 +318,8 @@ class CorrectedClassLoss(_CorrectedLoss):
         """
         rows, noise = len(labels), self.noise
         counts = class_counts(labels, noise.classes, weights)
-        sure = rows if weights is None else effective_rows(weights)
-        error = np.sqrt(noise.flip * (1.0 - noise.flip) / sure) / noise.contrast
+        effective = rows if weights is None else effective_rows(weights)
+        error = np.sqrt(noise.flip * (1.0 - noise.flip) / effective) / noise.contrast
         floor = min(max(error, 0.5 / rows), 1.0 / noise.classes)
         rates = np.maximum(noise.rate_of(counts / rows), floor)
         scores: FloatArray = np.log(rates / rates.sum())

@@ -39,8 +39,8 @@ class SimilarityGraph:
         >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
         array([[0, 2]])
         """
-        ordered = np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1)
-        distinct = np.unique(ordered, axis=0)
+        sorted_pairs = np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1)
+        distinct = np.unique(sorted_pairs, axis=0)
         return cls(tuple(names), distinct[distinct[:, 0] != distinct[:, 1]])
 
     def __len__(self) -> int:
@@ -76,9 +76,9 @@ class SimilarityGraph:
         shape = (len(self), len(self))
         links = csr_array((np.ones(len(left)), (left, right)), shape)
         labels = connected_components(links, directed=False)[1]
-        _, first = np.unique(labels, return_index=True)
-        rank = np.empty(len(first), np.int64)
-        rank[np.argsort(first)] = np.arange(len(first))
+        _, first_sites = np.unique(labels, return_index=True)
+        rank = np.empty(len(first_sites), np.int64)
+        rank[np.argsort(first_sites)] = np.arange(len(first_sites))
         groups: IntArray = rank[labels]
         return groups
 
@@ -149,9 +149,9 @@ def parse_edges(text: str, names: Sequence[str]) -> SimilarityGraph:
     [[0, 1], [0, 2]]
     """
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
-    written = re.split(r"[,;\n]", "\n".join(lines))
+    edge_texts = re.split(r"[,;\n]", "\n".join(lines))
     positions = {name: place for place, name in enumerate(names)}
-    pairs = [_edge(part.strip(), positions) for part in written if part.strip()]
+    pairs = [_edge(part.strip(), positions) for part in edge_texts if part.strip()]
     return SimilarityGraph.from_pairs(names, np.array(pairs, np.int64))
 
 

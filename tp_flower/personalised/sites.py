@@ -104,8 +104,8 @@ class SiteObjective:
         vector = np.ones(len(centre)) / np.sqrt(len(centre))
         size = 0.0
         for _ in range(POWER_STEPS):
-            moved = self.gradient(centre + FINITE_STEP * vector)
-            product = (moved - at_centre) / FINITE_STEP
+            shifted_gradient = self.gradient(centre + FINITE_STEP * vector)
+            product = (shifted_gradient - at_centre) / FINITE_STEP
             size = float(np.linalg.norm(product))
             if not size:
                 break

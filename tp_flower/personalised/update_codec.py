@@ -100,10 +100,10 @@ def code_book(
         owner = _nearest(book, points)
         mass = np.bincount(owner, weights)
         total = np.bincount(owner, weights * points)
-        moved = np.unique(total[mass > 0] / mass[mass > 0])
-        if np.array_equal(moved, book):
+        means = np.unique(total[mass > 0] / mass[mass > 0])
+        if np.array_equal(means, book):
             break
-        book = moved
+        book = means
     if (points == 0.0).any():
         book[np.argmin(np.abs(book))] = 0.0
     return np.unique(book.astype(np.float32))
@@ -127,7 +127,7 @@ def _encode_runs(starts: IntArray, size: int) -> tuple[int, Bytes]:
         return _EACH, np.empty(0, np.uint8)
     lengths = np.diff(starts, append=size)
     longest = int(lengths.max(initial=1))
-    width = next(each for each in _WIDTHS if longest < 1 << (8 * each))
+    width = next(candidate for candidate in _WIDTHS if longest < 1 << (8 * candidate))
     if width * len(starts) < (size + 7) // 8:
         return width, lengths.astype(_WIDTHS[width]).view(np.uint8)
     begins = np.zeros(size, np.bool_)
@@ -143,33 +143,33 @@ def _decode_runs(
         _check(runs == size, f"has {runs} runs that should be {size}")
         return np.ones(size, np.int64), content
     _check(layout == _BITMAP or layout in _WIDTHS, f"has the unknown layout {layout}")
-    taken = (size + 7) // 8 if layout == _BITMAP else layout * runs
-    _check(len(content) >= taken, "ends within its runs")
+    byte_count = (size + 7) // 8 if layout == _BITMAP else layout * runs
+    _check(len(content) >= byte_count, "ends within its runs")
     if layout == _BITMAP:
-        bits = np.unpackbits(content[:taken])
+        bits = np.unpackbits(content[:byte_count])
         _check(not bits[size:].any(), "has bits behind its end")
         starts = np.flatnonzero(bits)
         is_whole = len(starts) == runs and not starts[:1].any()
         lengths = np.diff(starts, append=size)
     else:
-        lengths = content[:taken].copy().view(_WIDTHS[layout]).astype(np.int64)
+        lengths = content[:byte_count].copy().view(_WIDTHS[layout]).astype(np.int64)
         is_whole = int(lengths.sum()) == size and bool((lengths > 0).all())
     _check(is_whole, f"has runs that do not make up {size} elements")
-    return lengths, content[taken:]
+    return lengths, content[byte_count:]
 
 
 def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, bool]:
     """Return the runs' values, and whether as a code book, which may be shorter."""
-    plain = values.view(np.uint8)
+    raw = values.view(np.uint8)
     if not codes or not len(values):
-        return plain, False
+        return raw, False
     book, index = np.unique(values, return_inverse=True)
     bits = (len(book) - 1).bit_length()
-    places = index[:, None] >> np.arange(bits)[::-1]
-    packed = np.packbits((places & 1).astype(np.uint8))
+    bit_rows = index[:, None] >> np.arange(bits)[::-1]
+    packed = np.packbits((bit_rows & 1).astype(np.uint8))
     head = np.array([len(book) - 1], np.uint8)
     booked = np.concatenate([head, book.view(np.uint8), packed])
-    return (booked, True) if len(booked) < len(plain) else (plain, False)
+    return (booked, True) if len(booked) < len(raw) else (raw, False)
 
 
 def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:

@@ -154,8 +154,8 @@ class ZStep:
             pull = np.zeros((edges, targets.shape[1]))
         if not penalty or not edges or not spread:
             left, right = self.graph.edges.T
-            same = (targets[left] == targets[right]).all(axis=1)
-            return ZSolution(targets, np.zeros_like(pull), same, 0, 0.0, 0.0, True)
+            is_equal = (targets[left] == targets[right]).all(axis=1)
+            return ZSolution(targets, np.zeros_like(pull), is_equal, 0, 0.0, 0.0, True)
         return self._iterate(targets, penalty, pull, spread)
 
     def _iterate(
@@ -250,11 +250,11 @@ def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     """
     if not penalty:
         return gradient.copy()
-    least, most = _bounds(gradient.tolist(), penalty)
-    values = [0.0] * len(least)
+    lower, upper = _bounds(gradient.tolist(), penalty)
+    values = [0.0] * len(lower)
     value = 0.0
-    for place in range(len(least) - 1, -1, -1):
-        value = min(max(value, least[place]), most[place])
+    for place in range(len(lower) - 1, -1, -1):
+        value = min(max(value, lower[place]), upper[place])
         values[place] = value
     return np.array(values)
 
@@ -281,7 +281,7 @@ def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[fl
     lists of numbers are several times as fast as numpy's elements.
     """
     size = len(gradient)
-    least, most = [0.0] * size, [0.0] * size
+    lower, upper = [0.0] * size, [0.0] * size
     knots, slopes, offsets = ([0.0] * (2 * size + 2) for _ in range(3))
     first, last = size + 1, size
     for place, element in enumerate(gradient):
@@ -293,17 +293,17 @@ def _bounds(gradient: list[float], penalty: float) -> tuple[list[float], list[fl
             offset += offsets[first]
             first += 1
         left = slope, offset
-        least[place] = (-penalty - offset) / slope
+        lower[place] = (-penalty - offset) / slope
         slope, offset = 1.0, -element + outside
         while last >= first and slope * knots[last] + offset >= penalty:
             slope -= slopes[last]
             offset -= offsets[last]
             last -= 1
-        most[place] = (penalty - offset) / slope
+        upper[place] = (penalty - offset) / slope
         first -= 1
         last += 1
-        knots[first], slopes[first] = least[place], left[0]
+        knots[first], slopes[first] = lower[place], left[0]
         offsets[first] = left[1] + penalty
-        knots[last], slopes[last] = most[place], -slope
+        knots[last], slopes[last] = upper[place], -slope
         offsets[last] = penalty - offset
-    return least, most
+    return lower, upper

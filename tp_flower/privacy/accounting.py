@@ -71,12 +71,12 @@ def epsilon(
     pure = [e for e in mechanisms if isinstance(e, PureDp) and e.count]
     if gaussians and (delta == 0 or not min(g.noise_multiplier for g in gaussians)):
         return math.inf
-    added = sum(each.epsilon * each.count for each in pure)
+    pure_epsilon = sum(mechanism.epsilon * mechanism.count for mechanism in pure)
     if gaussians:
-        added += _gaussian_epsilon(gaussians, delta, accountant)
+        pure_epsilon += _gaussian_epsilon(gaussians, delta, accountant)
     if not pure or delta == 0:
-        return added
-    return min(added, _renyi_epsilon([*gaussians, *pure], delta))
+        return pure_epsilon
+    return min(pure_epsilon, _renyi_epsilon([*gaussians, *pure], delta))
 
 
 def noise_multiplier(
@@ -164,10 +164,10 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     """Return the smallest sufficient multiplier, given one that suffices."""
     from scipy.optimize import brentq
 
-    low, least = enough / 2, enough * _LEAST_SHARE
+    low, lowest = enough / 2, enough * _LEAST_SHARE
     while excess(low) <= 0:
         enough, low = low, low / 2
-        if low < least:
+        if low < lowest:
             return enough
     root = float(brentq(excess, low, enough, rtol=_RELATIVE / 2))
     # the smallest noise is within the tolerance of the root, on either side
@@ -199,8 +199,8 @@ def _renyi_epsilon(mechanisms: Sequence[Mechanism], delta: float) -> float:
     from dp_accounting.rdp import compute_epsilon
 
     total = np.zeros_like(ORDERS)
-    for each in mechanisms:
-        total += each.count * _divergences(replace(each, count=1))
+    for mechanism in mechanisms:
+        total += mechanism.count * _divergences(replace(mechanism, count=1))
     return float(compute_epsilon(ORDERS, total, delta)[0])
 
 

@@ -198,10 +198,10 @@ def fit_privately(
     for step in range(1, plan.steps + 1):
         # a slice copies nothing
         is_whole = plan.sample_rate == 1.0
-        drawn = slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
-        features = all_rows[drawn]
-        residuals = model.scores(features) - problem.target[drawn]
-        messages = weights[drawn] * residuals
+        sample = slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
+        features = all_rows[sample]
+        residuals = model.scores(features) - problem.target[sample]
+        messages = weights[sample] * residuals
         total = private_sum(model, features, messages, clipped_noise, noise)
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient

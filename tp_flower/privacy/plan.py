@@ -268,9 +268,9 @@ def _plan_gradients(
 def _plan_scores(
     settings: "PrivacyTerms", schedule: Schedule
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
-    whole = schedule.epochs + int(schedule.has_first_scores)
+    evaluations = schedule.epochs + int(schedule.has_first_scores)
     in_batches = schedule.row_batches if schedule.sends_gradients else 0
-    limits = {SCORES: (whole, 1)}
+    limits = {SCORES: (evaluations, 1)}
     if schedule.sends_gradients:
         limits[BATCH_SCORES] = (schedule.batch_uses, max(in_batches, 1))
     if not settings.covers_predictions:

@@ -154,9 +154,9 @@ class Rows:
             rows = features[block].astype(np.float64)
             norms = np.einsum("ij,ij->i", rows, rows) + float(self.intercept)
             # a row of zeros adds nothing, whatever its weight
-            most = np.full_like(norms, math.inf)
-            np.divide(radius * radius, norms, out=most, where=norms > 0)
-            weights[block] = np.minimum(weights[block], most)
+            largest = np.full_like(norms, math.inf)
+            np.divide(radius * radius, norms, out=largest, where=norms > 0)
+            weights[block] = np.minimum(weights[block], largest)
         return weights
 
 

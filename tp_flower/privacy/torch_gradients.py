@@ -90,8 +90,8 @@ def _probed_norms(
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Return the norms of made-up rows' gradients: by the hooks, and by autograd."""
     parameters = list(model.module.parameters())
-    drawn = torch.Generator().manual_seed(0)
-    made_up = torch.randn((_PROBES, features), generator=drawn).to(parameters[0])
+    rng = torch.Generator().manual_seed(0)
+    made_up = torch.randn((_PROBES, features), generator=rng).to(parameters[0])
     with torch.random.fork_rng(), _hooked(model.module, ghost=ghost) as hooked:
         hooked.enable_hooks()
         rows = made_up.requires_grad_()
@@ -101,14 +101,14 @@ def _probed_norms(
         torch.autograd.grad(scores, rows, ones, retain_graph=True, allow_unused=True)
         norms = _norms(model)
         hooked.disable_hooks()
-        whole = []
+        true_norms = []
         for row in scores:
             gradients = torch.autograd.grad(
                 row.sum(), parameters, retain_graph=True, materialize_grads=True
             )
             flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-            whole.append(float(flat.double().norm()))
-    return norms, np.array(whole)
+            true_norms.append(float(flat.double().norm()))
+    return norms, np.array(true_norms)
 
 
 def check_scores_are_apart(model: LocalModel, features: int) -> None:
@@ -145,9 +145,9 @@ def _mixes_rows(module: nn.Module, features: int) -> bool:
     twin = copy.deepcopy(module)
     device = next(twin.parameters()).device
     dtype = next(twin.parameters()).dtype
-    drawn = torch.Generator().manual_seed(0)
+    rng = torch.Generator().manual_seed(0)
     shape = (2, _PROBES, features)
-    first, second = torch.randn(shape, generator=drawn, dtype=dtype).to(device)
+    first, second = torch.randn(shape, generator=rng, dtype=dtype).to(device)
     second[0] = first[0]
     alone, together = _first_scores(twin, first), _first_scores(twin, second)
     return not torch.allclose(alone, together, rtol=_CLOSE, atol=_CLOSE)
@@ -196,12 +196,12 @@ def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
 
 def _rows_at_once(hooked: GradNormModule) -> int:
     """Return the size of a chunk, from the parameters whose row gradients are built."""
-    made = 0
+    parameters = 0
     for layer in hooked._module.modules():  # noqa: SLF001 - Opacus' name for it
         is_ghost = hooked.use_ghost_clipping and type(layer) in hooked.NORM_SAMPLERS
         if not is_ghost and any(True for _ in layer.parameters(recurse=False)):
-            made += sum(parameter.numel() for parameter in layer.parameters())
-    return min(EVALUATION_ROWS, max(1, CHUNK_VALUES // max(made, 1)))
+            parameters += sum(parameter.numel() for parameter in layer.parameters())
+    return min(EVALUATION_ROWS, max(1, CHUNK_VALUES // max(parameters, 1)))
 
 
 def _chunk_sum(

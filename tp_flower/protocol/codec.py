@@ -54,14 +54,14 @@ def encode(message: Message) -> Packet:
         _build(type(message), header)
         return Packet(header, arrays)
     _build(type(message), {**header, PARTS: {}})
-    listed = []
+    parts = []
     for number, body in getattr(message, PARTS).items():
         values = _values(body)
         _build(layout.part, {**values, **_array_fields(body)}, number)
-        listed.append({ID: number, **values})
+        parts.append({ID: number, **values})
         arrays |= {(number, name): array for name, array, _ in _arrays(body)}
     if layout_of(layout.part).values:
-        header[PARTS] = listed
+        header[PARTS] = parts
     return Packet(header, arrays)
 
 
@@ -309,9 +309,9 @@ def _wrong_form(
     name: str, array: AnyArray, spec: ArraySpec, sizes: Mapping[str, int]
 ) -> MessageError:
     key = name.partition(_FAMILY)[2]
-    declared = [str(size).replace("{}", key) for size in spec.shape]
+    sizes_text = [str(size).replace("{}", key) for size in spec.shape]
     shape = " x ".join(
-        f"{sizes[size]} ({size})" if size in sizes else size for size in declared
+        f"{sizes[size]} ({size})" if size in sizes else size for size in sizes_text
     )
     return MessageError(
         f"array {name!r} is {array.dtype.name} of shape {array.shape}; allowed: "

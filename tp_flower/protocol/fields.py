@@ -246,16 +246,16 @@ def layout_of(kind: type[Body]) -> Layout:
     arrays: dict[str, tuple[str, ArraySpec]] = {}
     families: dict[str, tuple[str, ArraySpec]] = {}
     part: type[PartBody] | None = None
-    for declared in declared_fields(kind):
-        hint, name = _present(declared.type), declared.encode_name
-        if declared.name == PARTS:
+    for declared_field in declared_fields(kind):
+        hint, name = _present(declared_field.type), declared_field.encode_name
+        if declared_field.name == PARTS:
             part = get_args(hint)[1]
         elif spec := _array_spec(hint):
-            arrays[name] = declared.name, spec
+            arrays[name] = declared_field.name, spec
         elif get_origin(hint) is dict and (spec := _array_spec(get_args(hint)[1])):
-            families[name] = declared.name, spec
+            families[name] = declared_field.name, spec
         else:
-            values[name] = declared.name
+            values[name] = declared_field.name
     return Layout(values, arrays, families, part)
 
 

@@ -75,17 +75,17 @@ def bind_conditions(
             merged = {**merged, name.lower(): equality.left.table}
             bound.append(equality)
         bound += [_bind(text, local, owner) for text in join.on]
-    whole = Scope(scope.columns, merged, scope.aliases)
-    bound += [_bind(text, whole, None) for text in statement.where]
-    return bound, whole
+    full_scope = Scope(scope.columns, merged, scope.aliases)
+    bound += [_bind(text, full_scope, None) for text in statement.where]
+    return bound, full_scope
 
 
 def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
     """Return the equality of one USING column; the joined table comes last."""
     what = f"join of {join.alias} USING ({name})"
-    before = {a: names for a, names in scope.columns.items() if a != join.alias}
+    left_columns = {a: names for a, names in scope.columns.items() if a != join.alias}
     column = exp.column(exp.to_identifier(name, quoted=True))
-    left = Scope(before, scope.merged, scope.aliases).table_of(column, what)
+    left = Scope(left_columns, scope.merged, scope.aliases).table_of(column, what)
     joined = exp.to_identifier(join.alias, quoted=True)
     right = scope.table_of(exp.column(column.this.copy(), table=joined), what)
     sides = (
@@ -213,7 +213,7 @@ def _with_guards(
     predicates: Sequence[Condition], guards: Sequence[Condition]
 ) -> list[Condition]:
     """Return the predicates, with keys that are NULL unless the guards in ON hold."""
-    chosen: dict[Condition, set[str]] = {}
+    guards_of: dict[Condition, set[str]] = {}
     for guard in guards:
         table, owner = guard.left.table, guard.owner
         compared = [p for p in predicates if (p.owner, p.left.table) == (owner, table)]
@@ -225,8 +225,8 @@ def _with_guards(
             )
         # one NULL part of a key suffices, whatever the order of the parts
         first = min(compared, key=lambda p: (p.left.sql, p.right.sql))
-        chosen.setdefault(first, set()).add(guard.left.sql)
-    return [_guarded(p, sorted(chosen.get(p, ()))) for p in predicates]
+        guards_of.setdefault(first, set()).add(guard.left.sql)
+    return [_guarded(p, sorted(guards_of.get(p, ()))) for p in predicates]
 
 
 def _guarded(predicate: Condition, conditions: Sequence[str]) -> Condition:

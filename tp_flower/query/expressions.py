@@ -189,8 +189,8 @@ def _parse_select_item(text: str) -> exp.Expr:
     """Parse ``text`` where only an expression can stand: after SELECT."""
     statements = parse_statements(f"SELECT {text}")
     items = statements[0].expressions if len(statements) == 1 else []
-    alone = len(items) == 1 and isinstance(statements[0], exp.Select)
-    if not alone or clauses_of(statements[0]) != {"expressions"}:
+    is_single = len(items) == 1 and isinstance(statements[0], exp.Select)
+    if not is_single or clauses_of(statements[0]) != {"expressions"}:
         raise QueryError(f"not one expression: {shorten(text)}")
     tree: exp.Expr = items[0].pop()
     return tree
@@ -230,8 +230,8 @@ def _why_refused(node: exp.Expr) -> str:
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
         # its name in SQL, if it has one, because the class name is sqlglot's own
-        written = re.match(r"\w+(?=\(|$)", node.sql(DIALECT))
-        name = repr(written[0].lower()) if written else type(node).__name__
+        sql_name = re.match(r"\w+(?=\(|$)", node.sql(DIALECT))
+        name = repr(sql_name[0].lower()) if sql_name else type(node).__name__
         return f"{kind} {name} is not among those supported"
     if isinstance(node, exp.Anonymous) and node.name.lower() not in ALLOWED_FUNCTIONS:
         return f"function {shorten(node.name, 40)!r} is not among those supported"
@@ -287,8 +287,8 @@ def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
         return "a quantile is a number from 0 to 1"
     parent = node.parent
     has_filter = isinstance(parent, exp.Filter) and parent.this is node
-    whole = parent if has_filter and parent is not None else node
-    if whole.find_ancestor(exp.Filter, *AGGREGATES) is not None:
+    call = parent if has_filter and parent is not None else node
+    if call.find_ancestor(exp.Filter, *AGGREGATES) is not None:
         return "an aggregate cannot stand inside another"
     return ""
 
@@ -325,11 +325,11 @@ def has_aggregate(tree: exp.Expr) -> bool:
 
 def ungrouped_column(tree: exp.Expr, groups: Collection[exp.Expr]) -> exp.Column | None:
     """Return a column that is neither in an aggregate nor in a group expression."""
-    wanted = frozenset(group.unnest() for group in groups)
+    grouped = frozenset(group.unnest() for group in groups)
     waiting = [tree]
     while waiting:
         node = waiting.pop()
-        if type(node) in AGGREGATES or isinstance(node, exp.Filter) or node in wanted:
+        if type(node) in AGGREGATES or isinstance(node, exp.Filter) or node in grouped:
             continue
         if isinstance(node, exp.Column):
             return node

@@ -233,10 +233,10 @@ class Fragment:
         # msgspec does not require the fields of a dataclass that have defaults
         subquery = fragment.subquery and replace(fragment.subquery)
         fragment = replace(fragment, subquery=subquery)
-        if (written := fragment.to_json()) != data:
+        if (canonical := fragment.to_json()) != data:
             raise QueryError(
                 "malformed fragment: expected the fields and lengths of "
-                f"{written}; got {data}"
+                f"{canonical}; got {data}"
             )
         return fragment
 
@@ -313,14 +313,14 @@ def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
     """Return ``tree`` over bare, quoted columns, in the table's own spelling."""
     tree = tree.copy()
     for column in list(tree.find_all(exp.Column)):
-        spelled = spell(column.name, columns)
-        if spelled is None:
+        spelling = spell(column.name, columns)
+        if spelling is None:
             raise QueryError(
                 f"{what} is refused: no column {column.name!r}"
                 f"{closest(column.name, columns)}; columns: {', '.join(columns)}"
             )
         column.set("table", None)
-        column.set("this", exp.Identifier(this=spelled, quoted=True))
+        column.set("this", exp.Identifier(this=spelling, quoted=True))
     return render(tree, quote=True)
 
 
@@ -353,10 +353,10 @@ def reads(fragment: Fragment) -> Iterator[Read]:
     inner: dict[str, list[Read]] = {}
     names = iter(subquery.names if subquery else ())
     for piece in subquery.pieces() if subquery else ():
-        listed = list(_reads_of(piece))
-        yield from listed
+        piece_reads = list(_reads_of(piece))
+        yield from piece_reads
         if piece.role is Role.INNER:
-            inner[next(names).lower()] = listed
+            inner[next(names).lower()] = piece_reads
     for piece in fragment.pieces():
         for read in _reads_of(piece):
             if subquery is None:

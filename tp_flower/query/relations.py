@@ -88,8 +88,8 @@ def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
 
 def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
     columns = parse_expression(sql, f"expression {shorten(sql)}").find_all(exp.Column)
-    used = {column.name: types[column.name] for column in columns}
-    ((value,),) = _rows(f"SELECT {test} FROM {typed_nulls(used)}")
+    column_types = {column.name: types[column.name] for column in columns}
+    ((value,),) = _rows(f"SELECT {test} FROM {typed_nulls(column_types)}")
     return value
 
 
@@ -324,9 +324,9 @@ class _Binder:
                 raise QueryError(f"{what} is not a position from 1 to {len(items)}")
             return items[place - 1][1]
         if isinstance(tree, exp.Column) and not tree.table:
-            named = self._by_alias(tree.name, items)
-            if named and spell(tree.name, tuple(self._schema)) is None:
-                return named
+            aliased = self._by_alias(tree.name, items)
+            if aliased and spell(tree.name, tuple(self._schema)) is None:
+                return aliased
         return self._local(text, Role.GROUP)
 
     def _having(self, text: str, items: Sequence[Named], groups: Sequence[str]) -> str:
@@ -338,20 +338,20 @@ class _Binder:
         what = f"{self._what}: HAVING {text}"
         holder = exp.Paren(this=parse_expression(text, what, aggregates=True))
         for column in list(holder.find_all(exp.Column)):
-            named = self._by_alias(column.name, items)
+            aliased = self._by_alias(column.name, items)
             is_inside = column.find_ancestor(exp.AggFunc, exp.Filter) is not None
-            if column.table or named is None or is_inside:
+            if column.table or aliased is None or is_inside:
                 continue
-            spelled = spell(column.name, tuple(self._schema))
-            if spelled is not None and quote_name(spelled) == named:
+            spelling = spell(column.name, tuple(self._schema))
+            if spelling is not None and quote_name(spelling) == aliased:
                 continue
-            if spelled is not None and quote_name(spelled) in groups:
+            if spelling is not None and quote_name(spelling) in groups:
                 raise QueryError(
                     f"{what}: {column.name!r} is a column and the name of "
-                    f"{shorten(named)}: give the expression another AS name"
+                    f"{shorten(aliased)}: give the expression another AS name"
                 )
             column.replace(
-                exp.Paren(this=parse_expression(named, what, aggregates=True))
+                exp.Paren(this=parse_expression(aliased, what, aggregates=True))
             )
         return self._local(render(holder.this), Role.HAVING)
 

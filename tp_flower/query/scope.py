@@ -143,14 +143,14 @@ def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[st
         tables = _starred(star, scope)
         if column.table:
             tables = [a for a in tables if a.lower() == column.table.lower()]
-        spelled = {a: spell(column.name, scope.columns[a]) for a in tables}
-        if not any(spelled.values()):
+        spellings = {a: spell(column.name, scope.columns[a]) for a in tables}
+        if not any(spellings.values()):
             starred = list(chain.from_iterable(scope.columns[a] for a in tables))
             raise QueryError(
                 f"EXCLUDE ({sql}): the star has no such column"
                 f"{closest(column.name, starred)}"
             )
-        for alias, name in spelled.items():
+        for alias, name in spellings.items():
             excluded[alias] |= {name} if name else set()
     return excluded
 

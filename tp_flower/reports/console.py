@@ -132,9 +132,9 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
         primal, dual = last.primal_residual, last.dual_residual
         parts.append(f"residuals {primal:.1e} {dual:.1e}")
     parts.append(f"{format_bytes(up)} up, {format_bytes(down)} down")
-    left = seconds / max(last.epoch, 1) * (epochs - last.epoch)
-    if left > 0:
-        parts.append(f"{format_seconds(left)} left")
+    remaining_seconds = seconds / max(last.epoch, 1) * (epochs - last.epoch)
+    if remaining_seconds > 0:
+        parts.append(f"{format_seconds(remaining_seconds)} left")
     return "  |  ".join(parts)
 
 

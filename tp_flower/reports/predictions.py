@@ -104,9 +104,9 @@ def occurrences(rows: IntArray) -> IntArray:
     >>> occurrences(np.array([0, 2, 2, 2, 5])).tolist()
     [0, 0, 1, 2, 0]
     """
-    first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
-    counts = np.diff(np.append(first, len(rows)))
-    numbers: IntArray = np.arange(len(rows)) - np.repeat(first, counts)
+    first_rows = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
+    counts = np.diff(np.append(first_rows, len(rows)))
+    numbers: IntArray = np.arange(len(rows)) - np.repeat(first_rows, counts)
     return numbers
 
 
@@ -159,6 +159,6 @@ def write_predictions(
 ) -> None:
     """Write predictions to a file; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    named = {f"tp_flower.{key}": text for key, text in metadata.items()}
+    file_metadata = {f"tp_flower.{key}": text for key, text in metadata.items()}
     with whole_file(path, is_durable=True, mode=mode) as file:
-        pq.write_table(table.replace_schema_metadata(named), file)
+        pq.write_table(table.replace_schema_metadata(file_metadata), file)

@@ -281,9 +281,9 @@ def _personal(text: str) -> str:
         )
     if twice := {name for name in parts if parts.count(name) > 1}:
         raise ValueError(f"names {', '.join(sorted(twice))} more than once")
-    alone = {EVERYTHING, LAST} & set(parts)
-    if alone and len(parts) > 1:
-        raise ValueError(f"{min(alone)!r} must stand alone, not in a list of features")
+    single = {EVERYTHING, LAST} & set(parts)
+    if single and len(parts) > 1:
+        raise ValueError(f"{min(single)!r} must stand alone, not in a list of features")
     return text
 
 

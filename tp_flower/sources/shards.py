@@ -207,8 +207,8 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
     if source.database is not None:
         from tp_flower.sources.databases.shards import scan_database
 
-        with scan_database(source, fragment) as opened:
-            yield opened
+        with scan_database(source, fragment) as opened_scan:
+            yield opened_scan
         return
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")

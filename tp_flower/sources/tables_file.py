@@ -226,8 +226,8 @@ def _shard_source(
     policy = read_policy(common, shard, where)
     places = [place for place in _PLACES if merged.get(place)]
     if len(places) != 1:
-        listed = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
-        raise SourceError(f"{where} has {listed}: give one of {', '.join(_PLACES)}")
+        problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
+        raise SourceError(f"{where} has {problem}: give one of {', '.join(_PLACES)}")
     is_file = bool(entry.path)
     folder = file.absolute().parent
     for key in _OF_DATABASES:
@@ -307,13 +307,13 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
         return None
     # a name that contains a dot or a quote is written in double quotes
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
-    plain = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
-    written = ".".join(f'"{q}"' if q else bare for q, bare in parts)
-    if written != name or len(parts) > 3:
+    parts_of_name = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
+    full_name = ".".join(f'"{q}"' if q else bare for q, bare in parts)
+    if full_name != name or len(parts) > 3:
         raise SourceError(
             f"'table' of {where} is {name!r}: expected a name, or schema.name"
         )
-    return tuple(quoted or bare for quoted, bare in plain)
+    return tuple(quoted or bare for quoted, bare in parts_of_name)
 
 
 def _types(entry: Mapping[str, object], where: str) -> dict[str, str]:

@@ -118,19 +118,19 @@ class DeviceFeatures:
         if self._rows is None and isinstance(rows, slice):
             resident = None if self._resident is None else self._resident[rows]
             return DeviceFeatures(self._source[rows], self.device, resident)
-        chosen = np.asarray(rows) if self._rows is None else self._rows[rows]
-        if chosen.dtype == np.bool_:
-            chosen = np.flatnonzero(chosen)
-        chosen = chosen.astype(np.int64)
-        return DeviceFeatures(self._source, self.device, self._resident, chosen)
+        positions = np.asarray(rows) if self._rows is None else self._rows[rows]
+        if positions.dtype == np.bool_:
+            positions = np.flatnonzero(positions)
+        positions = positions.astype(np.int64)
+        return DeviceFeatures(self._source, self.device, self._resident, positions)
 
     def blocks(self, size: int = 0) -> Iterator[tuple[slice, Tensor]]:
         """Yield the rows in blocks on the device, which must not be changed.
 
         A size of 0 means as many rows as the memory for products allows.
         """
-        most = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
-        size = min(size or most, most, max(len(self), 1))
+        largest = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
+        size = min(size or largest, largest, max(len(self), 1))
         if self._resident is not None:
             yield from self._resident_blocks(self._resident, size)
             return
@@ -153,8 +153,8 @@ class DeviceFeatures:
         """Return all the rows on the device, which must not be changed."""
         if self._resident is not None and self._rows is None:
             return self._resident
-        every = [rows.clone() for _, rows in self.blocks()]
-        return torch.cat(every) if every else torch.empty(self.shape).to(self.device)
+        parts = [rows.clone() for _, rows in self.blocks()]
+        return torch.cat(parts) if parts else torch.empty(self.shape).to(self.device)
 
     def times(self, weights: FloatArray) -> FloatArray:
         """Return T W, (n, d_c), of weights (d, d_c)."""

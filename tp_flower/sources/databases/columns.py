@@ -245,9 +245,9 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
     columns = {}
     for index, name in enumerate(names):
         scale, largest = values[2 * index : 2 * index + 2]
-        whole = len(str(largest or 0).partition(".")[0])
+        integer_digits = len(str(largest or 0).partition(".")[0])
         scale = int(scale or 0)
-        if str(largest).lower() == "infinity" or whole + scale > MAX_DIGITS:
+        if str(largest).lower() == "infinity" or integer_digits + scale > MAX_DIGITS:
             # more digits than DuckDB supports
             read = exp.cast(_numeric(name, "").read, "DOUBLE")
             columns[name] = DatabaseColumn.of(name, "DOUBLE", read, is_exact=False)

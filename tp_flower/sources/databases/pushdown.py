@@ -101,8 +101,8 @@ def select(
     else:
         subquery = replace(fragment.subquery, filters=tuple(remaining))
         rest = replace(fragment, subquery=subquery)
-    needed = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
-    columns = tuple(name for name in pushdown.columns if name in needed)
+    required = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
+    columns = tuple(name for name in pushdown.columns if name in required)
     return Selection(rest, columns, tuple(translated), tuple(pushed))
 
 
@@ -234,17 +234,17 @@ class FilterPushdown:
         cast = f"CAST({sql} AS {_TIME_NAMES[kind]})"
         try:
             kinds = column_types(self.connection, f"SELECT {sql} AS value")
-            written = self.connection.execute(
+            rendered = self.connection.execute(
                 f"SELECT CAST({cast} AS VARCHAR)"
             ).fetchall()[0][0]
         except duckdb.Error:
             # the site's DuckDB reports what is wrong with it
             return None
-        plain = _PLAIN_TIME.fullmatch(str(written))
+        match = _PLAIN_TIME.fullmatch(str(rendered))
         source = _KINDS.get(kinds["value"], "")
-        if plain is None or kind not in _TIME_CONSTANTS.get(source, ()):
+        if match is None or kind not in _TIME_CONSTANTS.get(source, ()):
             return None
-        time = exp.Literal.string(plain[1])
+        time = exp.Literal.string(match[1])
         if self.dialect == "mysql" and kind != "date":
             return exp.Cast(this=time, to=exp.DataType.build("DATETIME(6)", "mysql"))
         return exp.cast(time, _TIME_NAMES[kind])

@@ -113,7 +113,7 @@ class DatabaseTable:
     def _statement(self, selection: Selection) -> str:
         """Return the SELECT that the database runs."""
         dialect = self.session.dialect
-        used = {
+        used_columns = {
             *selection.columns,
             *column_names(selection.filters),
             *self.order_by,
@@ -122,7 +122,7 @@ class DatabaseTable:
         rows = ", ".join(
             f"{render(column.read, dialect)} AS {quote(name, dialect)}"
             for name, column in self.columns.items()
-            if name in used
+            if name in used_columns
         )
         columns = ", ".join(quote(name, dialect) for name in selection.columns)
         nothing = f"1 AS {quote(_NOTHING.name, dialect)}"
