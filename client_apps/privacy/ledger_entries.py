@@ -104,9 +104,9 @@ def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
 
 
 def note(site: Site, number: int, what: str, detail: str = "") -> None:
-    """Note a release that no noise covers, of a kind that needs no plan.
+    """Note a release of a kind that needs no plan and that no noise covers.
 
-    The table's policy must let it leave as it is; where the rule depends on the run,
+    The table's policy must let it leave in the clear; if the rule depends on the run,
     the handler has checked it.
     """
     action, policy = _action_of(what), site.source(number).policy

@@ -1,7 +1,7 @@
 """Every request that the server may send and every reply that a site may give.
 
-The declarations stand beside each other by family; a message that is not in
-:class:`Action` can be neither sent nor read.
+The declarations are in one module per family; a message that is not in :class:`Action`
+can be neither sent nor read.
 """
 
 from collections.abc import Mapping
