@@ -55,7 +55,7 @@ class Disclosure:
 
 @dataclass(frozen=True)
 class Exposure:
-    """The facts of a run that decide who learns what; tables go by their aliases.
+    """The facts of a run that decide who learns what; tables are given as aliases.
 
     Attributes:
         messages: the run's messages, in order.
@@ -64,7 +64,7 @@ class Exposure:
         grouped: the sharded tables that a GROUP BY runs over.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
-        by_joined_rows: whether messages go by joined rows (VFL), not by tables' rows.
+        by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         sends: the form in which sampled rows leave; "" where the sites train.
         graph: the data that the graph of similar sites is made from.
         graph_epsilon: epsilon of the noise on these data; 0 for no noise.
@@ -240,7 +240,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "scores": scores,
         "messages": messages,
         "sealed": _SEALED.get(exposure.keys, NOTHING),
-        "masked": "masked pairwise (ChaCha20): an honest server sees the sum alone",
+        "masked": "masked pairwise (ChaCha20): an honest server sees only the sum",
         "summaries": summaries,
     }
 

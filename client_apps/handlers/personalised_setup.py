@@ -128,7 +128,7 @@ _NOTES: Final[Mapping[str, str]] = {
     "regression the sum of their labels and of the squares",
     CURVATURE: "not covered: one number of how steep the site's objective is",
     GRADIENTS: "not covered: the gradient of the mean loss of the training rows, at "
-    "the parameters that the server sends; in every round anew",
+    "the parameters that the server sends; anew in every round",
     "metrics": "not covered: metrics of the training and of the held-out rows, at the "
     "same parameters",
 }

@@ -49,7 +49,7 @@ class TrainingRows:
         if self.multiplicity.dtype.kind == "f":
             raise SiteError(
                 "the run protects models or scores, but its joined rows are weighted: "
-                "clips and noise need rows that count as often as they are joined"
+                "clips and noise need rows that count once per joined row"
             )
 
     @property

@@ -157,7 +157,7 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
 
 
 def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> None:
-    wrong = "NULL" if plan.limits else "NULL or none of privacy.label-classes"
+    wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
     text = (
         f"table {table}: the label is {wrong} in {count} rows: filter them out "
         "(WHERE ... IS NOT NULL), or put them into a class with CASE"

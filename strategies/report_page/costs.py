@@ -111,7 +111,7 @@ COVERED_NOTE = (
 )
 NOTHING_NOTE = (
     "No mechanism covers what this run released: rows and their columns stayed at "
-    "their sites, but what the messages below carry was sent as it is."
+    "their sites, but what the messages below carry was sent in the clear."
 )
 
 

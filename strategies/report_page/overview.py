@@ -153,7 +153,7 @@ def list_tables(tables: list[Record]) -> Table:
         for name in item.texts("dropped")
     ]
     note = "joined: how many rows of the join a row of the table is in."
-    constant = f"Left out, as they are constant: {', '.join(dropped)}."
+    constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)
     columns = [
         text_column("alias", "table"),

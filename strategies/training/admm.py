@@ -153,7 +153,7 @@ class AdmmServer:
 class GramSolver:
     """The theta-update of one sharded table from summed statistics (linear, exact).
 
-    Noisy statistics are of the remaining residual, so that the solver keeps theta.
+    Noisy statistics are those of the residual, so that the solver keeps theta.
     """
 
     def __init__(

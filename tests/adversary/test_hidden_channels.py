@@ -194,7 +194,7 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
     monkeypatch.setitem(sys.modules, "mixing_models", module)
     private = PrivacySettings(predictions=1.0)
     grid = HostileGrid(tmp_path)
-    with pytest.raises(SiteError, match="scores of a row depend on the rows beside it"):
+    with pytest.raises(SiteError, match="scores of a row depend on other rows"):
         train(grid, privacy=private, model="mixing_models:make")
 
 

@@ -81,7 +81,7 @@ def draw_joined(
     >>> draw_joined(twice, np.array([0, 0]), None, np.random.default_rng(0)).tolist()
     [1, 1]
     """
-    is_hit = np.zeros(rows.rows + 1, np.bool_)  # the last is of joined rows without one
+    is_hit = np.zeros(rows.rows + 1, np.bool_)  # the last: joined rows without one
     is_hit[positions] = True
     joined = np.flatnonzero(is_hit[rows.row_of])
     joined = joined[np.argsort(rows.row_of[joined], kind="stable")]

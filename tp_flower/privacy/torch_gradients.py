@@ -116,8 +116,8 @@ def check_scores_are_apart(model: LocalModel, features: int) -> None:
     model = _torch_model(model)
     if _mixes_rows(model.module, features):
         raise SettingsError(
-            f"model {model.spec.kind!r}: the scores of a row depend on the rows beside "
-            "it; privacy needs a model that maps each row by itself"
+            f"model {model.spec.kind!r}: the scores of a row depend on other rows; "
+            "privacy needs a model that maps each row by itself"
         )
 
 

@@ -200,7 +200,7 @@ class PersonalReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "a gradient of each site's rows; in every round anew",
+            "a gradient of each site's rows; anew in every round",
             fields=("update", "code", "common_update"),
             kinds=("gradients",),
             policy="models",

@@ -268,14 +268,14 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
         return "" if is_form else "FILTER (WHERE ...) follows an aggregate"
     if type(node) is exp.Where:
         is_form = type(parent) is exp.Filter
-        return "" if is_form else "WHERE stands inside FILTER alone"
+        return "" if is_form else "WHERE is allowed only inside FILTER"
     if type(node) is exp.Star:
         is_form = type(parent) is exp.Count and not parts
-        return "" if is_form else "* stands inside COUNT alone"
+        return "" if is_form else "* is allowed only inside COUNT"
     is_one = parts == {"expressions"} and len(node.expressions) == 1
     if type(parent) is exp.Count and is_one:
         return ""
-    return "DISTINCT stands in COUNT(DISTINCT x) alone, with one expression"
+    return "DISTINCT is allowed only in COUNT(DISTINCT x), with one expression"
 
 
 def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:

@@ -148,8 +148,8 @@ class SiteSettings:
 
     site_timeout: float = setting(
         600.0,
-        "Seconds to wait for a site in a round; it is asked again meanwhile. Above 70, "
-        "a crashed site is reported as such.",
+        "Seconds to wait for a site in a round; the request is repeated meanwhile. "
+        "Above 70, a crashed site is reported as such.",
         Range(0, includes_low=False),
     )
     on_missing: str = setting(

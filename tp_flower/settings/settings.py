@@ -181,7 +181,7 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
     """
     return [
         f"row-weight: {weight!r} does not go with privacy.{kind}, whose noise is for "
-        "rows that count as often as they are joined: leave one of them out"
+        "rows that count once per joined row: leave one of them out"
         for kind in privacy.covered("features", "predictions")
     ]
 

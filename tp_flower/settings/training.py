@@ -246,7 +246,7 @@ class CoresetSettings:
     l1: float = setting(
         0.0,
         "coreset-ridge: weight of the penalty ||theta||_1; above 0 makes it a lasso, "
-        "beside l2 an elastic net.",
+        "together with l2 an elastic net.",
         Range(0),
         Readers(
             ("coreset-ridge",),

@@ -235,7 +235,7 @@ def test_a_hooked_model_is_as_it_was():
 @pytest.mark.parametrize(
     ("factory", "message"),
     [
-        ("centred", "scores of a row depend on the rows beside it"),
+        ("centred", "scores of a row depend on other rows"),
         ("Idle", "parameter 'unused.weight' takes no part in the scores"),
         ("frozen", r"layer '0' \(Linear\) .* parameters that are not trained"),
     ],

@@ -97,7 +97,7 @@ def test_refused_aggregates(text, reason):
 
 
 def test_a_condition_belongs_to_a_filter():
-    with pytest.raises(QueryError, match="WHERE stands inside FILTER alone"):
+    with pytest.raises(QueryError, match="WHERE is allowed only inside FILTER"):
         check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
 
 

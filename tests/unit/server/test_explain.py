@@ -99,7 +99,7 @@ def test_what_the_user_reads(small):
     for line in (
         "rows of customers",
         'join keys: ("item"), ("cust")',
-        "Left out, as they are constant: o.same.",
+        "Left out because they are constant: o.same.",
         "LEFT JOIN c",
         "5 joined rows (3 to train on, 2 held out) from 13 rows held.",
         "20 values in the joined table, which is never built, 1.18 times as many as",

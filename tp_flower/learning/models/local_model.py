@@ -276,7 +276,7 @@ class FitProblem:
 
     @property
     def relative_penalty(self) -> FloatArray:
-        """The weight of the penalty beside a weighted mean over the rows, (p,)."""
+        """The weight of the penalty relative to a weighted mean over the rows, (p,)."""
         data_weight = self.kappa * float(self.multiplicity.sum())
         ridge = self.strength * self.joined_rows / data_weight
         return np.where(self.penalised, ridge, 0.0)
