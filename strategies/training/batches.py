@@ -151,7 +151,7 @@ def stale_limit(momentum: float) -> float:
 
         (z - 1)(z - mu)(z - a) + a z^2 = 0
 
-    the equation of its modes. All |z| < 1 (Jury) if mu^2 a^2 + (1 - mu^2) a < 1 - mu.
+    for its modes z. All |z| < 1 (Jury) if mu^2 a^2 + (1 - mu^2) a < 1 - mu.
     Without delay the condition is a < 2 (1 + mu).
 
     >>> round(stale_limit(0.9), 3), stale_limit(0.0)
