@@ -14,11 +14,13 @@ are read from the environment variables PLANES_URI and WEATHER_URI when sites us
 
 import argparse
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 from sqlalchemy import String, create_engine
 
+from scripts.data.run_files import write_run, write_tables
 from tp_flower.sources.databases.session import parse_url
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
@@ -38,33 +40,29 @@ def main() -> None:
 
 def load_flights(folder: Path, planes_uri: str, weather_uri: str) -> Path:
     """Load the tables and return the path of the tables file."""
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     databases = {
-        "planes": (planes_uri, "PLANES_URI", "tailnum"),
-        "weather": (weather_uri, "WEATHER_URI", "time_hour"),
+        "planes": (planes_uri, "${PLANES_URI}", "tailnum"),
+        "weather": (weather_uri, "${WEATHER_URI}", "time_hour"),
     }
-    entries = []
+    entries: dict[str, list[tuple[str | Mapping[str, str], str]]] = {}
     for table, shards in flights_tables().items():
+        places = entries[table] = []
         for site, file in shards.items():
             if table in databases:
                 uri, variable, key = databases[table]
                 name = f"{table}_{site.lower()}" if len(shards) > 1 else table
                 load_table(uri, name, file, key)
-                place = f'uri = "${{{variable}}}"\ntable = "{name}"'
+                places.append(({"uri": variable, "table": name}, site))
             elif table == "airports":
                 pd.read_parquet(file).to_csv(folder / "airports.csv", index=False)
-                place = 'path = "airports.csv"'
+                places.append(("airports.csv", site))
             else:
                 shutil.copy(file, folder)
-                place = f'path = "{file.name}"'
-            is_sharded = len(shards) > 1
-            head = f"[[tables.{table}.shards]]" if is_sharded else f"[tables.{table}]"
-            entries.append(f'{head}\n{place}\nsite = "{site}"\n')
-    path = folder / "tables.toml"
-    path.write_text("\n".join(entries))
-    settings = f'tables = "{path.resolve()}"\nsql = """{FLIGHTS_SQL}"""\n'
-    (folder / "flights.toml").write_text(settings)
-    return path
+                places.append((file.name, site))
+    write_run(folder / "flights.toml", "Will a flight be late?", FLIGHTS_SQL, {})
+    return write_tables(folder, entries)
 
 
 def load_table(uri: str, table: str, file: Path, key: str) -> None:

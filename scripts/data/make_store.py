@@ -18,7 +18,6 @@ import pandas as pd
 
 from scripts.data.run_files import (
     RUN_FILE,
-    Shards,
     print_commands,
     script,
     write_run,
@@ -154,7 +153,7 @@ def _with_gaps(values: FloatArray, draw: np.random.Generator) -> FloatArray:
     return np.where(draw.random(values.size) < MISSING_SHARE, np.nan, values)
 
 
-SHARDS: Shards = {
+SHARDS = {
     "orders": [("orders.csv", "shop")],
     "items": [("items.parquet", "warehouse")],
     # one table in two shards: each country keeps its own customers

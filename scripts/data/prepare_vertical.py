@@ -91,34 +91,6 @@ SOURCES = {
 }
 
 
-def partition(rows: pd.DataFrame, parties: int) -> tuple[dict[str, pd.DataFrame], str]:
-    """Return a table per party, the first with the label, and SQL that joins them.
-
-    >>> rows = pd.DataFrame([[7, 1, 2, 3]], columns=["y", "a", "b", "c"])
-    >>> tables, sql = partition(rows, 2)
-    >>> list(tables["party_1"])
-    ['record', 'y', 'a', 'b']
-    >>> print(sql)
-    SELECT t1.y AS label,
-        t1.a, t1.b,
-        t2.c
-    FROM party_1 AS t1
-    JOIN party_2 AS t2 ON t1.record = t2.record
-    """
-    label, *names = rows.columns
-    if not 1 < parties <= len(names):
-        raise DataError(f"{parties} parties cannot share {len(names)} features")
-    tables, features, joins = {}, [], []
-    for place, part in enumerate(np.array_split(names, parties), start=1):
-        frame = rows[[label, *part] if place == 1 else list(part)].copy()
-        frame.insert(0, KEY, np.arange(len(rows)))
-        tables[f"party_{place}"] = frame
-        features.append(", ".join(f"t{place}.{name}" for name in part))
-        joins.append(f"JOIN party_{place} AS t{place} ON t1.{KEY} = t{place}.{KEY}")
-    columns = ",\n    ".join([f"t1.{label} AS label", *features])
-    return tables, "\n".join([f"SELECT {columns}\nFROM party_1 AS t1", *joins[1:]])
-
-
 def prepare(options: argparse.Namespace) -> None:
     """Read the official files and write OUTPUT."""
     paths = {
@@ -136,13 +108,29 @@ def prepare(options: argparse.Namespace) -> None:
             rows = source.read(path)
         except (ValueError, OSError) as error:
             raise DataError(f"{path.name} cannot be read: {error}") from error
-        frames, sql = partition(rows, options.parties)
         output.mkdir(exist_ok=True)
-        for table, frame in frames.items():
-            frame.to_parquet(output / f"{table}.parquet", index=False)
-        tables = list(frames)
+        tables = [f"party_{number + 1}" for number in range(options.parties)]
+        sql = write_parties(rows, tables, output)
         write_dataset(output, source.title, source.question, sql, SETTINGS, tables)
         let_rows_leave(output / TABLES_FILE, tables)
+
+
+def write_parties(rows: pd.DataFrame, tables: Sequence[str], folder: Path) -> str:
+    """Write a table per party, the first with the label; return SQL that joins them."""
+    label, *names = rows.columns
+    if not 1 < len(tables) <= len(names):
+        raise DataError(f"{len(tables)} parties cannot share {len(names)} features")
+    rows.insert(0, KEY, np.arange(len(rows)))
+    items, joins = [f"t1.{label} AS label"], ["FROM party_1 AS t1"]
+    parts = np.array_split(names, len(tables))
+    for place, (table, part) in enumerate(zip(tables, parts, strict=True), start=1):
+        columns = [KEY, label, *part] if place == 1 else [KEY, *part]
+        rows[columns].to_parquet(folder / f"{table}.parquet", index=False)
+        items.append(", ".join(f"t{place}.{name}" for name in part))
+        if place > 1:
+            joins.append(f"JOIN {table} AS t{place} ON t1.{KEY} = t{place}.{KEY}")
+    select = ",\n    ".join(items)
+    return "\n".join([f"SELECT {select}", *joins])
 
 
 main = script(__doc__, prepare, "official files", {"parties": (int, PARTIES, "tables")})

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TABLES_FILE = "tables.toml"
 RUN_FILE = "my-run.toml"
 
-Shards = Mapping[str, Sequence[tuple[str, str]]]
-"""By table, the file and the site of each of its shards."""
+Shards = Mapping[str, Sequence[tuple[str | Mapping[str, str], str]]]
+"""By table, the file of each of its shards, or keys that say where it is; its site."""
 
 
 class DataError(Exception):
@@ -61,8 +61,10 @@ def write_tables(folder: Path, shards: Shards) -> Path:
     lines += ["# organisation."]
     for table, parts in shards.items():
         name = f"[tables.{table}]" if len(parts) == 1 else f"[[tables.{table}.shards]]"
-        for file, site in parts:
-            lines += [name, f"path = {_toml(file)}", f"site = {_toml(site)}", ""]
+        for place, site in parts:
+            keys = {"path": place} if isinstance(place, str) else place
+            values = {**keys, "site": site}.items()
+            lines += [name, *(f"{key} = {_toml(value)}" for key, value in values), ""]
     path = folder / TABLES_FILE
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
