@@ -12,21 +12,22 @@ import inspect
 import logging
 import sys
 import tempfile
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import Any
 
 from client_apps.app import app
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, make_store
 from strategies import Predict, TablePuppetADMM
 from strategies.inference.manifest import make_manifest
 from strategies.run.grid import InProcessGrid
-from strategies.run.strategy import RoundStrategy
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
+from tp_flower.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("tp_flower", "strategies", "client_apps")
@@ -37,65 +38,56 @@ SCORES = -2
 """The round of scores is the last but one: then the sites are told to forget."""
 
 
-class FileCounter:
-    """Collects the product files whose functions are entered, by epoch and round."""
+def run_counted(
+    make: Callable[..., Any], state: Path
+) -> tuple[Any, list[tuple[int, set[str]]]]:
+    """Run a strategy over the store, whose sites keep their state in a folder.
 
-    def __init__(self) -> None:
-        self.rounds: list[tuple[int, set[str]]] = []
-        self._codes: set[CodeType] = set()
+    Returns the strategy; and of each round the epoch, and the files whose functions
+    were entered.
+    """
+    codes: set[CodeType] = set()
+    rounds: list[tuple[int, set[str]]] = []
 
-    def end_round(self, report: RoundReport) -> None:
-        """Take the record of a round, and begin with the next one."""
-        paths = (Path(code.co_filename) for code in self._codes.copy())
-        relative = (p.relative_to(ROOT) for p in paths if p.is_relative_to(ROOT))
-        files = {path.as_posix() for path in relative if path.parts[0] in PACKAGES}
-        self.rounds.append((report.epoch, files))
-        self._codes.clear()
-
-    @contextmanager
-    def counting(self) -> Iterator[None]:
-        """Count in this thread and in those that are started meanwhile."""
-        threading.setprofile(self._enter)
-        sys.setprofile(self._enter)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-
-    def _enter(self, frame: FrameType, event: str, _: object) -> None:
+    def enter(frame: FrameType, event: str, _: object) -> None:
         # modules and bodies of classes are no functions: an import runs them
         if event == "call" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            self._codes.add(frame.f_code)
+            codes.add(frame.f_code)
 
-    def run(self, strategy: RoundStrategy, state: Path) -> None:
-        """Run a strategy over the store, whose sites keep their state in a folder."""
-        sites = {
-            f"{table}-{number}": {table: shard}
-            for table, shards in make_store(60, 7, 12).items()
-            for number, shard in enumerate(shards)
-        }
-        with closing(InProcessGrid(app, sites, state=state)) as grid, self.counting():
+    def end_round(report: RoundReport) -> None:
+        paths = {Path(code.co_filename) for code in codes.copy()}
+        relative = (p.relative_to(ROOT) for p in paths if p.is_relative_to(ROOT))
+        files = {path.as_posix() for path in relative if path.parts[0] in PACKAGES}
+        rounds.append((report.epoch, files))
+        codes.clear()
+
+    sites = {
+        f"{table}-{number}": {table: shard}
+        for table, shards in make_store(60, 7, 12).items()
+        for number, shard in enumerate(shards)
+    }
+    strategy = make(on_round=end_round)
+    with closing(InProcessGrid(app, sites, state=state)) as grid:
+        sys.setprofile(enter)
+        try:
             strategy.start(grid)
+        finally:
+            sys.setprofile(None)
+    return strategy, rounds
 
 
 def count(folder: Path) -> dict[str, list[str]]:
     """Return the files of an epoch of ADMM and of a prediction round."""
+    settings = Settings(task="classification", device="cpu", num_epochs=EPOCHS)
     query = Query.from_sql(STORE_CLASSIFICATION_SQL)
+    admm, trained = run_counted(partial(TablePuppetADMM, query, settings), folder)
     unlabelled = Query.from_sql(UNLABELLED, needs_label=False)
-    settings = {"task": "classification", "device": "cpu", "num_epochs": EPOCHS}
-    trained, predicted = FileCounter(), FileCounter()
-    admm = TablePuppetADMM(query, on_round=trained.end_round, **settings)
-    trained.run(admm, folder)
-    manifest = make_manifest(admm)
-    predict = Predict(
-        unlabelled, manifest, mode="predict", on_round=predicted.end_round
-    )
-    predicted.run(predict, folder)
-    epoch = (files for number, files in trained.rounds if number == EPOCH)
+    predict = partial(Predict, unlabelled, make_manifest(admm), mode="predict")
+    _, predicted = run_counted(predict, folder)
+    epoch = (files for number, files in trained if number == EPOCH)
     return {
         "an epoch of ADMM": sorted(set().union(*epoch)),
-        "a prediction round": sorted(predicted.rounds[SCORES][1]),
+        "a prediction round": sorted(predicted[SCORES][1]),
     }
 
 

@@ -232,14 +232,14 @@ def test_the_best_of_several_repeats_counts() -> None:
     assert math.isnan(pairs["speed/new"].old)
 
 
-def test_files_count_when_their_functions_run() -> None:
-    counter = count_files.FileCounter()
-    try:
-        with counter.counting():
-            count_files.InProcessGrid(None, []).close()
-    finally:
-        assert sys.getprofile() is None
-    counter.end_round(SimpleNamespace(epoch=3))
-    ((_, files),) = counter.rounds
-    assert "strategies/run/grid.py" in files
-    assert not any(name.startswith("tests/") for name in files)
+def test_files_count_when_their_functions_run(tmp_path) -> None:
+    def make(on_round):
+        def start(grid):
+            assert len(grid.get_node_ids()) == 4
+            on_round(SimpleNamespace(epoch=3))
+
+        return SimpleNamespace(start=start)
+
+    _, rounds = count_files.run_counted(make, tmp_path)
+    assert sys.getprofile() is None
+    assert rounds == [(3, {"strategies/run/grid.py"})]
