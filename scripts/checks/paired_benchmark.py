@@ -87,7 +87,7 @@ def flatten(results: Mapping[str, Any]) -> Figures:
     A figure that is null in the file was infinite.
 
     >>> suite = {"checks": [{"name": "time", "measured": 2.0, "limit": 3.0}],
-    ...          "facts": {"run": {"seconds": 1.5}, "sizes": [1, 2]}, "curves": {}}
+    ...          "facts": {"run": {"seconds": 1.5}, "sizes": [1, 2]}}
     >>> flatten({"suites": {"speed": suite}})
     {'speed/time': 2.0, 'speed/run/seconds': 1.5, 'speed/sizes/0': 1.0, \
 'speed/sizes/1': 2.0}
@@ -95,13 +95,7 @@ def flatten(results: Mapping[str, Any]) -> Figures:
     figures: dict[str, Any] = {}
     for suite, content in results["suites"].items():
         checks = {check["name"]: check["measured"] for check in content["checks"]}
-        ends = {
-            f"{title}/{method}, last": values[-1]
-            for title, methods in content["curves"].items()
-            for method, values in methods.items()
-            if values
-        }
-        figures |= leaves({suite: {**checks, **content["facts"], **ends}})
+        figures |= leaves({suite: {**checks, **content["facts"]}})
     return {
         name: math.inf if value is None else float(value)
         for name, value in figures.items()

@@ -186,16 +186,14 @@ def test_a_version_is_a_folder_or_a_commit() -> None:
         pass
 
 
-def test_a_benchmark_counts_the_last_point_of_a_curve() -> None:
+def test_figures_of_a_benchmark() -> None:
     suite = {
         "checks": [{"name": "epochs", "measured": None, "limit": 3.0}],
         "facts": {"ten epochs": {"seconds": 2.5, "machine": "x"}},
-        "curves": {"loss": {"ADMM": [0.9, 0.5], "none": []}},
     }
     assert paired_benchmark.flatten({"suites": {"speed": suite}}) == {
         "speed/epochs": math.inf,
         "speed/ten epochs/seconds": 2.5,
-        "speed/loss/ADMM, last": 0.5,
     }
 
 

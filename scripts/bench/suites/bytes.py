@@ -7,14 +7,13 @@ from contextlib import closing
 from typing import Any
 
 from client_apps.app import app
-from scripts.bench.datasets import Dataset, flights, flights_frames, movielens, store
+from scripts.bench.datasets import Dataset, flights, movielens, store
 from scripts.bench.harness import Options, Outcome, SkippedSuite, problem_of, train
 from strategies import Explain, RelationalStrategy
 from strategies.run.grid import InProcessGrid
 from tp_flower.methods import METHODS, PERSONAL
 from tp_flower.query import Query
 from tp_flower.settings import Settings
-from tp_flower.sources.flights import FLIGHTS_SQL
 
 BYTES_PER_NUMBER = 4
 MARGIN = 1.05
@@ -50,7 +49,6 @@ def measure_bytes(options: Options) -> Outcome:
             outcome.check(title, TIMES_FEWER * admm / vfl, 1.0)
         if dataset.name == "flights":
             _against_floor(runs["admm"], outcome)
-    _five_organisations(outcome)
     return outcome
 
 
@@ -96,16 +94,6 @@ def _against_floor(strategy: RelationalStrategy[Any], outcome: Outcome) -> None:
     # one site per table, one message per site each way
     overhead = last.overhead_bytes / (2 * len(strategy.report.tables))
     outcome.facts["join-only: overhead per message"] = overhead
-
-
-def _five_organisations(outcome: Outcome) -> None:
-    """Count the bytes of ADMM over the flights in their shards."""
-    strategy = train(FLIGHTS_SQL, Settings(num_epochs=EPOCHS), flights_frames())
-    rounds = [item for item in strategy.report.history if item.epoch == EPOCHS]
-    for direction in ("up", "down"):
-        title = f"five organisations: bytes {direction} per epoch"
-        sent = (getattr(item, f"bytes_{direction}") for item in rounds)
-        outcome.facts[title] = sum(sum(sites.values()) for sites in sent)
 
 
 def epoch_bytes(strategy: RelationalStrategy[Any]) -> int:
