@@ -9,7 +9,7 @@ Schema of `benchmark.json`::
     suites   {name: {date, seconds, machine: {platform, processor, cores, memory-gib},
                      versions: {library: version},
                      checks: [{name, measured, limit, unit, is-met}],
-                     facts: {name: figure}, curves: {title: {method: [value]}}}}
+                     facts: {name: figure}}}
     failed   {name: error}      suites that ended in an error in the last command
 
 Numbers that are not finite are null.
@@ -45,6 +45,7 @@ LIBRARIES: Final = ("duckdb", "flwr", "numpy", "scikit-learn", "scipy", "torch")
 SIGNIFICANT_DIGITS: Final = 6
 
 Sites = int | Sequence[Tables] | Mapping[str, Tables]
+OnRound = Callable[[RoundReport, InProcessGrid], None] | None
 Results = dict[str, Any]
 """The content of the results file, or of a part of it, in JSON types."""
 
@@ -87,11 +88,10 @@ class Check:
 
 @dataclass
 class Outcome:
-    """The figures of a suite: with a limit, others, and by epoch (title, method)."""
+    """The figures of a suite: with a limit, and others."""
 
     checks: list[Check] = field(default_factory=list)
     facts: dict[str, object] = field(default_factory=dict)
-    curves: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def check(self, name: str, measured: float, limit: float, unit: str = "") -> None:
         """Add a figure with a limit."""
@@ -100,8 +100,8 @@ class Outcome:
     def to_json(self) -> Results:
         """Return JSON types, numbers with six digits."""
         checks = [{**vars(check), "is-met": check.is_met} for check in self.checks]
-        content = {"checks": checks, "facts": self.facts, "curves": self.curves}
-        text = json.dumps(plain(content), allow_nan=False)
+        content = plain({"checks": checks, "facts": self.facts})
+        text = json.dumps(content, allow_nan=False)
         rounded: Results = json.loads(text, parse_float=_rounded)
         return rounded
 
@@ -110,7 +110,7 @@ def train(
     sql: str,
     settings: Settings,
     sites: Sites,
-    on_round: Callable[[RoundReport, InProcessGrid], None] | None = None,
+    on_round: OnRound = None,
     state: Path | None = None,
 ) -> RelationalStrategy[Any]:
     """Run a strategy in this process; return it, with its report.
@@ -125,6 +125,33 @@ def train(
         )
         strategy.start(grid)
     return strategy
+
+
+def train_timed(
+    sql: str,
+    settings: Settings,
+    sites: Sites,
+    on_round: OnRound = None,
+    state: Path | None = None,
+) -> tuple[RelationalStrategy[Any], pd.DataFrame]:
+    """Train as `train` does; return the strategy, and what its rounds took.
+
+    The rounds have ``epoch``, ``seconds`` and ``cpu`` seconds; the one that ends the
+    run is left out.
+    """
+    clocks: list[tuple[int, float, float]] = []
+
+    def watch(report: RoundReport, grid: InProcessGrid) -> None:
+        if report.phase != "finish":
+            clocks.append((report.epoch, time.perf_counter(), time.process_time()))
+        if on_round is not None:
+            on_round(report, grid)
+
+    started = 0, time.perf_counter(), time.process_time()
+    strategy = train(sql, settings, sites, watch, state)
+    rounds = pd.DataFrame([started, *clocks], columns=["epoch", "seconds", "cpu"])
+    rounds[["seconds", "cpu"]] = rounds[["seconds", "cpu"]].diff()
+    return strategy, rounds[1:]
 
 
 def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:

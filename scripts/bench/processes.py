@@ -17,6 +17,7 @@ from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 MEBIBYTE: Final = 1 << 20
+STATUS: Final = Path("/proc/self/status")
 
 
 def in_process_of_its_own(function: Callable[..., Any], *arguments: object) -> Any:
@@ -60,13 +61,18 @@ def spent() -> Iterator[dict[str, float]]:
 
 def peak_memory() -> int:
     """Return the most memory that this process has had, in bytes."""
-    status = Path("/proc/self/status")
-    if status.exists():
+    if STATUS.exists():
         # ru_maxrss starts at the parent's there, and cannot be made to forget
-        (line,) = (x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
+        return status_bytes("VmHWM")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def status_bytes(name: str) -> int:
+    """Return a figure of this process's memory, by its name in Linux's status file."""
+    lines = STATUS.read_text(encoding="ascii").splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,10 +18,8 @@ from typing import Any
 import pandas as pd
 
 from scripts.bench.datasets import by_table, flights_frames
-from scripts.bench.harness import Options, Outcome, SkippedSuite, train
+from scripts.bench.harness import Options, Outcome, SkippedSuite, train_timed
 from scripts.bench.processes import ROOT
-from strategies.run.grid import InProcessGrid
-from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
@@ -43,9 +40,10 @@ def measure_rounds(_: Options) -> Outcome:
     apart = [{t: [half]} for t, pair in halves.items() for half in pair]
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
-        runs = [_Run(sites, batch_size=BATCH_ROWS) for _ in range(REPEATS)]
-        fastest = min(run.seconds for run in runs)
-        cpu = min(run.cpu_seconds for run in runs)
+        runs = [_run(sites, batch_size=BATCH_ROWS)[1] for _ in range(REPEATS)]
+        fastest, cpu = (
+            min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu")
+        )
         outcome.facts[f"rounds per second, {title}"] = 1 / fastest
         outcome.facts[f"rounds per second of CPU, {title}"] = 1 / cpu
         if sites is together:
@@ -55,40 +53,30 @@ def measure_rounds(_: Options) -> Outcome:
     return outcome
 
 
-class _Run:
-    """A run in this process: wall and CPU seconds per round, rounds of each epoch."""
-
-    def __init__(self, sites: list[Site], **settings: Any) -> None:
-        clocks: list[tuple[float, float]] = []
-
-        def on_round(report: RoundReport, _: InProcessGrid) -> None:
-            if report.epoch or report.phase == "prepare":
-                clocks.append((time.perf_counter(), time.process_time()))
-
-        chosen = Settings(strategy="sgd", task="classification", **settings)
-        self.strategy = train(FLIGHTS_SQL, chosen, sites, on_round)
-        (start, cpu_start), (stop, cpu_stop) = clocks[0], clocks[-1]
-        self.seconds = (stop - start) / (len(clocks) - 1)
-        self.cpu_seconds = (cpu_stop - cpu_start) / (len(clocks) - 1)
-        epochs = pd.Series([item.epoch for item in self.strategy.history])
-        self.rounds = epochs[epochs > 0].value_counts(sort=False).sort_index()
+def _run(sites: list[Site], **settings: Any) -> tuple[float, pd.DataFrame]:
+    """Return the last test loss of a run in this process, and its epochs' rounds."""
+    chosen = Settings(strategy="sgd", task="classification", **settings)
+    strategy, rounds = train_timed(FLIGHTS_SQL, chosen, sites)
+    return strategy.report.final_test["loss"], rounds[rounds["epoch"] > 0]
 
 
 def _compare_staleness(outcome: Outcome, sites: list[Site]) -> None:
-    fresh, late = (_Run(sites, num_epochs=EPOCHS, staleness=k) for k in (0, 1))
-    batches = int(fresh.rounds[1]) // 2
-    losses = [run.strategy.report.final_test["loss"] for run in (fresh, late)]
+    (loss, fresh), (late_loss, late) = (
+        _run(sites, num_epochs=EPOCHS, staleness=k) for k in (0, 1)
+    )
+    without = int((fresh["epoch"] == 1).sum())
+    batches = without // 2
     outcome.check(
         f"rounds per epoch of {batches} batches with staleness 1",
-        int(late.rounds.max()),
+        int(late["epoch"].value_counts().max()),
         batches + 1,
     )
     outcome.check(
         f"test loss after {EPOCHS} epochs with staleness 1, over that with 0",
-        losses[1] / losses[0],
+        late_loss / loss,
         1.01,
     )
-    outcome.facts["rounds per epoch without staleness"] = int(fresh.rounds[1])
+    outcome.facts["rounds per epoch without staleness"] = without
 
 
 def _halves(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -1,20 +1,21 @@
 """Cost at the size of the papers' data sets, and how it grows.
 
 Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the
-number of a table's shards. Suite ``paper-scale``: an ADMM epoch on the papers' sizes
-beside its floor, numpy's own X^T R and X theta in float32 over the memory map of the
-largest table's features that the run has just used: its pages are in the page cache in
-both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is one, on CUDA.
+number of a table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the
+papers' Yelp beside its floor, numpy's own X^T R and X theta in float32 over the memory
+map of the largest table's features that the run has just used: its pages are in the
+page cache in both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is
+one, on CUDA.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
-Tables of the papers' sizes are written to the folder of --paper-scale unless they are
+Tables of the papers' size are written to the folder of --paper-scale unless they are
 there (10 GB at factor 1, and as much again for encoded features, which stay).
 """
 
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,19 @@ import numpy as np
 import pandas as pd
 
 from scripts.bench.harness import (
+    OnRound,
     Options,
     Outcome,
     Results,
     participants_of,
     problem_of,
     train,
+    train_timed,
 )
-from scripts.bench.processes import in_process_of_its_own
+from scripts.bench.processes import in_process_of_its_own, status_bytes
 from scripts.bench.suites.micro import best_seconds
 from scripts.data.make_store import STORE_SQL, make_store
-from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
+from scripts.data.paper_scale import SQL, STARS, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
@@ -46,7 +49,7 @@ MOST_PASSES = 3.0
 MOST_GIGABYTES = 6.0
 SAMPLE_SECONDS = 0.02
 FLOOR_REPEATS = 3
-LARGE_DATA = "yelp"
+DATA = "yelp"
 
 STORE_ROWS = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 PARTS_PER_ITEM = 2.5
@@ -67,102 +70,70 @@ MOST_LOSS_APART = {"admm": 1e-4, "sgd": 1e-4}
 
 
 def train_watched(
-    sql: str,
-    settings: Settings,
-    tables: Path,
-    on_epoch: Callable[[int, InProcessGrid], None] | None = None,
+    sql: str, settings: Settings, tables: Path, on_round: OnRound = None
 ) -> tuple[Results, pd.DataFrame]:
     """Train at one site, whose state stays beside its tables.
 
     Returns figures of the whole run; and the seconds and CPU seconds of its rounds by
     epoch, of which 0 is set-up.
     """
-    rounds: list[tuple[int, float, float]] = []
-    last, peak, stop = (
-        (time.perf_counter(), time.process_time()),
-        [0],
-        threading.Event(),
-    )
-
-    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-        nonlocal last
-        now = time.perf_counter(), time.process_time()
-        # the round that ends the run is no set-up
-        if report.phase != "finish":
-            rounds.append((report.epoch, now[0] - last[0], now[1] - last[1]))
-        last = now
-        if on_epoch is not None:
-            on_epoch(report.epoch, grid)
+    peak, stop = 0, threading.Event()
 
     def sample_memory() -> None:
+        nonlocal peak
         while not stop.wait(SAMPLE_SECONDS):
-            peak[0] = max(peak[0], anonymous_bytes())
+            peak = max(peak, status_bytes("RssAnon"))
 
     thread = threading.Thread(target=sample_memory, daemon=True)
     thread.start()
     try:
-        state = tables.parent / "state"
-        strategy = train(sql, settings, {"all": tables}, on_round, state)
+        sites, state = {"all": tables}, tables.parent / "state"
+        strategy, rounds = train_timed(sql, settings, sites, on_round, state)
     finally:
         stop.set()
         thread.join()
-    frame = pd.DataFrame(rounds, columns=["epoch", "seconds", "cpu"])
     figures = {
         "joined-rows": problem_of(strategy).train.joined_rows,
-        "peak-gb": peak[0] / 1e9,
+        "peak-gb": peak / 1e9,
         "train-loss": strategy.report.final_train["loss"],
         "test": dict(strategy.report.final_test),
     }
-    return figures, frame.groupby("epoch").sum()
+    return figures, rounds.groupby("epoch").sum()
 
 
-def anonymous_bytes() -> int:
-    """Return this process's resident memory that is not a file's."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    (line,) = (line for line in lines if line.startswith("RssAnon:"))
-    return int(line.split()[1]) * 1024
-
-
-def paper_tables(name: str, folder: Path, factor: float) -> Path:
-    """Return the tables file of a data set of this size, written if it is not there."""
-    sized = folder / f"{name}-{factor:g}"
+def paper_tables(folder: Path, factor: float) -> Path:
+    """Return the tables file of this size, written if it is not there."""
+    sized = folder / f"{DATA}-{factor:g}"
     tables = sized / "tables.toml"  # which is written last
-    return tables if tables.exists() else write_paper_scale(name, sized, factor)
+    return tables if tables.exists() else write_paper_scale(sized, factor)
 
 
 def measure_paper_scale(options: Options) -> Outcome:
     """Train on the papers' sizes; at factor 1 40 GB of disk and ten minutes."""
     folder, factor = options.paper_folder, options.factor
-    run = in_process_of_its_own(run_paper_scale, LARGE_DATA, str(folder), factor)
-    outcome = Outcome(facts={f"{LARGE_DATA}, factor {factor:g}": run})
-    outcome.check(
-        f"{LARGE_DATA}: ADMM epoch over two plain passes over the largest table",
-        run["epoch-seconds"] / run["floor-seconds"],
-        MOST_PASSES,
-    )
-    outcome.check(
-        f"{LARGE_DATA}: peak memory beside mapped files",
-        run["peak-gb"],
-        MOST_GIGABYTES,
-        "GB",
-    )
+    run = in_process_of_its_own(run_paper_scale, str(folder), factor)
+    outcome = Outcome(facts={f"{DATA}, factor {factor:g}": run})
+    title = f"{DATA}: ADMM epoch over two plain passes over the largest table"
+    outcome.check(title, run["epoch-seconds"] / run["floor-seconds"], MOST_PASSES)
+    title = f"{DATA}: peak memory beside mapped files"
+    outcome.check(title, run["peak-gb"], MOST_GIGABYTES, "GB")
     return outcome
 
 
-def run_paper_scale(name: str, folder: str, factor: float) -> Results:
-    """Train ADMM's linear model on a data set of the papers' size; measure the floor.
+def run_paper_scale(folder: str, factor: float) -> Results:
+    """Train ADMM's linear model at the papers' size; measure the floor.
 
     The folder keeps the data's files, and those of the site.
     """
-    tables, scale = paper_tables(name, Path(folder), factor), PAPER_SCALES[name]
+    tables = paper_tables(Path(folder), factor)
     floor: list[float] = []
 
-    def on_epoch(epoch: int, grid: InProcessGrid) -> None:
-        if epoch == EPOCHS:
-            floor.extend(_floor(grid, scale.table, scale.classes))
+    def on_round(report: RoundReport, grid: InProcessGrid) -> None:
+        if report.epoch == EPOCHS:
+            floor.extend(_floor(grid))
 
     settings = Settings(task="classification", num_epochs=EPOCHS)
-    figures, epochs = train_watched(scale.sql, settings, tables, on_epoch)
+    figures, epochs = train_watched(SQL, settings, tables, on_round)
     return figures | {
         "set-up-seconds": float(epochs["seconds"][0]),
         "epoch-seconds": float(epochs["seconds"].loc[STEADY_EPOCH:].min()),
@@ -170,17 +141,16 @@ def run_paper_scale(name: str, folder: str, factor: float) -> Results:
     }
 
 
-def _floor(grid: InProcessGrid, table: str, classes: int) -> list[float]:
-    """Return the seconds of X^T R and X theta, repeatedly."""
-    outputs = 1 if classes == 2 else classes
+def _floor(grid: InProcessGrid) -> list[float]:
+    """Return the seconds of X^T R and X theta of the reviews."""
     (features,) = [
         on_host(part.data.features)
         for part in participants_of(grid)
-        if part.data.table == table
+        if part.data.table == "reviews"
     ]
     rng = np.random.default_rng(0)
-    theta = rng.standard_normal((features.shape[1], outputs), dtype=np.float32)
-    residual = rng.standard_normal((len(features), outputs), dtype=np.float32)
+    theta = rng.standard_normal((features.shape[1], STARS), dtype=np.float32)
+    residual = rng.standard_normal((len(features), STARS), dtype=np.float32)
 
     def two_passes() -> None:
         _ = features.T @ residual
@@ -260,19 +230,17 @@ def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
-def measure_gpu(
-    options: Options, name: str = LARGE_DATA, epochs: int = GPU_EPOCHS
-) -> Outcome:
+def measure_gpu(options: Options, epochs: int = GPU_EPOCHS) -> Outcome:
     """Train by every method on the CPU and, where there is one, on a GPU."""
-    tables = paper_tables(name, options.paper_folder, options.factor)
-    outcome = Outcome(facts={"data": f"{name}, factor {options.factor:g}"})
+    tables = paper_tables(options.paper_folder, options.factor)
+    outcome = Outcome(facts={"data": f"{DATA}, factor {options.factor:g}"})
     has_gpu = resolve(AUTO) == CUDA
     if not has_gpu:
         outcome.facts["gpu"] = "no GPU here: CUDA was not measured"
     for method in GPU_METHODS:
         runs = {
             device: in_process_of_its_own(
-                run_on_device, str(tables), name, epochs, method, device
+                run_on_device, str(tables), epochs, method, device
             )
             for device in (CPU, CUDA)[: 1 + has_gpu]
         }
@@ -289,13 +257,11 @@ def measure_gpu(
     return outcome
 
 
-def run_on_device(
-    tables: str, name: str, epochs: int, method: str, device: str
-) -> Results:
+def run_on_device(tables: str, epochs: int, method: str, device: str) -> Results:
     """Train by one method on one device, one site with all tables."""
     choices = {**GPU_METHODS[method], "num_epochs": epochs, "device": device}
     settings = Settings(task="classification", **choices)
-    figures, rounds = train_watched(PAPER_SCALES[name].sql, settings, Path(tables))
+    figures, rounds = train_watched(SQL, settings, Path(tables))
     seconds = rounds["seconds"]
     return figures | {
         # the first epoch also copies to the device, and warms up

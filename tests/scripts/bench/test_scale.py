@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from scripts.bench.harness import Options, Outcome, participants_of, train
+from scripts.bench.processes import status_bytes
 from scripts.bench.suites import scale
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.scale import (
-    anonymous_bytes,
     log_slope,
     measure_linearity,
     run_paper_scale,
     shard_set_up,
 )
-from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
+from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tp_flower.settings import Settings
 
 SMALL = 1e-3
@@ -28,17 +28,15 @@ def test_slope_of_powers():
 
 
 def test_memory_beside_files_is_seen():
-    before = anonymous_bytes()
+    before = status_bytes("RssAnon")
     held = np.ones(1 << 22)
-    assert anonymous_bytes() - before >= 0.9 * held.nbytes
+    assert status_bytes("RssAnon") - before >= 0.9 * held.nbytes
 
 
-@pytest.mark.parametrize("name", PAPER_SCALES)
-def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
-    found = run_paper_scale(name, str(tmp_path), SMALL)
-    scale = PAPER_SCALES[name]
+def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path):
+    found = run_paper_scale(str(tmp_path), SMALL)
     held_out = 0.2
-    rows = scale.rows_of(scale.table, SMALL)
+    rows = rows_of("reviews", SMALL)
     assert found["joined-rows"] == rows - round(rows * held_out)
     # 3,200 rows for 775 features: far from the 0.85 of all rows, and from 0.5
     assert found["test"]["auc"] > 0.65
@@ -49,7 +47,7 @@ def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path, name):
 
 
 def test_features_stay_mapped_from_message_to_message(tmp_path):
-    tables = write_paper_scale("yelp", tmp_path, FACTOR)
+    tables = write_paper_scale(tmp_path, FACTOR)
     seen: list[dict[int, np.ndarray]] = []
 
     def on_round(report, grid) -> None:
@@ -58,7 +56,7 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
 
     settings = Settings(task="classification", num_epochs=2)
     sites, state = {"all": tables}, tmp_path / "state"
-    train(PAPER_SCALES["yelp"].sql, settings, sites, on_round, state)
+    train(SQL, settings, sites, on_round, state)
     first, second = seen
     assert sorted(first) == [0, 1, 2]
     for number, features in first.items():
@@ -92,7 +90,7 @@ def test_both_devices_are_compared(monkeypatch, tmp_path):
         monkeypatch.setattr(scale, "in_process_of_its_own", run)
         monkeypatch.setattr(scale, "resolve", lambda _: device)
         options = Options(paper_scale=tmp_path, factor=FACTOR)
-        return devices, scale.measure_gpu(options, "mimic", 3)
+        return devices, scale.measure_gpu(options, 3)
 
     devices, outcome = measure(0.5 + 1e-5, "cuda")
     assert devices == ["cpu", "cuda"] * 3

@@ -11,7 +11,7 @@ import pytest
 
 from scripts.data import make_carriers
 from scripts.data.make_store import STORE_SQL, main, make_store
-from scripts.data.paper_scale import PAPER_SCALES, write_paper_scale
+from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import flights_tables
@@ -143,36 +143,25 @@ def test_every_carrier_has_its_flights_and_the_same_columns(tmp_path, capsys):
 
 
 def test_sizes_are_those_of_table_7():
-    yelp, mimic = PAPER_SCALES["yelp"], PAPER_SCALES["mimic"]
-    sizes = [3_200_000, 1_200_000, 35_000]
-    assert [yelp.rows_of(name, 1.0) for name in yelp.tables] == sizes
-    for scale, features, classes, tables in ((yelp, 775, 5, 3), (mimic, 717, 2, 5)):
-        assert sum(table.features for table in scale.tables.values()) == features
-        assert (scale.classes, len(scale.tables)) == (classes, tables)
-    sizes = [table.rows for table in mimic.tables.values()]
-    assert (min(sizes), max(sizes)) == (35_000, 2_900_000)
+    rows = {name: rows_of(name, 1.0) for name in ("reviews", "users", "businesses")}
+    assert rows == {"reviews": 3_200_000, "users": 1_200_000, "businesses": 35_000}
 
 
-@pytest.mark.parametrize("name", PAPER_SCALES)
-def test_every_row_of_the_largest_table_is_one_joined_row(tmp_path, name):
-    scale = PAPER_SCALES[name]
-    write_paper_scale(name, tmp_path, SMALL)
+def test_every_review_is_one_joined_row(tmp_path):
+    write_paper_scale(tmp_path, SMALL)
     with duckdb.connect() as connection:
-        for table in scale.tables:
+        for table in ("reviews", "users", "businesses"):
             source = connection.read_parquet(str(tmp_path / f"{table}.parquet"))
             source.create_view(table)
-            assert len(source) == scale.rows_of(table, SMALL)
-        joined = connection.sql(scale.sql)
-        assert len(joined) == scale.rows_of(scale.table, SMALL)
+            assert len(source) == rows_of(table, SMALL)
+        joined = connection.sql(SQL)
+        assert len(joined) == rows_of("reviews", SMALL)
         # vectors come as one column
-        width = scale.tables[scale.table].features
-        features = sum(table.features for table in scale.tables.values())
-        assert len(joined.columns) == 2 + features - width
-    largest = pq.read_table(tmp_path / f"{scale.table}.parquet")
-    labels = {1, 2, 3, 4, 5} if scale.classes == 5 else {0, 1}
-    assert set(largest["label"].to_pylist()) == labels
-    vectors = np.array(largest["vector"].to_pylist())
-    assert vectors.shape == (len(largest), width)
+        assert len(joined.columns) == 1 + 1 + 775 - 768
+    reviews = pq.read_table(tmp_path / "reviews.parquet")
+    assert set(reviews["label"].to_pylist()) == {1, 2, 3, 4, 5}
+    vectors = np.array(reviews["vector"].to_pylist())
+    assert vectors.shape == (len(reviews), 768)
     assert np.isfinite(vectors).all()
     # mean 0; HIDDEN / HIDDEN = 1 of the directions and 1/4 of their own
     assert abs(vectors.mean()) < 0.1
@@ -181,7 +170,7 @@ def test_every_row_of_the_largest_table_is_one_joined_row(tmp_path, name):
 
 def test_equal_seeds_make_equal_files_and_others_do_not(tmp_path):
     def read(folder, seed):
-        write_paper_scale("yelp", tmp_path / folder, SMALL, seed)
+        write_paper_scale(tmp_path / folder, SMALL, seed)
         return pq.read_table(tmp_path / folder / "reviews.parquet")
 
     first = read("a", 3)
@@ -192,4 +181,4 @@ def test_equal_seeds_make_equal_files_and_others_do_not(tmp_path):
 @pytest.mark.parametrize("factor", [0.0, float("nan")])
 def test_a_factor_that_makes_no_rows_is_refused(tmp_path, factor):
     with pytest.raises(ValueError, match="the factor must be above 0, not"):
-        write_paper_scale("yelp", tmp_path, factor)
+        write_paper_scale(tmp_path, factor)
