@@ -15,7 +15,7 @@ from scripts.data.prepare_movielens import (
     read_movielens,
 )
 from scripts.data.run_files import DataError
-from scripts.joined.centralized import Frames, JoinedTable, join_tables
+from scripts.joined.centralized import JoinedTable, join_tables
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import (
@@ -33,8 +33,9 @@ from tp_flower.sources.shards import (
 # an item has 2.5 rows on average: 250,000 joined rows
 STORE_ORDERS, STORE_ITEMS, STORE_CUSTOMERS = 100_000, 2_000, 10_000
 
-
 Tables = dict[str, pd.DataFrame]
+Frames = Mapping[str, Tables]
+"""By site, its data frames by table."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Dataset:
             release(token)
 
 
-def flights_frames() -> dict[str, Tables]:
+def flights_frames() -> Frames:
     """Return the built-in flights as data frames, by organisation and table."""
     sites: dict[str, Tables] = {}
     with duckdb.connect() as connection:

@@ -12,11 +12,11 @@ Notation
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import scipy.sparse as sp
@@ -25,7 +25,7 @@ from sqlglot import exp
 
 from strategies.setup.labels import choose_loss, read_labels
 from tp_flower.arrays import BoolArray, FloatArray
-from tp_flower.duckdb_engine import quote_name
+from tp_flower.duckdb_engine import new_engine, quote_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.extraction.select_plan import TypedColumn, as_number, comparable, kind_of
@@ -54,8 +54,6 @@ from tp_flower.sources.shards import (
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
 Connection = duckdb.DuckDBPyConnection
-Frames = Mapping[str, Mapping[str, Any]]
-"""By site, its data frames by table."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,7 +103,7 @@ def join_tables(
         TPFlowerError: the query does not fit the tables or the label not the task.
         duckdb.Error: DuckDB cannot run the query.
     """
-    with _utc_connection() as connection:
+    with new_engine() as connection:
         bound = query.bind(dict(_load(connection, sources, query.names)))
         label, rows = _run_query(connection, query, bound.tables, bound.label_table)
         read = {f.table: _read_fragment(connection, f) for f in bound.fragments}
@@ -130,12 +128,6 @@ def join_tables(
     is_test = held_out[np.searchsorted(passing, rows[bound.label_table])]
     labels, loss = read_label(label, is_test, settings)
     return JoinedTable(np.hstack(blocks), columns, labels, is_test, rows, loss)
-
-
-def _utc_connection() -> Connection:
-    connection = duckdb.connect()
-    connection.execute("SET TimeZone = 'UTC'")
-    return connection
 
 
 def _load(
@@ -199,16 +191,11 @@ def _read_fragment(
 ) -> tuple[IntArray, dict[str, Column]]:
     """Return a table's row ids that pass its filters, and their features by name."""
     items = ", ".join(["rowid", *(feature.sql for feature in fragment.features)])
-    condition = condition_of(fragment)
+    condition = " AND ".join(f"({text})" for text in fragment.filters) or "true"
     select = f"SELECT {items} FROM {quote_name(fragment.name)} WHERE {condition}"
     ids, *columns = read_columns(connection, select, order="c0")
     names = [feature.name for feature in fragment.features]
     return _row_ids(ids), dict(zip(names, columns, strict=True))
-
-
-def condition_of(fragment: Fragment) -> str:
-    """Return the SQL condition that a table's rows must pass."""
-    return " AND ".join(f"({text})" for text in fragment.filters) or "true"
 
 
 def read_columns(connection: Connection, select: str, order: str = "") -> list[Column]:
@@ -287,31 +274,21 @@ def read_label(
 
 
 def join_frames(
-    query: Query, frames: Frames, mark: tuple[str, str] | None = None
+    query: Query, tables: Mapping[str, pd.DataFrame], mark: exp.Column
 ) -> tuple[dict[str, Column], Column, BoolArray]:
-    """Join the frames by DuckDB, those of one table being its shards.
+    """Join data frames by DuckDB.
 
-    Returns the features and the label of the joined rows; and, with the alias of a
-    table and a column of it as ``mark``, where that is true.
+    Returns the features and the label of the joined rows, and where ``mark``, a column
+    of booleans besides, is true.
     """
-    with _utc_connection() as connection:
-        selects: dict[str, list[str]] = {}
-        for site, tables in frames.items():
-            for table, frame in tables.items():
-                connection.register(f"{table}_{site}", frame)
-                selects.setdefault(table, []).append(f'SELECT * FROM "{table}_{site}"')
-        for table, shards in selects.items():
-            connection.execute(f"CREATE VIEW {table} AS {' UNION ALL '.join(shards)}")
+    with new_engine() as connection:
+        for table, frame in tables.items():
+            connection.register(table, frame)
         tree, label = _parse(query)
-        if mark is not None:
-            alias, name = mark
-            tree = tree.select(exp.column(name, table=alias, quoted=True), copy=False)
-        columns = read_columns(connection, tree.sql(dialect="duckdb"))
-    is_marked = np.zeros(columns[label].values.rows, np.bool_)
-    if mark is not None:
-        is_marked = np.asarray(columns.pop().values.values) > 0.0  # type: ignore[union-attr]
+        columns = read_columns(connection, tree.select(mark).sql(dialect="duckdb"))
+    marked = np.asarray(columns.pop().values.values)  # type: ignore[union-attr]
     labels = columns.pop(label)
-    return {f"c{k}": column for k, column in enumerate(columns)}, labels, is_marked
+    return {f"c{k}": column for k, column in enumerate(columns)}, labels, marked > 0.0
 
 
 def fit_joined(columns: Mapping[str, Column], rows: BoolArray) -> SiteEncoder:

@@ -35,11 +35,10 @@ LBFGS_OPTIONS = {"maxcor": 10, "maxiter": 500, "gtol": 1e-6, "ftol": 0.0}
 
 @dataclass(frozen=True)
 class LinearFit:
-    """A linear model W (d, k), c (k,), and the iterations it took; 1 in closed form."""
+    """A linear model W (d, k), c (k,)."""
 
     weights: FloatArray
     intercept: FloatArray
-    steps: int = 1
 
     def scores(self, features: Matrix) -> FloatArray:
         """Return X W + c, (N, k): the product in the precision of the features."""
@@ -107,8 +106,8 @@ def fit_logistic(
     """
     inverse = 1.0 / (len(labels) * l2) if l2 else np.inf
     model = LogisticRegression(C=inverse, **options).fit(features, labels)
-    weights, intercept = model.coef_.T.astype(np.float64), model.intercept_
-    return LinearFit(weights, intercept.astype(np.float64), int(model.n_iter_[0]))
+    weights, intercept = model.coef_.T, model.intercept_
+    return LinearFit(weights.astype(np.float64), intercept.astype(np.float64))
 
 
 @dataclass

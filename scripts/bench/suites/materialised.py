@@ -14,7 +14,6 @@ mini-batches, and with scikit-learn, it was at most 4 % faster or smaller.)
 
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,15 +24,22 @@ from unittest.mock import patch
 import duckdb
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
+from sqlglot import exp
 
-from scripts.bench.datasets import Dataset, by_table, flights_frames
-from scripts.bench.harness import Options, Outcome, problem_of, train
+from scripts.bench.datasets import (
+    Dataset,
+    Frames,
+    Tables,
+    by_table,
+    flights_frames,
+)
+from scripts.bench.harness import Options, Outcome, problem_of, train, train_timed
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.suites.methods import is_within
 from scripts.bench.suites.micro import best_seconds
 from scripts.data.make_store import STORE_SQL, make_store
 from scripts.joined.centralized import (
-    Frames,
     encode_dense,
     encode_sparse,
     fit_joined,
@@ -106,6 +112,11 @@ class Case:
         """The settings of all methods."""
         return Settings(task=self.task, num_epochs=EPOCHS["centralized"])
 
+    @property
+    def mark(self) -> exp.Column:
+        """Where `mark_held_out` marks the rows of the label table."""
+        return exp.column(HELD_OUT, table=self.label[0], quoted=True)
+
     def until(self, optimum: float) -> Until:
         """Return whether metrics are within 1 % of the best linear model's."""
         name = self.metric
@@ -137,7 +148,8 @@ CASES: Mapping[str, Case] = {
 
 def measure_speed(_: Options) -> Outcome:
     """Compare ten epochs with DuckDB, encoding and scikit-learn, dense and sparse."""
-    ours, dense, sparse = (_fastest(ten_epochs_or_join, how) for how in ("", *ENCODERS))
+    ways = (OURS, *ENCODERS)
+    ours, dense, sparse = (_fastest(ten_epochs_or_join, way) for way in ways)
     server = in_process_of_its_own(measure_server)
     outcome = Outcome()
     outcome.facts = {
@@ -161,17 +173,14 @@ def measure_speed(_: Options) -> Outcome:
 
 def measure_server() -> dict[str, Any]:
     """Return the server's fastest steady epoch, less its metrics, and the floor."""
-    epochs: list[defaultdict[str, float]] = []
+    calls: list[tuple[str, float]] = []
 
     def timed(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
-            if name == "targets":
-                epochs.append(defaultdict(float))
             started = time.perf_counter()
-            try:
-                return method(*arguments, **named)
-            finally:
-                epochs[-1][name] += time.perf_counter() - started
+            result = method(*arguments, **named)
+            calls.append((name, time.perf_counter() - started))
+            return result
 
         return call
 
@@ -179,13 +188,13 @@ def measure_server() -> dict[str, Any]:
         for owner, method, name in TIMED:
             call = timed(name, getattr(owner, method))
             stack.enter_context(patch.object(owner, method, call))
-        strategy = train(
-            FLIGHTS_SQL, Settings(num_epochs=SERVER_EPOCHS), flights_frames()
-        )
-    fastest = min(
-        epochs[FIRST_STEADY - 1 :],
-        key=lambda spent: spent["targets"] + spent["take"],
-    )
+        settings = Settings(num_epochs=SERVER_EPOCHS)
+        strategy = train(FLIGHTS_SQL, settings, flights_frames())
+    frame = pd.DataFrame(calls, columns=["name", "seconds"])
+    frame["epoch"] = (frame["name"] == "targets").cumsum()
+    epochs = frame.pivot_table("seconds", "epoch", "name", "sum").loc[FIRST_STEADY:]
+    # metrics are computed where the scores are taken
+    least = (epochs["targets"] + epochs["take"] - epochs["metrics"]).min()
     arrays = touched_arrays(problem_of(strategy), Settings().anderson_memory)
     copies = [np.empty_like(array) for array in arrays]
 
@@ -194,8 +203,7 @@ def measure_server() -> dict[str, Any]:
             np.copyto(copy, source)
 
     (copy,) = best_seconds(copy_all, repeats=COPIES, clock=time.perf_counter)
-    epoch = fastest["targets"] + fastest["take"] - fastest["metrics"]
-    return {"epoch-ms": 1000.0 * epoch, "copy-ms": 1000.0 * copy}
+    return {"epoch-ms": 1000.0 * float(least), "copy-ms": 1000.0 * copy}
 
 
 def touched_arrays(problem: TrainingProblem, memory: int) -> list[npt.NDArray[Any]]:
@@ -217,50 +225,39 @@ def touched_arrays(problem: TrainingProblem, memory: int) -> list[npt.NDArray[An
     return arrays + [change] * 2 * bool(memory)
 
 
-def ten_epochs_or_join(how: str) -> Measured:
-    """Train ten epochs on flights, or join, encode (``how``) and fit scikit-learn."""
-    frames = flights_frames()
-    _warm_up()
-    with spent() as measured:
-        parts = _join_and_fit(frames, ENCODERS[how]) if how else _ten_epochs(frames)
-    return {**measured, **parts}
+def ten_epochs_or_join(way: str) -> Measured:
+    """Train ten epochs on flights, or join, encode and fit scikit-learn."""
+    frames, case = flights_frames(), CASES["flights"]
+    if way == OURS:
+        return _measured(partial(_ten_epochs, frames))
+    return _measured(partial(_join_and_fit, way, case, mark_held_out(case, frames)))
 
 
 def _ten_epochs(frames: Frames) -> Measured:
     settings = Settings(num_epochs=EPOCHS["speed"])
-    report = train(FLIGHTS_SQL, settings, frames).report
-    set_up = [
-        item.server_seconds + item.client_seconds + item.wait_seconds
-        for item in report.history
-        if item.epoch == 0
-    ]
-    return {"set-up-seconds": sum(set_up), "test-auc": report.final_test["auc"]}
-
-
-def _join_and_fit(frames: Frames, encode: Encode) -> Measured:
-    settings = Settings()
-    started = time.perf_counter()
-    columns, label, _ = join_frames(Query.from_sql(FLIGHTS_SQL), frames)
-    joined = time.perf_counter()
-    rng = np.random.default_rng(0)
-    train_rows = ~split_rows(label.values.rows, settings.test_fraction, rng)
-    labels, _ = read_label(label, ~train_rows, settings)
-    features = encode(fit_joined(columns, train_rows), columns, train_rows)
-    encoded = time.perf_counter()
-    fitted = fit_logistic(features, labels[train_rows], settings.l2)
+    strategy, rounds = train_timed(FLIGHTS_SQL, settings, frames)
     return {
-        "join-seconds": joined - started,
-        "encode-seconds": encoded - joined,
-        "fit-seconds": time.perf_counter() - encoded,
-        "iterations": fitted.steps,
+        "set-up-seconds": float(rounds["seconds"][rounds["epoch"] == 0].sum()),
+        "test-auc": strategy.report.final_test["auc"],
     }
 
 
-def _warm_up() -> None:
-    """Let DuckDB and the BLAS set up what they set up once per process."""
+def _join_and_fit(way: str, case: Case, tables: Tables) -> Measured:
+    columns, label, is_test = join_frames(Query.from_sql(case.sql), tables, case.mark)
+    labels, _ = read_label(label, is_test, case.settings)
+    features = ENCODERS[way](fit_joined(columns, ~is_test), columns, ~is_test)
+    fit_logistic(features, labels[~is_test], case.settings.l2)
+    return {}
+
+
+def _measured(run: Callable[[], Measured]) -> Measured:
+    """Return what a run says and spends; DuckDB and the BLAS have started before."""
     with duckdb.connect() as connection:
         connection.execute("SELECT 1.0 AS a").fetchnumpy()
     np.linalg.eigh(np.eye(4))
+    with spent() as measured:
+        measured.update(run())
+    return measured
 
 
 def _fastest(function: Callable[..., Any], *arguments: object) -> Measured:
@@ -302,14 +299,11 @@ def best_metric(name: str) -> float:
 def to_good_model(name: str, way: str, optimum: float) -> Measured:
     """Measure one way until the metric is within 1 % of the best linear model's."""
     case = CASES[name]
-    frames = case.frames()
-    run: Callable[[Case, Frames, Until], Measured] = run_tp_flower
-    if way != OURS:
-        frames, run = mark_held_out(case, frames), partial(run_joined, way)
-    _warm_up()
-    with spent() as measured:
-        measured.update(run(case, frames, case.until(optimum)))
-    return measured
+    frames, until = case.frames(), case.until(optimum)
+    if way == OURS:
+        return _measured(partial(run_tp_flower, case, frames, until))
+    tables = mark_held_out(case, frames)
+    return _measured(partial(run_joined, way, case, tables, until))
 
 
 def run_tp_flower(case: Case, frames: Frames, until: Until) -> Measured:
@@ -333,13 +327,11 @@ def run_tp_flower(case: Case, frames: Frames, until: Until) -> Measured:
     return good
 
 
-def run_joined(way: str, case: Case, frames: Frames, until: Until) -> Measured:
+def run_joined(way: str, case: Case, tables: Tables, until: Until) -> Measured:
     """Join, encode and train; which rows are held out is marked beforehand."""
     encode, settings = ENCODERS[way], case.settings
     started = time.perf_counter()
-    columns, label, is_test = join_frames(
-        Query.from_sql(case.sql), frames, (case.label[0], HELD_OUT)
-    )
+    columns, label, is_test = join_frames(Query.from_sql(case.sql), tables, case.mark)
     joined = time.perf_counter()
     labels, loss = read_label(label, is_test, settings)
     encoder = fit_joined(columns, ~is_test)
@@ -360,7 +352,7 @@ def run_joined(way: str, case: Case, frames: Frames, until: Until) -> Measured:
     }
 
 
-def mark_held_out(case: Case, frames: Frames) -> Frames:
+def mark_held_out(case: Case, frames: Frames) -> Tables:
     """Return the whole tables, with a column that says which rows a run holds out."""
     tables, table = by_table(frames), case.label[1]
     with duckdb.connect() as connection:
@@ -373,7 +365,7 @@ def mark_held_out(case: Case, frames: Frames) -> Frames:
     fraction = case.settings.test_fraction
     held_out[passing] = split_rows(int(passing.sum()), fraction, rng)
     tables[table] = tables[table].assign(**{HELD_OUT: held_out})
-    return {"all": tables}
+    return tables
 
 
 OURS = "tp-flower"

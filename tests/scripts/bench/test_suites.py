@@ -63,7 +63,7 @@ def case(frames, monkeypatch):
 
 
 def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
-    marked = by_table(mark_held_out(case, frames))["orders"]
+    marked = mark_held_out(case, frames)["orders"]
     tables = by_table(frames)
     joined = Dataset("", "", "", case.sql, {}, tables).joined(case.settings)
     held_out = np.flatnonzero(marked[HELD_OUT])
