@@ -31,7 +31,6 @@ from scripts.bench.datasets import Dataset, flights_delay
 from scripts.bench.harness import Options, Outcome, Results, train
 from scripts.data.run_files import let_rows_leave, write_tables
 from scripts.joined.centralized import JoinedTable
-from scripts.joined.models import LinearFit, fit_ridge
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
     augmented,
@@ -47,7 +46,7 @@ from tp_flower.coresets.sampling import (
     uniform_sample,
     weigh_sample,
 )
-from tp_flower.coresets.solvers import solve, weighted_kmeans
+from tp_flower.coresets.solvers import nearest, solve, weighted_kmeans
 from tp_flower.learning.solvers import gram
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
@@ -146,26 +145,26 @@ def regression_scores(
 def ridge_problem(joined: JoinedTable) -> Problem:
     """Return ridge regression on the training rows."""
     (features, labels), test = (joined.part(test=is_test) for is_test in (False, True))
-    fitted = fit_ridge(features, labels, L2)
-    optimum = np.append(fitted.weights, fitted.intercept)[:, None]
+    optimum = solve(features, labels, np.ones(len(labels)), l2=L2)
 
     def cost(sample: Sample, _: Generator) -> float:
         rows = features[sample.joined], labels[sample.joined]
-        return float(
-            squares(*test, solve(*rows, sample.weights, l2=L2)[:, None]).mean()
-        )
+        return held_out_cost(solve(*rows, sample.weights, l2=L2))
+
+    def held_out_cost(theta: FloatArray) -> float:
+        return float(squares(*test, theta[:, None]).mean())
 
     def thetas(rng: Generator) -> FloatArray:
         # scores of a random theta vary about as much as the labels
         random = rng.normal(size=(len(optimum), PARAMETERS)) * labels.std()
         random[:-1] /= np.sqrt(features.shape[1])
-        return squares(features, labels, np.hstack([random, optimum]))
+        return squares(features, labels, np.column_stack([random, optimum]))
 
     return Problem(
         *("coreset-ridge", "Central"),
         regression_scores(features, labels, list(joined.columns.values())),
         cost,
-        float(squares(*test, optimum).mean()),
+        held_out_cost(optimum),
         ("theta", thetas),
         features.size + labels.size,
         lambda report: report.test["rmse"] ** 2,
@@ -177,7 +176,7 @@ def squares(
     features: Float32Array, labels: FloatArray, theta: FloatArray
 ) -> FloatArray:
     """Return (X theta + b - y)^2 of theta and b (d + 1, k), (N, k)."""
-    scores = LinearFit(theta[:-1], theta[-1]).scores(features)
+    scores = features @ theta[:-1].astype(np.float32) + theta[-1]
     errors: FloatArray = (scores - labels[:, None]) ** 2
     return errors
 
@@ -185,27 +184,20 @@ def squares(
 def kmeans_problem(joined: JoinedTable) -> Problem:
     """Return k-means on all joined rows."""
     rng, features = np.random.default_rng(0), joined.features
-    ones = np.ones(len(features))
-    lengths = np.einsum("ij,ij->i", features, features)
-    scores = np.zeros(len(features))
+    ones, scores = np.ones(len(features)), np.zeros(len(features))
     for columns in joined.columns.values():
         shard = cluster_shard(features[:, columns], ones, CLUSTERS, rng)
         scores += kmeans_scores(shard, shard.cost)
 
-    def distances(centres: FloatArray) -> FloatArray:
-        """Return the squared distances to the nearest centre (N,)."""
-        near = centres.astype(np.float32)
-        products = (near**2).sum(axis=1) - 2.0 * (features @ near.T)
-        nearest: FloatArray = np.maximum(lengths + products.min(axis=1), 0.0)
-        return nearest.astype(np.float64)
-
     def cost(points: Float32Array, weights: FloatArray, draw: Generator) -> float:
         centres = weighted_kmeans(points, weights, CLUSTERS, draw)
-        return float(distances(centres).mean())
+        return float(nearest(features, centres)[1].mean())
 
     def sets_of_centres(rng: Generator) -> FloatArray:
         chosen = rng.choice(len(features), (PARAMETERS, CLUSTERS))
-        return np.column_stack([distances(features[rows]) for rows in chosen])
+        centres = features[chosen].astype(np.float64)
+        distances = [nearest(features, each)[1] for each in centres]
+        return np.column_stack(distances)
 
     return Problem(
         *("coreset-kmeans", "Kmeans++"),
