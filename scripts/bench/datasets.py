@@ -1,6 +1,6 @@
 """The data that suites measure on: tables, a query, and the label to predict."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -151,3 +151,14 @@ DATASETS: Mapping[str, Callable[[Path | None], Dataset]] = {
     "store": store,
     "movielens": movielens,
 }
+
+
+def at_hand(folder: Path | None, *names: str) -> Iterator[Dataset]:
+    """Yield these data sets, or all; MovieLens where the folder has it."""
+    for name in names or DATASETS:
+        try:
+            dataset = DATASETS[name](folder)
+        except SkippedSuite as reason:
+            print(f"  without {name}: {reason}", flush=True)
+        else:
+            yield dataset

@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import Any
 
 from client_apps.app import app
-from scripts.bench.datasets import Dataset, flights, movielens, store
-from scripts.bench.harness import Options, Outcome, SkippedSuite, problem_of, train
+from scripts.bench.datasets import Dataset, at_hand
+from scripts.bench.harness import Options, Outcome, problem_of, train
 from strategies import Explain, RelationalStrategy
 from strategies.run.grid import InProcessGrid
 from tp_flower.methods import METHODS, PERSONAL
@@ -36,12 +36,7 @@ JOINING = [
 def measure_bytes(options: Options) -> Outcome:
     """Count the bytes of every strategy over every data set that is at hand."""
     outcome = Outcome()
-    datasets = [flights(), store()]
-    try:
-        datasets.append(movielens(options.movielens))
-    except SkippedSuite as reason:
-        print(f"  without movielens: {reason}", flush=True)
-    for dataset in datasets:
+    for dataset in at_hand(options.movielens, "flights", "store", "movielens"):
         runs = _against_formulas(dataset, outcome)
         if vfl_ratio(runs["admm"]) >= TIMES_FEWER:
             admm, vfl = (epoch_bytes(runs[name]) for name in ("admm", "vfl-admm"))

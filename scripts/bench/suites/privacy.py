@@ -16,13 +16,11 @@ from statistics import fmean
 
 import numpy as np
 
-from scripts.bench import datasets
-from scripts.bench.datasets import Dataset
+from scripts.bench.datasets import Dataset, at_hand, flights
 from scripts.bench.harness import (
     Options,
     Outcome,
     Sites,
-    SkippedSuite,
     participants_of,
     problem_of,
     train,
@@ -108,12 +106,9 @@ class Task:
 def tasks(options: Options) -> Iterator[Task]:
     """Yield flights, and MovieLens where its files are: which rating does one get?"""
     metrics = ("auc", "log_loss", "accuracy")
-    yield Task("", metrics, datasets.flights(), ORGANISATIONS)
-    try:
-        data = datasets.movielens(options.movielens)
-    except SkippedSuite:
-        return
-    yield Task("MovieLens-100K, ", ("rmse", "r2"), data, data.join_only(), RATINGS)
+    yield Task("", metrics, flights(), ORGANISATIONS)
+    for data in at_hand(options.movielens, "movielens"):
+        yield Task("MovieLens-100K, ", ("rmse", "r2"), data, data.join_only(), RATINGS)
 
 
 def measure_privacy(options: Options) -> Outcome:
