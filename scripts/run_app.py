@@ -32,6 +32,7 @@ from tp_flower.settings import Settings
 ROOT = Path(__file__).resolve().parents[1]
 # beside the interpreter, without resolving links: in an environment it is a link
 BIN = Path(sys.executable).parent
+FLWR = str(BIN / "flwr")
 DEFAULT_FEDERATION = "num-supernodes=5 client-resources-num-cpus=1"
 STARTUP_SECONDS = 60.0
 STOP_SECONDS = 15.0
@@ -197,7 +198,7 @@ def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
     output_dir = ""
     try:
         with subprocess.Popen(
-            [BIN / "flwr", "run", ROOT, "--stream", *arguments],
+            [FLWR, "run", ROOT, "--stream", *arguments],
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -213,7 +214,8 @@ def _run(environment: Mapping[str, str], arguments: Sequence[str]) -> str:
                     print(line, end="", flush=True)
     except KeyboardInterrupt:
         for run in list_runs(environment):
-            _flwr(environment, "stop", run["run-id"])
+            stop = [FLWR, "stop", run["run-id"]]
+            subprocess.run(stop, env=environment, capture_output=True, check=False)
         raise RunError("interrupted; the run was stopped") from None
     status, details = _final_status(environment)
     if status != "finished:completed":
@@ -234,20 +236,13 @@ def _final_status(environment: Mapping[str, str]) -> tuple[str, str]:
 
 def list_runs(environment: Mapping[str, str]) -> list[dict[str, str]]:
     """Return the runs of the SuperLink: one at most, as it is private."""
+    command = [FLWR, "ls", "--format", "json"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
     try:
-        answer = json.loads(_flwr(environment, "ls", "--format", "json"))
-        runs: list[dict[str, str]] = answer["runs"]
+        runs: list[dict[str, str]] = json.loads(done.stdout)["runs"]
     except (ValueError, KeyError):
         return []
     return runs
-
-
-def _flwr(environment: Mapping[str, str], *arguments: str) -> str:
-    """Return what a command of flwr prints."""
-    command = [str(BIN / "flwr"), *arguments]
-    return subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False
-    ).stdout
 
 
 if __name__ == "__main__":

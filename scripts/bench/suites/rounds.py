@@ -7,9 +7,6 @@ models. In the simulation: the built-in flights at five organisations, by a real
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import mean
@@ -19,7 +16,7 @@ import pandas as pd
 
 from scripts.bench.datasets import by_table, flights_frames
 from scripts.bench.harness import Options, Outcome, SkippedSuite, train_timed
-from scripts.bench.processes import ROOT
+from scripts.checks.checkouts import ROOT, run_python
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
 
@@ -93,16 +90,10 @@ def measure_simulation(_: Options) -> Outcome:
             f'strategy="sgd" task="classification" num-epochs=2 progress=false '
             f'batch-size={BATCH_ROWS} output-dir="{folder}/run"'
         )
-        done = subprocess.run(
-            [sys.executable, str(ROOT / "scripts" / "run_app.py"), "-c", config],
-            env={**os.environ, "TP_FLOWER_HOME": f"{folder}/home"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"the simulation failed:\n{done.stdout[-2000:]}")
+        command = [str(ROOT / "scripts" / "run_app.py"), "-c", config]
+        status, output = run_python(command, ROOT, {"TP_FLOWER_HOME": f"{folder}/home"})
+        if status:
+            raise RuntimeError(f"the simulation failed:\n{output[-2000:]}")
         report = json.loads(Path(folder, "run", "report.json").read_text("utf-8"))
     rounds = [item for item in report["history"] if item["epoch"]]
     outcome = Outcome()
