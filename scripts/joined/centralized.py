@@ -205,7 +205,12 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         SourceError: a column is of a type that cannot be used.
     """
     described = connection.execute(f"DESCRIBE {select}").fetchall()
-    columns = [_typed(f"c{k}", row[1]) for k, row in enumerate(described)]
+    columns = []
+    for number, (_, duckdb_type, *_) in enumerate(described):
+        kind = kind_of(duckdb_type)
+        if kind is None:
+            raise SourceError(f"a value of type {duckdb_type} cannot be used")
+        columns.append(TypedColumn(f"c{number}", duckdb_type, kind))
     names = ", ".join(column.sql for column in columns)
     items = ", ".join(
         f"{comparable(column) if column.kind == 'text' else as_number(column)} "
@@ -220,13 +225,6 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         Column(column.kind, _from_arrow(table[column.sql].combine_chunks()))
         for column in columns
     ]
-
-
-def _typed(name: str, duckdb_type: str) -> TypedColumn:
-    kind = kind_of(duckdb_type)
-    if kind is None:
-        raise SourceError(f"a value of type {duckdb_type} cannot be used")
-    return TypedColumn(name, duckdb_type, kind)
 
 
 def _from_arrow(values: pa.Array) -> FeatureColumn:

@@ -66,9 +66,12 @@ class Problem:
 
     def objective(self, fitted: LinearFit) -> float:
         """Return the objective of a linear model, the penalty included."""
-        penalty = 0.5 * self.l2 * float((fitted.weights**2).sum())
-        scores = fitted.scores(self.train)
-        return self.loss.value(scores, self.train_labels) + penalty
+        value = self.loss.value(fitted.scores(self.train), self.train_labels)
+        return value + self.penalty(fitted)
+
+    def penalty(self, fitted: LinearFit) -> float:
+        """Return the penalty of a linear model."""
+        return 0.5 * self.l2 * float((fitted.weights**2).sum())
 
     def optimum(self) -> LinearFit:
         """Return the linear model that minimises the objective."""
@@ -112,28 +115,11 @@ def fit_logistic(
 
 @dataclass
 class Curve:
-    """A training, step by step; its clock stands still while it measures.
+    """A training: metrics on held-out rows and seconds by iteration; its last model."""
 
-    Attributes:
-        test: metrics on the held-out rows after each iteration.
-        seconds: of training until then.
-        fitted: the last linear model.
-    """
-
-    problem: Problem
     test: list[Metrics] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     fitted: LinearFit | None = None
-    _started: float = field(default_factory=time.perf_counter)
-
-    def measure(self, fitted: LinearFit) -> Metrics:
-        """Measure a model."""
-        arrived = time.perf_counter()
-        self.seconds.append(arrived - self._started)
-        self.test.append(self.problem.test_metrics(fitted))
-        self.fitted = fitted
-        self._started += time.perf_counter() - arrived
-        return self.test[-1]
 
 
 def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
@@ -141,7 +127,7 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
 
     It starts at the best constant score, and ends at the first metrics that are enough.
     """
-    curve = Curve(problem)
+    curve, measuring = Curve(), 0.0
     outputs, width = problem.loss.outputs, problem.train.shape[1]
     start = np.zeros((width + 1, outputs))
     start[-1] = problem.loss.base_score(problem.train_labels)
@@ -156,15 +142,20 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
         excess = problem.loss.gradient(scores, problem.train_labels) / len(scores)
         slopes = problem.train.T @ excess.astype(np.float32)
         gradient = [slopes + problem.l2 * fitted.weights, excess.sum(axis=0)]
-        penalty = 0.5 * problem.l2 * float((fitted.weights**2).sum())
-        value = problem.loss.value(scores, problem.train_labels) + penalty
-        return value, np.vstack(gradient).ravel()
+        value = problem.loss.value(scores, problem.train_labels)
+        return value + problem.penalty(fitted), np.vstack(gradient).ravel()
 
     def on_iteration(flat: FloatArray) -> None:
-        metrics = curve.measure(model_of(flat))
-        if until is not None and until(metrics):
+        nonlocal measuring
+        arrived = time.perf_counter()
+        curve.fitted = model_of(flat)
+        curve.test.append(problem.test_metrics(curve.fitted))
+        curve.seconds.append(arrived - started - measuring)
+        measuring += time.perf_counter() - arrived
+        if until is not None and until(curve.test[-1]):
             raise StopIteration
 
+    started = time.perf_counter()
     minimize(
         *(objective, start.ravel()),
         jac=True,
