@@ -116,7 +116,7 @@ def _coreset(report: Record, coreset: Record) -> Blocks:
         ("joined rows to draw from", coreset.count("joined-rows")),
         (f"drawn {DRAWS.get(kind, kind)}", coreset.count("size")),
         ("distinct", coreset.count("distinct-rows")),
-        ("as sure as so many of equal weight", coreset.count("effective-rows")),
+        ("equivalent rows of equal weight", coreset.count("effective-rows")),
         ("largest weight over the mean", format_value(largest)),
         *measured,
     ]

@@ -137,8 +137,8 @@ def _weights(weights: Record) -> Iterator[str]:
     if entity := weights.text("entity"):
         yield f"Each row of {entity} counts once."
     low, high = (format_value(weights.number(end)) for end in ("min", "max"))
-    yield f"Weights go from {low} to {high} (mean 1):"
-    yield f"as sure as {weights.count('effective-rows')} rows of equal weight."
+    yield f"Weights range from {low} to {high} (mean 1):"
+    yield f"equivalent to {weights.count('effective-rows')} rows of equal weight."
     if weights.amount("left-out"):
         yield f"{weights.count('left-out')} joined rows of weight 0 take no part."
 

@@ -220,7 +220,7 @@ def _conflicts(settings: PrivacySettings) -> Iterator[str]:
 
 
 def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
-    """Refuse settings of a mechanism that is off: the run would be in the clear.
+    """Yield errors for settings of a mechanism that is off: nothing would be covered.
 
     A value equal to the default cannot be told from one that nobody set.
     """

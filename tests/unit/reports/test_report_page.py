@@ -239,7 +239,7 @@ SENTENCES = {
     "not measured": ["as the rows stay at the sites not measured"],
     "coreset": [
         "joined rows to draw from 240,000 drawn by importance 12,000 distinct 9,000",
-        "as sure as so many of equal weight 5,000 largest weight over the mean 6.5000",
+        "equivalent rows of equal weight 5,000 largest weight over the mean 6.5000",
         "f 30.0000 25.0% p 90.0000 72.5% drawn uniformly 2.0000 2.5%",
         "Warning: tau is 150.",
         "A total was lowered to what it can be: p at EWR: 90 of at most 60.",
