@@ -78,14 +78,14 @@ class Cache:
         if entry is not None:
             return entry
         try:
-            return self._made(name, make)
+            return self._create(name, make)
         except OSError as error:
             if not is_full(error):
                 raise
             self.shrink(0)
-            return self._made(name, make)
+            return self._create(name, make)
 
-    def _made(self, name: str, make: Callable[[Path], None]) -> Path:
+    def _create(self, name: str, make: Callable[[Path], None]) -> Path:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
         try:

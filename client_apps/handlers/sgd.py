@@ -53,7 +53,7 @@ def _sharded_batch(
         check_sizes(body, parameters=len(part.model.penalised))
         part.step(body.gradient, *_pace(part, request.step))
     gradient = _gradient(part, body, request.batch)
-    scores = _foreseen_scores(part, request.step) if request.stale else {}
+    scores = _extrapolated_scores(part, request.step) if request.stale else {}
     return BatchUpdate(gradient=gradient, **scores)
 
 
@@ -94,7 +94,7 @@ def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:
     return rates[part.data.table], step.momentum
 
 
-def _foreseen_scores(part: Participant, step: BatchStep) -> Mapping[str, AnyArray]:
+def _extrapolated_scores(part: Participant, step: BatchStep) -> Mapping[str, AnyArray]:
     """Return the next batch's scores, with the pending step extrapolated."""
     model = part.model
     theta = model.parameters

@@ -441,7 +441,7 @@ def without_missing(
             f"site that hosts it (it was at {missing.sites[bound.label_table]})"
         )
     for table in sorted(lacking):
-        if cut_off := _behind(bound, table):
+        if cut_off := _tables_behind(bound, table):
             raise ModelError(
                 f"table {table!r} is unavailable (missing: {missing}), and "
                 f"{', '.join(map(repr, cut_off))} can only be joined through it: a "
@@ -450,7 +450,7 @@ def without_missing(
     return replace(bound, outer=bound.outer | lacking)
 
 
-def _behind(bound: BoundQuery, removed: str) -> list[str]:
+def _tables_behind(bound: BoundQuery, removed: str) -> list[str]:
     """Return the tables that only joins through one table tie to the label table."""
     reached = {bound.label_table}
     for _ in bound.tables:

@@ -260,7 +260,7 @@ def head_of(report: Record) -> dict[str, object]:
         "subject": f"{verb} {counts}",
         "result": _outcome(report),
         "failure": "" if status == COMPLETED else status,
-        "about": " · ".join(filter(None, _about(report))),
+        "about": " · ".join(filter(None, _run_facts(report))),
         "facts": list(facts(report)),
     }
 
@@ -318,7 +318,7 @@ def _outcome(report: Record) -> str:
     return f"{values} on {_rows_of(report, part)}{suffix}"
 
 
-def _about(report: Record) -> Iterator[str]:
+def _run_facts(report: Record) -> Iterator[str]:
     """Yield how and when it ran; a run with a saved model has that model's loss."""
     saved, settings = report.at("model"), report.at("settings")
     if not saved:

@@ -169,17 +169,17 @@ class InProcessGrid(Grid):
     def _deliver(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]
         incoming = self._last = _received(message)
-        self._see(incoming)
+        self._notify(incoming)
         try:
             reply = self._client_app(incoming, context)
         except Exception as error:  # noqa: BLE001 - as Flower reports it
             reason = f"{type(error)}:<{str(error)!r}>"
             return Message(Error(CLIENT_APP_RAISED, reason), reply_to=message)
         outgoing = _received(reply)
-        self._see(outgoing)
+        self._notify(outgoing)
         return outgoing
 
-    def _see(self, message: Message) -> None:
+    def _notify(self, message: Message) -> None:
         if self._observe is not None:
             self._observe(message)
 

@@ -222,13 +222,13 @@ def _inventory(answers: Mapping[int, Answer]) -> Inventory:
                     f"the description of node {node} is malformed: it has no {name}, "
                     f"but its keys are {reply.keys!r}"
                 )
-    _refuse_twins(shards)
+    _refuse_duplicates(shards)
     positions = {node: answer.envelope.at for node, answer in answers.items()}
     headers = {node: answer.packet.header for node, answer in answers.items()}
     return Inventory(tuple(shards), nodes, positions, headers)
 
 
-def _refuse_twins(shards: Iterable[HostedShard]) -> None:
+def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
     seen: dict[tuple[str, str, int], HostedShard] = {}
     for shard in shards:
         key = (shard.table, shard.site, shard.index)

@@ -327,23 +327,23 @@ class CorrectedClassLoss(_CorrectedLoss):
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return the loss at the soft label, which may be negative."""
-        beyond: FloatArray = (self._beyond(labels) * scores).sum(axis=1)
+        beyond: FloatArray = (self._offset(labels) * scores).sum(axis=1)
         return self.plain.row_values(scores, labels) - beyond
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return softmax(h) - t, or sigmoid(h) - t."""
-        return self.plain.gradient(scores, labels) - self._beyond(labels)
+        return self.plain.gradient(scores, labels) - self._offset(labels)
 
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
     ) -> FloatArray:
         """Move the terms linear in z into the centre: v + (t - onehot(y~)) / rho."""
-        moved = self._beyond(labels)
+        moved = self._offset(labels)
         moved /= rho
         moved += centre
         return super()._prox_block(moved, labels, rho, start)
 
-    def _beyond(self, labels: FloatArray) -> FloatArray:
+    def _offset(self, labels: FloatArray) -> FloatArray:
         """Return t - onehot(y~) = c (k onehot(y~) - 1), (N, d_c); sums to zero."""
         c, k = self.noise.correction, self.noise.classes
         if self.outputs == 1:
