@@ -172,14 +172,14 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     if is_solved:
         shared = f", the same for all shards of {sharded}" if sharded else ""
         common = f"the parameters of the model of the site's table{shared}"
-    listed = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
+    tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
     return {
         **vars(exposure),
-        **listed,
+        **tables,
         "row": "joined row" if by_joined_rows else "row of the site",
         "scored": f"a score per {scored}, computed from the row's features; anew "
         "in every epoch",
-        "gram": listed["gram"] if is_admm else "",
+        "gram": tables["gram"] if is_admm else "",
         "seeking": ", ".join(seeking) if is_admm else "",
         "encoders": "the merged statistics of the shards of the site's table"
         if exposure.fitted

@@ -125,11 +125,11 @@ class Cache:
                 if not path.name.startswith(".") and path.name != USES
             }
             total = sum(entries.values())
-            used = self._used()
+            in_use = self._used()
             for path in sorted(entries, key=_last_use):
                 if total <= limit:
                     break
-                if path.name not in used:
+                if path.name not in in_use:
                     _remove(path)
                     total -= entries[path]
             oldest = time.time() - STALE_SECONDS
@@ -147,15 +147,15 @@ class Cache:
 
     def _used(self) -> set[str]:
         """Return the names of the entries in use; forget runs that are over."""
-        used: set[str] = set()
+        in_use: set[str] = set()
         oldest = time.time() - STALE_SECONDS
         for run in (self.folder / USES).glob("*"):
             uses = list(run.iterdir())
             if all(use.stat().st_mtime < oldest for use in uses):
                 _remove(run)
             else:
-                used.update(use.name for use in uses)
-        return used
+                in_use.update(use.name for use in uses)
+        return in_use
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -210,11 +210,11 @@ class Ledger:
     def note(self, run: str, releases: Sequence[Release]) -> None:
         """Record releases that no mechanism covers: one line each, once per run."""
         with self._transaction() as connection:
-            noted = _names(connection, run, NOTE)
-            fresh = {each.name: each for each in releases if each.name not in noted}
+            earlier = _names(connection, run, NOTE)
+            new = {item.name: item for item in releases if item.name not in earlier}
             lines = [
-                {"event": NOTE, "run": run, "release": msgspec.to_builtins(each)}
-                for each in fresh.values()
+                {"event": NOTE, "run": run, "release": msgspec.to_builtins(item)}
+                for item in new.values()
             ]
             self._append(connection, lines)
 

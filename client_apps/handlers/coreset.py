@@ -133,8 +133,8 @@ def _measure(
     weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
         check_sizes(body, trained=len(positions))
-        most = request.joined_rows
-        multiplicity = read_multiplicity(body.multiplicity, body.masses, most)
+        limit = request.joined_rows
+        multiplicity = read_multiplicity(body.multiplicity, body.masses, limit)
         weights = multiplicity.astype(np.float64)
     about = f"the sensitivities of table {extracted.table!r}"
     check_rows(source, len(positions), about)

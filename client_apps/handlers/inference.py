@@ -270,8 +270,8 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
         scored = _scored(body, extracted.rows, outputs)
         row_key = check_row_key(body.row_key, len(extracted.keys))
         rows = pa.array(scored.rows)
-        plain = _plain_key(row_key, extracted).items()
-        names = {ROW: rows, **{name: column.take(rows) for name, column in plain}}
+        in_clear = _plain_key(row_key, extracted).items()
+        names = {ROW: rows, **{name: column.take(rows) for name, column in in_clear}}
         table = prediction_table(names, scored, outputs)
         file = _write(table, folder, number, facts).relative_to(root).as_posix()
         parts[number] = DeliveredPart(rows=len(scored.rows), file=file)

@@ -118,11 +118,11 @@ def _track_updates(
     common = None if body.common is None else body.common.astype(np.float64)
     update = code = common_update = None
     if request.pace is not None:
-        whole = _update(personalised, start, request.pace)
+        full = _update(personalised, start, request.pace)
         if request.code is None:
-            update = row_numbers(whole)
+            update = row_numbers(full)
         else:
-            code = _encoded(whole, request.code)
+            code = _encoded(full, request.code)
         if common is not None:
             common_update = row_numbers(_update(personalised, common, request.pace))
     return TrackUpdates(

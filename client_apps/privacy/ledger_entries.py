@@ -155,7 +155,7 @@ def _action_of(what: str, family: str = "") -> Action:
     return next(
         action
         for action in _ROUNDS.get(family, Action)
-        if any(what in each.kinds for each in action.reply.discloses)
+        if any(what in item.kinds for item in action.reply.discloses)
     )
 
 

@@ -209,8 +209,8 @@ def _measure(
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
         if importance == REGRESSION:
-            others = 1 + max(len(joined.labels.classes), 1)
-            columns = encoders[table].width, others if table == label_table else 0
+            added = 1 + max(len(joined.labels.classes), 1)
+            columns = encoders[table].width, added if table == label_table else 0
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, settings.clusters)
@@ -277,9 +277,9 @@ def _parties_of_clusters(
     """Return the parties of a table whose rows are clustered shard by shard."""
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
-    most = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
+    caps = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
     if len(parts) == 1:
-        return [_whole_table(layout, replies, most[0])]
+        return [_whole_table(layout, replies, caps[0])]
     costs, counts = [], []
     for part in parts:
         body = replies.body(part, MeasuredPart)
@@ -296,7 +296,7 @@ def _parties_of_clusters(
     ]
     return [
         Party(*fields, cost=total_cost)
-        for fields in zip(parts, layout.rows, totals, most, strict=True)
+        for fields in zip(parts, layout.rows, totals, caps, strict=True)
     ]
 
 

@@ -459,10 +459,10 @@ class Evaluate(ModelStrategy):
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
     """Return labels encoded by the model's classes."""
     if unknown := [name for name in labels.classes if name not in classes]:
-        listed = ", ".join(map(repr, unknown[:10]))
+        names = ", ".join(map(repr, unknown[:10]))
         raise QueryError(
             f"the label has {len(unknown)} classes that the model does not know "
-            f"({listed}): its classes are {', '.join(map(repr, classes[:10]))}"
+            f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
         )
     if not classes:
         return labels

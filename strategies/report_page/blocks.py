@@ -196,9 +196,9 @@ def table_titles(report: Record, aliases: Iterable[str]) -> dict[str, str]:
         item.text("table"): name_table(item.text("table"), item.text("name"))
         for item in report.records("tables")
     }
-    used = set(aliases)
-    unlisted = {alias: alias for alias in sorted(used - set(titles))}
-    return {key: title for key, title in titles.items() if key in used} | unlisted
+    present = set(aliases)
+    unlisted = {alias: alias for alias in sorted(present - set(titles))}
+    return {key: title for key, title in titles.items() if key in present} | unlisted
 
 
 def counted(count: float, noun: str) -> str:

@@ -209,9 +209,9 @@ class Journal:
     def _sweep(self) -> None:
         """Remove payloads that no frame names, left by a process that was killed."""
         with self._database.reading() as connection:
-            named = {name for (name,) in connection.execute("SELECT file FROM parcels")}
+            files = {name for (name,) in connection.execute("SELECT file FROM parcels")}
         for path in self.folder.glob(f"*{_SUFFIX}"):
-            if path.name not in named:
+            if path.name not in files:
                 path.unlink(missing_ok=True)
 
 

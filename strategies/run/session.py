@@ -185,8 +185,8 @@ class Session:
         return replies, {node: by_node[node] for node in collected.answers}
 
     def _collect(self, request: Requests, messages: Iterable[Message]) -> Collected:
-        named = [(self.transport.node_of(message), message) for message in messages]
-        return collect_replies(request, named, self.site_names)
+        by_node = [(self.transport.node_of(message), message) for message in messages]
+        return collect_replies(request, by_node, self.site_names)
 
     def end_round(
         self, action: Action, report: RoundReport, answered: Mapping[int, Message]
@@ -235,10 +235,10 @@ class Session:
                 "this version does not send at that point: resume with the version "
                 "that the run began with"
             )
-        packets = {n: unpack(open_parcel(each)) for n, each in frame.parcels.items()}
+        packets = {n: unpack(open_parcel(item)) for n, item in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        answers = {n: Answer.read(request.action, each) for n, each in packets.items()}
+        answers = {n: Answer.read(request.action, item) for n, item in packets.items()}
         return self._absences.filled(request, answers)
 
     def _bring_up(

@@ -73,10 +73,10 @@ class Inventory:
         """The organisations behind each node, for messages."""
         names: dict[int, list[str]] = {}
         for shard in self.shards:
-            listed = names.setdefault(shard.node, [])
-            if shard.site not in listed:
-                listed.append(shard.site)
-        return {node: "+".join(listed) for node, listed in names.items()}
+            sites = names.setdefault(shard.node, [])
+            if shard.site not in sites:
+                sites.append(shard.site)
+        return {node: "+".join(sites) for node, sites in names.items()}
 
     @property
     def by_place(self) -> dict[tuple[int, int], HostedShard]:
@@ -166,8 +166,8 @@ def _describe(
     replies = transport.send_and_wait(
         make_messages(request, run, 0, {}), settings.site_timeout
     )
-    named = [(transport.node_of(reply), reply) for reply in replies]
-    return collect_replies(request, named, {}).complete().answers
+    by_node = [(transport.node_of(reply), reply) for reply in replies]
+    return collect_replies(request, by_node, {}).complete().answers
 
 
 def _node_count(answers: Mapping[int, Answer]) -> int:
@@ -212,7 +212,7 @@ def _inventory(answers: Mapping[int, Answer]) -> Inventory:
     nodes = Replies.of(answers).messages(DescribeReply)
     shards = []
     for node, reply in nodes.items():
-        shards += [HostedShard(node=node, **asdict(each)) for each in reply.shards]
+        shards += [HostedShard(node=node, **asdict(shard)) for shard in reply.shards]
         for source, name, value in (
             (KeySource.PINNED, "key of its site", reply.site_key),
             (KeySource.FILE, "digest of its secret", reply.secret_digest),

@@ -360,7 +360,7 @@ class RoundStrategy(Strategy):
             request, request.packets.values(), self._progress.sent
         )
         result = self._progress.result or EpochResult(request.epoch, {}, {})
-        client_seconds = max((each.seconds for each in answers.values()), default=0.0)
+        client_seconds = max((item.seconds for item in answers.values()), default=0.0)
         waited = received_at - self._progress.sent_at - client_seconds
         report = RoundReport(
             round=server_round,

@@ -265,9 +265,9 @@ def _common_source(
     """Return where all nodes take the key from, checked before any round."""
     by_source = _grouped({node: site.keys for node, site in described.items()}, names)
     if len(by_source) > 1:
-        listed = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
+        text = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
         raise SettingsError(
-            f"the sites take the key of the hashes from different places ({listed}): "
+            f"the sites take the key of the hashes from different places ({text}): "
             "give every site secret-file in its node config, or every site "
             "allowed-keys, or no site either"
         )
@@ -275,9 +275,9 @@ def _common_source(
     digests = {node: site.secret_digest or "" for node, site in described.items()}
     by_secret = _grouped(digests, names)
     if source is KeySource.FILE and len(by_secret) > 1:
-        listed = " and ".join(by_secret.values())
+        text = " and ".join(by_secret.values())
         raise SettingsError(
-            f"the secret files of the sites {listed} differ: copy one file to all sites"
+            f"the secret files of the sites {text} differ: copy one file to all sites"
         )
     return source
 

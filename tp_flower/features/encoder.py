@@ -55,7 +55,7 @@ class TableEncoder:
     @property
     def feature_names(self) -> tuple[str, ...]:
         """The name of each encoded column, d in all; categories appear as hashes."""
-        return tuple(name for each in self.encodings for name in each.feature_names)
+        return tuple(name for item in self.encodings for name in item.feature_names)
 
     @property
     def width(self) -> int:
@@ -76,9 +76,9 @@ class TableEncoder:
         ``kinds`` are the kinds of a shard's features, with the length of vectors.
         """
         misfits = {
-            each.name
-            for each in self.encodings
-            if each.name in kinds and not _fits(each, example(*kinds[each.name]))
+            item.name
+            for item in self.encodings
+            if item.name in kinds and not _fits(item, example(*kinds[item.name]))
         }
         return tuple(sorted(misfits))
 

@@ -127,7 +127,7 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
     """Return the summary of the union of the shards' values, in any order."""
     values = np.concatenate([summary.values for summary in summaries])
     weights = np.concatenate([summary.weights for summary in summaries])
-    return _ordered(values, weights, sum(each.rank_error for each in summaries))
+    return _ordered(values, weights, sum(item.rank_error for item in summaries))
 
 
 def _ordered(
@@ -214,10 +214,10 @@ def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
     tail = sum(part.tail for part in parts)
     counts = np.zeros(int(is_first.sum()), dtype=np.int64)
     # a shard that does not list a category may have up to ``tail`` rows of it
-    most = np.full(len(counts), tail, dtype=np.int64)
+    upper = np.full(len(counts), tail, dtype=np.int64)
     np.add.at(counts, group, np.concatenate([part.counts for part in parts]))
-    np.add.at(most, group, np.concatenate([part.most - part.tail for part in parts]))
-    return CategoryStatistics(hashes[is_first], counts, most, tail)
+    np.add.at(upper, group, np.concatenate([part.most - part.tail for part in parts]))
+    return CategoryStatistics(hashes[is_first], counts, upper, tail)
 
 
 def category_purpose(table: str, feature: str) -> str:

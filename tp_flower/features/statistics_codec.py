@@ -36,13 +36,13 @@ def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     """Return a shard's statistics, by feature, as its site sends them."""
     columns = {str(place): column for place, column in enumerate(statistics.values())}
     points = {j: c.quantiles for j, c in columns.items() if Need.QUANTILES in c.needs}
-    listed = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
+    counts = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
     return StatisticsOfPart(
         statistics=[_feature(name, column) for name, column in statistics.items()],
         quantile_values={key: summary.values for key, summary in points.items()},
         quantile_weights={key: summary.weights for key, summary in points.items()},
-        category_hashes={key: summary.hashes for key, summary in listed.items()},
-        category_counts={key: summary.counts for key, summary in listed.items()},
+        category_hashes={key: summary.hashes for key, summary in counts.items()},
+        category_counts={key: summary.counts for key, summary in counts.items()},
     )
 
 

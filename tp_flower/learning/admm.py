@@ -290,11 +290,11 @@ class _History:
     def extrapolated(self, after: FloatArray, gamma: FloatArray) -> FloatArray:
         """Return g - dG gamma, (n, d_c)."""
         out = np.empty_like(after)
-        used = len(gamma)
+        count = len(gamma)
 
         def extrapolate(span: slice) -> None:
             for block in blocks_of(span, self._size):
-                wide = self._reached[:used, block].reshape(used, -1)
+                wide = self._reached[:count, block].reshape(count, -1)
                 back = gamma @ wide.astype(np.float64)
                 np.subtract(after[block], back.reshape(out[block].shape), out[block])
 
@@ -376,10 +376,10 @@ class AndersonMixer:
 
     def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> Sums:
         slot = self._count % self._memory
-        used = min(self._count + 1, self._memory) if has_earlier else 0
+        count = min(self._count + 1, self._memory) if has_earlier else 0
         ends = zip(before.free, after.free, strict=True)
         arrays = zip(self._histories, ends, self._weights, strict=True)
-        parts = [history.move(slot, used, pair, w) for history, pair, w in arrays]
+        parts = [history.move(slot, count, pair, w) for history, pair, w in arrays]
         return _total(parts)
 
     def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
@@ -395,10 +395,10 @@ class AndersonMixer:
 
     def _extrapolated(self, after: Point, against: FloatArray) -> Point:
         """Return g - dG gamma, where gamma solves the normal equations."""
-        used = self.remembered
-        products = self._products[:used, :used]
+        count = self.remembered
+        products = self._products[:count, :count]
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny
-        gamma = np.linalg.solve(products + ridge * np.eye(used), against)
+        gamma = np.linalg.solve(products + ridge * np.eye(count), against)
         duals, *local = [
             history.extrapolated(array, gamma)
             for history, array in zip(self._histories, after.free, strict=True)

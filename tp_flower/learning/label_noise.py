@@ -327,8 +327,8 @@ class CorrectedClassLoss(_CorrectedLoss):
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return the loss at the soft label, which may be negative."""
-        beyond: FloatArray = (self._offset(labels) * scores).sum(axis=1)
-        return self.plain.row_values(scores, labels) - beyond
+        shift: FloatArray = (self._offset(labels) * scores).sum(axis=1)
+        return self.plain.row_values(scores, labels) - shift
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return softmax(h) - t, or sigmoid(h) - t."""

@@ -79,16 +79,16 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
             raise MessageError(f"array {name!r} names part {number}, at most {MOST}")
         carried.setdefault(number, {})[name] = array
     if layout_of(layout.part).values:
-        listed = _listed(header)
-        if foreign := carried.keys() - listed.keys():
+        by_part = _listed(header)
+        if foreign := carried.keys() - by_part.keys():
             raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
     elif PARTS in header:
         raise MessageError(f"it lists {PARTS!r}, but they have only arrays")
     else:
-        listed = {number: {} for number in carried}
+        by_part = {number: {} for number in carried}
     parts = {
         number: _build_part(layout.part, values, carried.get(number, {}), number)
-        for number, values in listed.items()
+        for number, values in by_part.items()
     }
     message = _build(kind, {**header, PARTS: {}})
     return msgspec.structs.replace(message, parts=parts)
@@ -187,11 +187,11 @@ def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
 
 def _listed(header: Document) -> dict[int, Document]:
     """Take the list of participants out of a header; return the values of each."""
-    listed = header.pop(PARTS, None)
-    if type(listed) is not list:
+    parts = header.pop(PARTS, None)
+    if type(parts) is not list:
         raise MessageError(f"{PARTS!r} must be a list of objects")
     values: dict[int, Document] = {}
-    for item in listed:
+    for item in parts:
         number = item.get(ID) if type(item) is dict else None
         if type(number) is not int or not 0 <= number <= MOST:
             raise MessageError(

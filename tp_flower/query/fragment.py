@@ -277,14 +277,14 @@ def _named(
 
 
 def _listed(mapping: Callable[[Change], object]) -> list[Piece]:
-    listed: list[Piece] = []
+    result: list[Piece] = []
 
     def unchanged(piece: Piece) -> str:
-        listed.append(piece)
+        result.append(piece)
         return piece.sql
 
     mapping(unchanged)
-    return listed
+    return result
 
 
 def _checked(columns: Collection[str], where: str) -> Change:

@@ -128,8 +128,8 @@ class BoundBranch:
     def used(self) -> Schema:
         """The columns that the SELECT names, and their types."""
         trees = [piece.parse() for piece in self.select.pieces()]
-        named = {c.name for tree in trees for c in tree.find_all(exp.Column)}
-        return {name: kind for name, kind in self.schema.items() if name in named}
+        names = {c.name for tree in trees for c in tree.find_all(exp.Column)}
+        return {name: kind for name, kind in self.schema.items() if name in names}
 
     def fragment(self, outer: Fragment) -> Fragment:
         """Return the fragment for the table's sites, given the one over the outputs."""
@@ -189,8 +189,8 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
-        whole = BoundBranch(name, schemas[name], SubQuery(outputs))
-        return Relation((whole,), schemas[name])
+        flat = BoundBranch(name, schemas[name], SubQuery(outputs))
+        return Relation((flat,), schemas[name])
     what = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
@@ -220,10 +220,10 @@ class _Binder:
         self._what = what
         self._name = _hosted(branch.table, schemas)
         self._schema = schemas[self._name]
-        named = [item for item in branch.items if not isinstance(item, StarItem)]
+        plain = [item for item in branch.items if not isinstance(item, StarItem)]
         self._scope = Scope(
             {branch.table.alias: tuple(self._schema)},
-            aliases=tuple(item.name for item in named if item.name),
+            aliases=tuple(item.name for item in plain if item.name),
         )
 
     def bind(self, names: Sequence[str] | None) -> BoundBranch:

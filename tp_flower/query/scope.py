@@ -169,8 +169,8 @@ def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
         and name not in excluded_columns(star, scope)[alias]
     ]
     if len(starred) > 1:
-        listed = ", ".join(f"{alias}.{name}" for alias, name in starred)
-        raise QueryError(f"the query has {len(starred)} labels, expected one: {listed}")
+        names = ", ".join(f"{alias}.{name}" for alias, name in starred)
+        raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
     return tuple(_item(alias, name) for alias, name in starred)
 
 
@@ -178,17 +178,17 @@ def _columns_of(
     items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
 ) -> Mapping[str, Collection[str]]:
     """Return the columns that label, weight and keys use, by table."""
-    used = {alias: set[str]() for alias in scope.columns}
+    columns = {alias: set[str]() for alias in scope.columns}
     for key in keys:
         tree = parse_expression(key.sql, "join key")
-        used[key.table] |= {column.name for column in tree.find_all(exp.Column)}
+        columns[key.table] |= {column.name for column in tree.find_all(exp.Column)}
     for item in items:
         what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
         for column in parse_expression(item.sql, what).find_all(exp.Column):
             alias = scope.table_of(column, what)
             name = spell(column.name, scope.columns[alias])
-            used[alias] |= {name} if name else set()
-    return used
+            columns[alias] |= {name} if name else set()
+    return columns
 
 
 def _starred(star: StarItem, scope: Scope) -> list[str]:

@@ -180,13 +180,13 @@ def _in_float64(
     small for BLAS to start threads: several of ours are running already.
     """
     # slicing a plain array costs less than slicing a memory map
-    plain = np.asarray(features)
+    array = np.asarray(features)
     values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
     size = max(values // max(features.shape[1], 1), 1)
     wide = np.empty((min(size, span.stop - span.start), features.shape[1]))
     for block in blocks_of(span, size):
         converted = wide[: block.stop - block.start]
-        np.copyto(converted, plain[block])
+        np.copyto(converted, array[block])
         yield block, converted
 
 

@@ -126,7 +126,7 @@ class DatabaseTable:
         )
         columns = ", ".join(quote(name, dialect) for name in selection.columns)
         nothing = f"1 AS {quote(_NOTHING.name, dialect)}"
-        where = " AND ".join(render(each, dialect) for each in selection.filters)
+        where = " AND ".join(render(term, dialect) for term in selection.filters)
         order = ", ".join(quote(name, dialect) for name in self.order_by)
         return (
             f"SELECT {columns or nothing} FROM "
