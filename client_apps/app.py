@@ -2,7 +2,7 @@
 
 Errors raised on purpose are logged here, for the site's owner, and sent to the server
 together with the participant that was being worked on, which the server turns into a
-site and a table. Of any other exception the server gets only the type and place,
+site and a table. The server gets only the type and place of any other exception,
 because its text may quote data.
 
 In deployment every message starts a process. Handlers are imported when a message needs

@@ -51,8 +51,8 @@ class Database:
     open the file, or if it is of another version.
 
     Args:
-        path: of the file, which is created on first use, for its owner alone; None for
-            a database in memory.
+        path: path of the file, created on first use for its owner alone; None for a
+            database in memory.
         schema: statements that create the tables of a version.
         is_exclusive: whether no other process may have the file open while this one
             does.

@@ -65,7 +65,7 @@ class ModelVersion:
         return cls(name, version)
 
     def folder(self, home: Path) -> Path:
-        """Return where the version lies below a home folder or state folder."""
+        """Return the version's folder below a home folder or state folder."""
         return home / MODELS / self.name / self.version
 
 

@@ -30,7 +30,7 @@ NodeConfig = Mapping[str, object]
 
 
 def state_dir(node_config: NodeConfig) -> str:
-    """Return the site's state folder; ``":memory:"`` is none."""
+    """Return the site's state folder, or ``":memory:"``."""
     folder = str(node_config.get(STATE_DIR) or "")
     if not folder:
         return str(home_folder() / "state")

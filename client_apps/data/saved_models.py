@@ -44,7 +44,7 @@ class SavedModel:
     Attributes:
         table: alias in the query.
         parameters: (p,).
-        versions: of the software that trained the model, by package.
+        versions: versions of the software that trained the model, by package.
     """
 
     table: str

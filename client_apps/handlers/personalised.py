@@ -41,9 +41,9 @@ class PersonalisedModel:
     """A participant with its own model, and the objective of its trained rows.
 
     Attributes:
-        labels: of all its rows, (n,), the trained ones first.
+        labels: labels of all its rows, (n,), the trained ones first.
         start: (p,), the untrained parameters.
-        noise_multiplier: of the noise on a summary; 0 for none.
+        noise_multiplier: multiplier of the noise on a summary; 0 for no noise.
     """
 
     part: Participant

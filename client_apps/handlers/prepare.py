@@ -362,7 +362,7 @@ def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
-    """Save the models of a successful run, and delete everything else of it.
+    """Save the models of a successful run, and delete the rest of its state.
 
     The reply has the run's lines of the ledger, the digests of saved models, and the
     coefficients that may be shown.

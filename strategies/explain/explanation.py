@@ -334,7 +334,7 @@ class Explanation(RunRecord):
 
     @property
     def saving(self) -> dict[str, int]:
-        """Rows and encoded values: of the joined table, and held by the sites."""
+        """Rows and encoded values: in the joined table, and held by the sites."""
         rows = self.joined_rows_train + self.joined_rows_test
         held = [sum(table.rows) for table in self.tables]
         widths = [table.features for table in self.tables]

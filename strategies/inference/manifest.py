@@ -191,7 +191,7 @@ def _digest(content: Document) -> str:
 
 
 def manifest_path(home: Path, model: ModelVersion) -> Path:
-    """Return where a manifest lies below a home folder."""
+    """Return the path of a manifest below a home folder."""
     return model.folder(home) / MANIFEST_FILE
 
 

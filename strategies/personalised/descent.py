@@ -109,7 +109,7 @@ class Descent:
     def with_newcomers(self, graph: SimilarityGraph, has_answered: BoolArray) -> Self:
         """Return the track with sites that have never answered near their neighbours.
 
-        A late site begins with the mean of its neighbours' models, of those that have
+        A late site begins with the mean of the models of those neighbours that have
         answered before; without such neighbours, with the mean of all that have.
         """
         point, ahead = self.iterate.point.copy(), self.iterate.ahead.copy()

@@ -132,7 +132,7 @@ class Replies:
 
     @classmethod
     def of(cls, answers: Mapping[int, Answer], stale: Iterable[int] = ()) -> "Replies":
-        """Return the replies in answers."""
+        """Return the replies that answers contain."""
         parts: dict[int, PartBody] = {}
         for answer in answers.values():
             parts |= getattr(answer.message, "parts", {})

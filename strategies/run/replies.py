@@ -188,7 +188,7 @@ def _name(node: int, site_names: Mapping[int, str]) -> str:
 _REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
 
 _JOINING: Final = frozenset({Action.PERSONAL})
-"""A site may miss these rounds: nothing of it is needed earlier."""
+"""A site may join these rounds late: it is not needed earlier."""
 
 _Key = tuple[Action, int, int]
 

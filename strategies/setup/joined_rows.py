@@ -37,9 +37,9 @@ class TableLayout:
     """The rows of one table that take part.
 
     Attributes:
-        rows: where each part's rows lie after renumbering.
+        rows: position of each part's rows after renumbering.
         shard_rows: rows of each part's shard, whether or not they take part.
-        fields: of ``PreparePart``: which rows of each part take part.
+        fields: fields of ``PreparePart`` that say which rows of each part take part.
         masses: per part, (trained rows,): G^w, which replaces G if joined rows are
             weighted.
     """

@@ -96,7 +96,7 @@ class CoresetSample:
 
 @dataclass(frozen=True)
 class PartRows:
-    """Where the rows of a part lie among the rows of its table that take part.
+    """The position of a part's rows among the table's rows that take part.
 
     The rows that take part are renumbered: within each part the trained ones come
     first, then those that are only tested, so that targets and scores are slices. Of

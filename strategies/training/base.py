@@ -284,8 +284,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     """Base of the methods that train over joins and unions.
 
     Attributes:
-        methods: by name, those that can be chosen: every class with its own name.
-        messages: of training, and those added if a table has several shards.
+        methods: the methods that can be chosen, by name: classes with their own name.
+        messages: messages of training, and those added if a table has several shards.
         by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.

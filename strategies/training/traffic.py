@@ -24,7 +24,7 @@ without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) t
 bytes of ADMM, with N' held-out joined rows and tables in one shard.
 
 Notation:
-    n, m    ``trained`` rows and rows that take part, of one shard    k  batch rows
+    n, m    ``trained`` rows of one shard, and rows that take part    k  batch rows
     d_c     ``outputs``     d  ``features``     p  ``parameters``
     N, B    joined training rows and rows of a batch     G  multiplicity of a row
     M, Q    tables, and shards of one
@@ -84,7 +84,7 @@ class TableSize:
     is_weighted: bool = False
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
-        """Return the sizes that the shapes of messages name, of one shard."""
+        """Return one shard's sizes, by the names in the shapes of messages."""
         return {
             "rows": shard.rows,
             "trained": shard.trained,
@@ -107,12 +107,12 @@ class Traffic:
 
     @property
     def bytes_up(self) -> float:
-        """Bytes to the server, of all tables."""
+        """Bytes to the server, for all tables."""
         return sum(self.up.values())
 
     @property
     def bytes_down(self) -> float:
-        """Bytes to the sites, of all tables."""
+        """Bytes to the sites, for all tables."""
         return sum(self.down.values())
 
     def __add__(self, other: "Traffic") -> "Traffic":

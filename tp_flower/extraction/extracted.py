@@ -97,7 +97,7 @@ class KeyColumn:
 
 @dataclass(frozen=True, eq=False)
 class ExtractedKey:
-    """A join key, or the group of a sub-query, of each row.
+    """The join key, or the group of a sub-query, of each row.
 
     Attributes:
         codes: int32 (n,), position in ``texts``; -1 where any part of a key is NULL.

@@ -124,7 +124,7 @@ def no_values(rows: int) -> NumericColumn:
 
 
 def example(kind: str, width: int) -> FeatureColumn:
-    """Return a made-up column of one value, of a kind and, for vectors, a width."""
+    """Return a made-up column with one value, of a kind and, for vectors, a width."""
     if kind == "vector":
         return VectorColumn(np.ones((1, width), np.float32))
     if kind == "text":

@@ -28,7 +28,7 @@ MAX_RUNS = 64
 
 @dataclass(frozen=True)
 class TableRows:
-    """How the n_i ``rows`` of a table lie in the joined rows: ``row_of`` (N,)."""
+    """The positions ``row_of`` (N,) of a table's n_i ``rows`` in the joined rows."""
 
     row_of: IntArray
     rows: int

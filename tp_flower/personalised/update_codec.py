@@ -83,7 +83,7 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
 def code_book(
     values: FloatArray, counts: IntArray, codes: int
 ) -> npt.NDArray[np.float32]:
-    """Return at most ``codes`` float32 that stand for values, ascending and distinct.
+    """Return at most ``codes`` float32 to represent values, ascending and distinct.
 
     k-means in one dimension, with each value, (r,), counted as often as it occurs:
     Lloyd's iteration from the quantiles, so that equal values give equal code books; if

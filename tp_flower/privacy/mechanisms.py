@@ -70,10 +70,10 @@ def _check(is_fine: bool, name: str, value: float) -> None:
 
 
 Name = tuple[int, str]
-"""Part, and what is released of it."""
+"""The part, and the kind of data released."""
 
 Spend = tuple[int, str, int]
-"""Part, what is released of it, and a key for what is used once (a batch, an epoch)."""
+"""The part, the kind of data, and a key for what is used once (a batch, an epoch)."""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Schedule:
 
     Attributes:
         epochs: maximum number of epochs of the run.
-        sends_gradients: of batches (SGD), instead of updates of a model (ADMM).
+        sends_gradients: whether gradients of batches leave (SGD), not models (ADMM).
         exchanges: updates of the models per epoch of ADMM.
         batch_uses: how often each of SGD's batches is used in the run.
         row_batches: the largest number of the plan's batches that one row is in.

@@ -190,7 +190,7 @@ def noisy_moments(
 
 
 def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
-    """Return A, of one shard or summed, as a positive matrix (p, p).
+    """Return A, from one shard or summed, as a positive matrix (p, p).
 
     ``deviation`` is that of the noise on its diagonal, for all shards; 0 leaves A.
     """

@@ -125,7 +125,7 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
 
 @dataclass(frozen=True)
 class Settled:
-    """The conditions of a query; every LEFT JOIN, of ``outer``, is an equality."""
+    """The conditions of a query; every LEFT JOIN (in ``outer``) is an equality."""
 
     predicates: tuple[Condition, ...]
     filters: tuple[Local, ...]

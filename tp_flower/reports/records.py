@@ -59,9 +59,9 @@ class TableReport:
     """One table of the query: its rows and features, and how its rows are joined.
 
     Attributes:
-        rows: of all shards, after the table's own filters.
+        rows: number of rows of all shards, after the table's own filters.
         features: columns after encoding; ``dropped`` ones are constant.
-        multiplicity: of joined rows per row (:func:`min_mean_max`).
+        multiplicity: number of joined rows per row (:func:`min_mean_max`).
     """
 
     table: str

@@ -116,7 +116,7 @@ def list_of(
     form: str,
     is_allowed: Callable[[Sequence[Any]], object],
 ) -> Callable[[object], object]:
-    """Return the reader of a comma-separated list, or of a tuple, of items.
+    """Return a function that reads a comma-separated list, or a tuple, of items.
 
     ``item`` returns one of them, or raises ValueError; ``form`` is for the message.
 

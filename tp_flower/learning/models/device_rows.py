@@ -105,7 +105,7 @@ class DeviceFeatures:
 
     @property
     def is_resident(self) -> bool:
-        """Whether the rows lie on the device."""
+        """Whether the rows are on the device."""
         return self._resident is not None
 
     @property
@@ -157,7 +157,7 @@ class DeviceFeatures:
         return torch.cat(parts) if parts else torch.empty(self.shape).to(self.device)
 
     def times(self, weights: FloatArray) -> FloatArray:
-        """Return T W, (n, d_c), of weights (d, d_c)."""
+        """Return T W, (n, d_c), for weights (d, d_c)."""
         factor = to_device(weights, self.device)
         out = factor.new_empty((len(self), weights.shape[1]))
         for block, rows in self.blocks():
@@ -165,7 +165,7 @@ class DeviceFeatures:
         return to_host(out)
 
     def moment(self, messages: FloatArray) -> FloatArray:
-        """Return T^T Y, (d, d_c), of messages (n, d_c)."""
+        """Return T^T Y, (d, d_c), for messages (n, d_c)."""
         upstream = to_device(messages, self.device)
         total = upstream.new_zeros((self.shape[1], messages.shape[1]))
         for block, rows in self.blocks():
@@ -173,7 +173,7 @@ class DeviceFeatures:
         return to_host(total)
 
     def gram(self, multiplicity: npt.NDArray[Any]) -> FloatArray:
-        """Return T^T diag(G) T, (d, d), of multiplicities (n,)."""
+        """Return T^T diag(G) T, (d, d), for multiplicities (n,)."""
         roots = to_device(multiplicity, self.device).double().sqrt()[:, None]
         total = roots.new_zeros((self.shape[1], self.shape[1]))
         for block, rows in self.blocks():

@@ -164,7 +164,7 @@ def describe_database(source: ShardSource) -> ShardSchema:
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
-    """Return the value of the owner's ``fingerprint`` query; None if there is none."""
+    """Return the value of the owner's ``fingerprint`` query; None without one."""
     if source.database is None or source.database.fingerprint is None:
         return None
     with open_session(source) as session:
