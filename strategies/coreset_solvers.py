@@ -33,9 +33,9 @@ from tp_flower.coresets.importance import CLUSTERS, augmented
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.losses import KMeansLoss, Loss
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.losses import KMeansLoss, Loss
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.coreset_messages import RowsRequest
 from tp_flower.protocol.messages import Action

@@ -15,7 +15,7 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import DivergedError, MessageError
-from tp_flower.learning.losses import loss_of
+from tp_flower.losses import LOSSES
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
@@ -81,7 +81,7 @@ def personalised_models(
             model=model,
             features=data.trained,
             labels=labels[: len(data.multiplicity)],
-            loss=loss_of(meta["loss"], model.outputs),
+            loss=LOSSES[meta["loss"]](model.outputs),
             base=np.array(base, np.float64),
             l2=data.l2,
         )

@@ -27,13 +27,13 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.learning.losses import LARGEST_LABEL, MAX_CLASSES, Loss, loss_of
 from tp_flower.learning.models.local_model import (
     LinearModel,
     ModelSpec,
     on_host,
 )
 from tp_flower.learning.solvers import descend
+from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
 from tp_flower.personalised.sites import (
     EMBEDDING_BOUND,
@@ -197,9 +197,10 @@ def _start(
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
-    loss = parse(spec.outputs, "model", partial(loss_of, request.loss))
-    classes = [] if loss.name == "squared" else request.classes
-    labels = _labels(extracted.label, loss, classes)[rows]
+    loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
+    if spec.outputs != loss.outputs:
+        raise MessageError(f"'model' must have {loss.outputs} outputs")
+    labels = _labels(extracted.label, request.classes)[rows]
     features = site.tables.encode(number, encoder, rows)
     model = make_model(spec, features.shape[1], body.device)
     forget(site.store, number)
@@ -228,23 +229,19 @@ def _start(
     return PersonalisedPart(
         features=features.shape[1],
         rows=count,
-        label_sums=label_sums(trained_labels, len(classes)),
+        label_sums=label_sums(trained_labels, len(request.classes)),
         curvature=curvature,
         penalised=model.penalised.astype(np.uint8),
         parameters=model.parameters.astype(np.float32),
     )
 
 
-def _labels(
-    label: LabelColumn | None, loss: Loss, classes: list[str | float]
-) -> FloatArray:
+def _labels(label: LabelColumn | None, classes: list[str | float]) -> FloatArray:
     """Return the labels of all rows as numbers (n,): positions of their classes."""
     if label is None:
         raise MessageError("the part has no label")
     if not classes:
         return label.values
-    if loss.outputs != (len(classes) if loss.name == "softmax" else 1):
-        raise MessageError("'classes' do not fit the loss")
     numbers = label.positions_in(classes)
     if np.isnan(numbers).any():
         raise MessageError("'classes' lacks one of the site's")
@@ -314,7 +311,7 @@ def _summary(
 def _label_columns(objective: SiteObjective, scale: float) -> FloatArray:
     """Return the labels as columns on the scale of features, (n, 1 or classes)."""
     labels, loss = objective.labels[:, None], objective.loss
-    if loss.name == "squared":
+    if loss.is_regression:
         labels = (labels - objective.base[0]) / scale
     elif loss.outputs == 1:
         labels = 2.0 * labels - 1.0

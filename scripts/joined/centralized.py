@@ -37,7 +37,7 @@ from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.joins.mapping import split_rows
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.learning.losses import Loss
+from tp_flower.losses import Loss
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import Fragment, Query
 from tp_flower.randomness import Stream, generator

@@ -21,8 +21,8 @@ from sklearn.linear_model import LogisticRegression
 
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import Loss
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
 

@@ -46,8 +46,8 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,

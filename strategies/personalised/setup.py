@@ -27,8 +27,8 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import split_rows
-from tp_flower.learning.losses import MAX_CLASSES, Loss
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.losses import MAX_CLASSES, Loss
 from tp_flower.methods import SUMMARIES
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
@@ -149,12 +149,14 @@ def set_up_personalised(
     replies = yield ask(request, parts)
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
     features, penalised = common_shape(parts, bodies)
-    sums = _label_sums(parts, bodies, trained, len(classes))
+    base_score, label_scale = _base_and_scale(
+        loss, _label_sums(parts, bodies, trained, len(classes))
+    )
     table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
     return PersonalisedProblem(
         tables={name: table},
         loss=loss,
-        base_score=base_score_of(loss, sums),
+        base_score=base_score,
         classes=classes,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
@@ -177,7 +179,7 @@ def set_up_personalised(
         held_out_rows=int(np.count_nonzero(split.held_out)),
         start=bodies[0].parameters.astype(np.float64),
         curvature=np.array([body.curvature for body in bodies]),
-        label_scale=label_scale_of(loss, sums),
+        label_scale=label_scale,
     )
 
 
@@ -245,28 +247,20 @@ def _label_sums(
     return total
 
 
-def base_score_of(loss: Loss, sums: FloatArray) -> FloatArray:
-    """Return the best constant score for the rows of all sites together."""
-    if loss.name == "squared":
+def _base_and_scale(loss: Loss, sums: FloatArray) -> tuple[FloatArray, float]:
+    """Return the score that all sites' rows start from, and their labels' deviation."""
+    if loss.is_regression:
         count, total, squares = sums.tolist()
         mean = total / max(count, 1.0)
         if count and squares - count * mean**2 <= 1e-12 * abs(squares):
             raise QueryError(f"the label is constant in the training rows ({mean:g})")
-        return np.array([mean])
+        variance = squares / max(count, 1.0) - mean**2
+        return np.array([mean]), math.sqrt(max(variance, 0.0)) or 1.0
     if np.count_nonzero(sums) < 2:
         raise QueryError("the label is constant in the training rows (one class)")
     # a class that occurs only in held-out rows gets the lowest finite score
     weights = np.maximum(sums, 1e-3)
-    return loss.base_score(np.arange(len(sums), dtype=np.float64), weights)
-
-
-def label_scale_of(loss: Loss, sums: FloatArray) -> float:
-    """Return the deviation of all sites' training labels; 1 for classes."""
-    if loss.name != "squared":
-        return 1.0
-    count, total, squares = sums.tolist()
-    variance = squares / max(count, 1.0) - (total / max(count, 1.0)) ** 2
-    return math.sqrt(max(variance, 0.0)) or 1.0
+    return loss.base_score(np.arange(len(sums), dtype=np.float64), weights), 1.0
 
 
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:

@@ -16,16 +16,10 @@ from tp_flower.learning.label_noise import (
     corrected,
     epsilon_of_noise,
 )
-from tp_flower.learning.losses import (
-    LARGEST_LABEL,
-    MAX_CLASSES,
-    LogisticLoss,
-    Loss,
-    SoftmaxLoss,
-    SquaredLoss,
-)
+from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
 from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
+from tp_flower.settings.run import AUTO
 
 
 @dataclass(frozen=True)
@@ -175,16 +169,12 @@ def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
 
 
 def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
-    """Return a loss for labels in the clear."""
-    if not classes:
-        if wanted not in {"auto", "squared"}:
-            raise QueryError(f"loss {wanted!r} needs a classification task")
-        return SquaredLoss()
-    if wanted == "squared":
-        raise QueryError("loss 'squared' needs a regression task")
+    """Return a loss for labels in the clear; for "auto" the first that fits them."""
     count = len(classes)
-    if wanted == "logistic" and count > 2:
-        raise QueryError(f"loss 'logistic' needs two classes, the label has {count}")
-    if wanted == "softmax" or count > 2:
-        return SoftmaxLoss(count)
-    return LogisticLoss()
+    fitting = [name for name, loss in LOSSES.items() if count in loss.class_counts]
+    if wanted not in (AUTO, *fitting):
+        label = f"with {count} classes" if count else "of numbers"
+        raise QueryError(
+            f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}"
+        )
+    return make_loss(fitting[0] if wanted == AUTO else wanted, count)

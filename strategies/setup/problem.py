@@ -21,8 +21,8 @@ from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import LocalScores, targets
-from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import Loss
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import CommonParameters, Update
 from tp_flower.reports.records import TableReport, min_mean_max

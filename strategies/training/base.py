@@ -56,8 +56,8 @@ from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, split_rows
 from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.contributions import Contribution, contributions
-from tp_flower.learning.losses import Loss
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.losses import Loss
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishedPart, FinishRequest
 from tp_flower.protocol.messages import Action

@@ -85,7 +85,7 @@ class Preparation:
 
         Soft targets that correct the noise on a class reach (1 - q) / (p - q).
         """
-        if self.joined.loss.name == "squared":
+        if self.joined.loss.is_regression:
             return (float(self.train_labels.std()) or 1.0) * self.label_reach
         noise = self.joined.labels.noise
         if not isinstance(noise, ClassNoise):
@@ -95,7 +95,7 @@ class Preparation:
     @property
     def output_scale(self) -> float:
         """The deviation of the true labels in regression, 1 in classification."""
-        if self.joined.loss.name != "squared":
+        if not self.joined.loss.is_regression:
             return 1.0
         variance = float(self.train_labels.var())
         noise = self.joined.labels.noise

@@ -43,7 +43,7 @@ import numpy.typing as npt
 
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
-from tp_flower.learning.losses import Loss
+from tp_flower.losses import Loss
 
 LocalScores = dict[str, FloatArray]
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, class_counts, effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.learning.losses import (
+from tp_flower.losses import (
     LARGEST_LABEL,
     MAX_CLASSES,
     LogisticLoss,
@@ -263,10 +263,9 @@ def corrected(loss: Loss, noise: LabelNoise) -> Loss:
     """
     if isinstance(loss, SquaredLoss) and isinstance(noise, NumberNoise):
         return CorrectedSquaredLoss(plain=loss, noise=noise)
-    is_of_classes = isinstance(loss, LogisticLoss | SoftmaxLoss)
-    if not is_of_classes or not isinstance(noise, ClassNoise):
-        raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
-    return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
+    if isinstance(loss, LogisticLoss | SoftmaxLoss) and isinstance(noise, ClassNoise):
+        return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
+    raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -291,9 +290,6 @@ class _CorrectedLoss(Loss):
     ) -> FloatArray:
         return self.plain.base_score(labels, weights)
 
-    def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
-        return self.plain.row_values(scores, labels)
-
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         return self.plain.gradient(scores, labels)
 
@@ -307,6 +303,7 @@ class _CorrectedLoss(Loss):
 class CorrectedClassLoss(_CorrectedLoss):
     """A loss of classes, at the soft labels t that noisy classes represent."""
 
+    class_counts = SoftmaxLoss.class_counts
     noise: ClassNoise
 
     def base_score(
@@ -358,6 +355,7 @@ class CorrectedClassLoss(_CorrectedLoss):
 class CorrectedSquaredLoss(_CorrectedLoss):
     """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2."""
 
+    class_counts = SquaredLoss.class_counts
     noise: NumberNoise
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:

@@ -14,8 +14,10 @@ from tp_flower.learning.label_noise import (
     ClassNoise,
     CorrectedClassLoss,
     CorrectedSquaredLoss,
+    NumberNoise,
+    corrected,
 )
-from tp_flower.learning.losses import KMEANS, Loss, softmax
+from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
 Weights = FloatArray | None
 """w, (N,), > 0, of the rows in every mean; None: all alike."""
@@ -37,25 +39,25 @@ def evaluate(
     Of a clustering, which has no labels, it is the distance to the nearest centre.
     """
     value = loss.value(scores, labels, weights)
-    if loss.name == KMEANS:
+    if isinstance(loss, KMeansLoss):
         return {"loss": value, "rms_distance": float(np.sqrt(max(value, 0.0)))}
-    if loss.name == "squared":
-        extra = loss.noise.variance if isinstance(loss, CorrectedSquaredLoss) else 0.0
-        return {"loss": value, **_regression_metrics(value, labels, extra, weights)}
+    if loss.is_regression:
+        spread = loss.noise if isinstance(loss, CorrectedSquaredLoss) else None
+        return {"loss": value, **_regression_metrics(scores, labels, spread, weights)}
     noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
     metrics = _class_metrics(scores, labels, noise, weights)
     return {"loss": value, "log_loss": value, **metrics}
 
 
 def _regression_metrics(
-    half_mse: float, labels: FloatArray, noise_variance: float, weights: Weights
+    scores: FloatArray, labels: FloatArray, noise: NumberNoise | None, weights: Weights
 ) -> dict[str, float]:
-    """Return RMSE and R2 of the mean of 1/2 (h - y)^2, less that of the noise."""
-    if weights is None:
-        variance = float(labels.var()) - noise_variance  # as numpy rounds it
-    else:
-        squares = (labels - mean(labels, weights)) ** 2
-        variance = float(mean(squares, weights)) - noise_variance
+    """Return RMSE and R2 against the true labels."""
+    squared = corrected(SquaredLoss(), noise) if noise else SquaredLoss()
+    half_mse = squared.value(scores, labels, weights)
+    noise_variance = noise.variance if noise else 0.0
+    squares = (labels - mean(labels, weights)) ** 2
+    variance = float(mean(squares, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)

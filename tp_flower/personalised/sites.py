@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.losses import Loss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models.local_model import (
     Features,
@@ -26,6 +25,7 @@ from tp_flower.learning.models.local_model import (
     rows_of,
 )
 from tp_flower.learning.solvers import gram
+from tp_flower.losses import Loss
 from tp_flower.randomness import NoiseSource
 
 POWER_STEPS = 20

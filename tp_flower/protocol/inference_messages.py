@@ -5,6 +5,7 @@ from typing import Annotated
 import msgspec
 
 from tp_flower.arrays import AnyArray
+from tp_flower.losses import KMEANS, LOSSES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.setup_messages import RowKeyColumns
@@ -117,7 +118,7 @@ class DeliverRequest(Request, frozen=True, kw_only=True):
 
     model_name: f.Name
     model_version: f.Name
-    loss: Annotated[str, f.one_of("squared", "logistic", "softmax", "kmeans")]
+    loss: Annotated[str, f.one_of(*LOSSES, KMEANS)]
     classes: Annotated[list[str], msgspec.Meta(max_length=1000)]
     query: str
     parts: dict[int, DeliverPart]

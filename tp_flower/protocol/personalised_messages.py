@@ -3,12 +3,12 @@
 from typing import Annotated
 
 from tp_flower.arrays import AnyArray
+from tp_flower.losses import LOSSES
 from tp_flower.methods import SUMMARIES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 
 Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
-LossName = Annotated[str, f.one_of("squared", "logistic", "softmax")]
 
 
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
@@ -31,7 +31,7 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
         graph_epsilon: epsilon of the noise on that data; 0 for no noise.
     """
 
-    loss: LossName
+    loss: Annotated[str, f.one_of(*LOSSES)]
     classes: list[str | f.Finite]
     graph: Annotated[str, f.one_of(*SUMMARIES, "none")]
     graph_epsilon: Annotated[float, f.between(0, 1e6)]

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.files import whole_file
-from tp_flower.learning.losses import KMEANS, sigmoid, softmax
+from tp_flower.losses import KMEANS, make_loss, sigmoid, softmax
 
 PREDICTIONS_FILE: Final = "predictions.parquet"
 OCCURRENCE: Final = "occurrence"
@@ -71,29 +71,20 @@ class Outputs:
     classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        fits = {
-            "squared": not self.classes,
-            "logistic": len(self.classes) == 2,
-            "softmax": len(self.classes) > 1,
-            KMEANS: len(self.classes) > 0,
-        }
-        if not fits.get(self.loss, False):
-            raise ValueError(f"loss {self.loss!r} with {len(self.classes)} classes")
+        make_loss(self.loss, len(self.classes))
 
     @property
     def count(self) -> int:
         """The number of scores of a row, d_c."""
-        return len(self.classes) if self.loss in ("softmax", KMEANS) else 1
+        return make_loss(self.loss, len(self.classes)).outputs
 
     def probabilities(self, scores: FloatArray) -> FloatArray:
-        """Return the probability of every class (N, k); for a regression (N, 0).
+        """Return the probability of every class, (N, k).
 
         >>> Outputs("logistic", ("no", "yes")).probabilities(np.array([[0.0]])).tolist()
         [[0.5, 0.5]]
         """
-        if self.loss == "squared":
-            return np.zeros((len(scores), 0))
-        if self.loss == "softmax":
+        if self.count > 1:
             return softmax(scores)
         return np.column_stack([sigmoid(-scores[:, 0]), sigmoid(scores[:, 0])])
 

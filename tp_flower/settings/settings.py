@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
+from tp_flower.losses import LOSSES
 from tp_flower.methods import (
     BY_DATA,
     BY_FEATURES,
@@ -89,11 +90,6 @@ SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
 KEYS: Final = tuple(item.key for item in SETTINGS)
 """Keys of the run config, in its order."""
 
-TASK_LOSSES: Final = {
-    run.REGRESSION: (run.AUTO, training.SQUARED),
-    run.CLASSIFICATION: (run.AUTO, training.LOGISTIC, training.SOFTMAX),
-}
-
 
 def conflicts(values: SettingValues) -> Iterator[str]:
     """Yield the combinations of settings that contradict each other."""
@@ -119,11 +115,12 @@ def _unread(values: SettingValues) -> Iterator[str]:
 
 
 def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
-    losses = TASK_LOSSES.get(values.task)
-    if losses and values.loss not in losses:
+    is_regression = values.task == run.REGRESSION
+    losses = [n for n, loss in LOSSES.items() if loss().is_regression == is_regression]
+    if run.AUTO not in (values.task, values.loss) and values.loss not in losses:
         yield (
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
-            f"{', '.join(losses)}"
+            f"{', '.join((run.AUTO, *losses))}"
         )
     solves_tables = values.method.solves_tables
     if values.lou == training.GRAM and solves_tables and values.other_model:

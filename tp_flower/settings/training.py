@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from tp_flower.losses import LOSSES
 from tp_flower.methods import (
     ADMM,
     BY_MODELS,
@@ -117,8 +118,8 @@ class SgdSettings:
 
 LINEAR: Final = "linear"
 MLP: Final = "mlp"
-SQUARED, LOGISTIC, SOFTMAX = "squared", "logistic", "softmax"
 
+_LOSSES: Final = ", ".join(f'"{name}"' for name in LOSSES)
 _FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
 _ITERATIVE: Final = Readers(of_families(ADMM, SGD, PERSONAL))
@@ -194,9 +195,8 @@ class ModelSettings:
     )
     loss: str = setting(
         AUTO,
-        '"squared", "logistic", "softmax", or "auto": from the task and the number of '
-        "classes.",
-        OneOf((AUTO, SQUARED, LOGISTIC, SOFTMAX)),
+        f'{_LOSSES}, or "auto": from the task and the number of classes.',
+        OneOf((AUTO, *LOSSES)),
     )
 
 

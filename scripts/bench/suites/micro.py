@@ -17,10 +17,10 @@ from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning.admm import AndersonMixer, Point
-from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc
 from tp_flower.learning.models.local_model import LinearModel, moment
 from tp_flower.learning.solvers import gram
+from tp_flower.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Join
 

@@ -18,8 +18,8 @@ from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.predicted import check_equal, on, scored, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.features.columns import NumericColumn
-from tp_flower.learning.losses import LogisticLoss, SquaredLoss
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import LogisticLoss, SquaredLoss
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import Query
 from tp_flower.reports.predictions import Outputs

@@ -17,8 +17,8 @@ from tests.support.federated import WatchedGrid
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
-from tp_flower.learning.losses import LogisticLoss, sigmoid
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import LogisticLoss, sigmoid
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings
 

@@ -41,8 +41,8 @@ from tests.support.federated import (
 from tests.support.reference import admm as slow
 from tests.support.reference import joins, losses
 from tp_flower.errors import DivergedError, ReplyError
-from tp_flower.learning.losses import LOSSES
 from tp_flower.learning.metrics import evaluate
+from tp_flower.losses import LOSSES
 from tp_flower.query import Query
 
 L2 = 0.01

@@ -28,7 +28,7 @@ from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tp_flower.features.statistics import category_purpose
 from tp_flower.joins.mapping import split_rows
-from tp_flower.learning.losses import SquaredLoss
+from tp_flower.losses import SquaredLoss
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import write_report

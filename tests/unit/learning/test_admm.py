@@ -17,7 +17,7 @@ from tp_flower.learning.admm import (
     initial_state,
     residuals,
 )
-from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), SoftmaxLoss(3)]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)

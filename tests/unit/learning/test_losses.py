@@ -9,8 +9,8 @@ from scipy.optimize import check_grad, minimize
 from tests.support.reference import losses as slow
 from tp_flower.arrays import blocks
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
-from tp_flower.learning.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc, evaluate
+from tp_flower.losses import LogisticLoss, Loss, SoftmaxLoss, SquaredLoss
 from tp_flower.randomness import NoiseSource
 
 ALL_LOSSES = [SquaredLoss(), LogisticLoss(), *(SoftmaxLoss(k) for k in range(2, 7))]

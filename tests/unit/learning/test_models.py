@@ -12,7 +12,6 @@ from torch import nn
 
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
-from tp_flower.learning.losses import KMeansLoss
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.local_model import (
@@ -24,6 +23,7 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.losses import KMeansLoss
 
 few = settings(max_examples=60, deadline=None)
 

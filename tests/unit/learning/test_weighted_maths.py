@@ -12,10 +12,10 @@ from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
 from tp_flower.learning.admm import AdmmState, residuals, targets
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
-from tp_flower.learning.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 from tp_flower.learning.metrics import auc, evaluate
 from tp_flower.learning.models.local_model import FitProblem
 from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
 from tp_flower.settings import Settings
 
 LOSSES = [
@@ -57,15 +57,38 @@ def test_whole_weights_repeat_rows(loss):
         )
 
 
-def test_metrics_are_scikit_learns():
+class AbsoluteLoss(SquaredLoss):
+    """|h - y|, for regression too."""
+
+    name = "absolute"
+
+    def row_values(self, scores, labels):
+        return np.abs(scores[:, 0] - labels)
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted):
+    rng = np.random.default_rng(0)
+    labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
+    weights = rng.gamma(0.7, size=80) if is_weighted else None
+    squares, distances, r2 = (
+        metric(labels, scores[:, 0], sample_weight=weights)
+        for metric in (
+            known.mean_squared_error,
+            known.mean_absolute_error,
+            known.r2_score,
+        )
+    )
+    for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
+        expected = {"loss": value, "rmse": squares**0.5, "r2": r2}
+        actual = evaluate(loss, scores, labels, weights)
+        assert actual == pytest.approx(expected, rel=1e-12)
+
+
+def test_metrics_of_classes_are_scikit_learns():
     rng = np.random.default_rng(0)
     weights = rng.gamma(0.7, size=80)
     sample = {"sample_weight": weights}
-    labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
-    actual = evaluate(SquaredLoss(), scores, labels, weights)
-    error = known.mean_squared_error(labels, scores[:, 0], **sample)
-    r2 = known.r2_score(labels, scores[:, 0], **sample)
-    assert actual == pytest.approx({"loss": error / 2, "rmse": error**0.5, "r2": r2})
     classes, scores = rng.integers(0, 3, 80), rng.normal(size=(80, 3))
     actual = evaluate(SoftmaxLoss(3), scores, classes.astype(float), weights)
     rates = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)

@@ -6,7 +6,7 @@ import pytest
 from strategies.setup.labels import Labels, choose_loss, read_labels
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.losses import (
+from tp_flower.losses import (
     MAX_CLASSES,
     LogisticLoss,
     SoftmaxLoss,
@@ -96,10 +96,15 @@ def test_choice(classes, joined, wanted, kind):
     [
         ((), [2.5, 2.5], "auto", r"constant in the 2 joined .* \(one value: 2.5\)"),
         (("a", "b"), [1, 1, 1], "auto", r"in the 3 joined .* \(one class: b\)"),
-        ((), [1, 2], "logistic", "'logistic' needs a classification task"),
-        ((), [1, 2], "softmax", "'softmax' needs a classification task"),
-        (("a", "b"), [0, 1], "squared", "'squared' needs a regression task"),
-        (("a", "b", "c"), [0, 1], "logistic", "needs two classes, the label has 3"),
+        (
+            (),
+            [1, 2],
+            "logistic",
+            "'logistic' does not fit a label of numbers: use s",
+        ),
+        ((), [1, 2], "softmax", "'softmax' does not fit a label of numbers: use s"),
+        (("a", "b"), [0, 1], "squared", "with 2 classes: use logistic, softmax"),
+        (("a", "b", "c"), [0, 1], "logistic", r"'logistic' .* 3 classes: use softmax$"),
         ((), [], "auto", r"all joined rows are held out .* test-fraction \(0.2\)"),
     ],
 )

@@ -16,7 +16,7 @@ closed or Newton forms used here in place of 100 gradient steps.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -53,12 +53,20 @@ class Loss(ABC):
     One that only evaluates has no gradient, curvature and proximal step.
     """
 
+    class_counts: ClassVar[range]
+    """How many classes its labels can have; 0 if they are numbers."""
+
     outputs: int = 1
 
     @property
     @abstractmethod
     def name(self) -> str:
         """Of the settings and the report."""
+
+    @property
+    def is_regression(self) -> bool:
+        """The labels are numbers, not classes."""
+        return 0 in self.class_counts
 
     @abstractmethod
     def base_score(
@@ -128,6 +136,7 @@ class SquaredLoss(Loss):
     """
 
     name = "squared"
+    class_counts = range(1)
     max_curvature = 1.0
 
     def base_score(
@@ -172,6 +181,7 @@ class LogisticLoss(Loss):
     """log(1 + exp(h)) - y h with y in {0, 1}, for two classes."""
 
     name = "logistic"
+    class_counts = range(2, 3)
     max_curvature = 0.25
 
     def base_score(
@@ -334,6 +344,7 @@ class SoftmaxLoss(Loss):
     """log sum_k exp(h_k) - h_y with y in 0 .. outputs - 1, for several classes."""
 
     name = "softmax"
+    class_counts = range(2, MAX_CLASSES + 1)
     max_curvature = 0.5
     """The largest eigenvalue that diag(p) - p p^T can have."""
 
@@ -425,21 +436,6 @@ class SoftmaxLoss(Loss):
         return self.row_values(z, y) + 0.5 * rho * distance
 
 
-LOSSES: dict[str, type[Loss]] = {
-    "squared": SquaredLoss,
-    "logistic": LogisticLoss,
-    "softmax": SoftmaxLoss,
-}
-
-
-def loss_of(name: str, outputs: int) -> Loss:
-    """Return the loss of a name, of scores (N, outputs), or raise ValueError."""
-    if (name == "softmax") != (outputs > 1):
-        least = "two scores a row or more" if name == "softmax" else "one score a row"
-        raise ValueError(f"loss {name!r} needs {least}, not {outputs}")
-    return LOSSES[name](outputs)
-
-
 KMEANS = "kmeans"
 
 
@@ -452,6 +448,7 @@ class KMeansLoss(Loss):
     """
 
     name = KMEANS
+    class_counts = range(1, 1 << 31)
 
     def base_score(
         self, _labels: FloatArray, _weights: FloatArray | None = None
@@ -463,3 +460,21 @@ class KMeansLoss(Loss):
         """Return min_k h_k."""
         least: FloatArray = scores.min(axis=1)
         return least
+
+
+_OF_LABELS: Final[tuple[type[Loss], ...]] = (SquaredLoss, LogisticLoss, SoftmaxLoss)
+LOSSES: Final = {loss().name: loss for loss in _OF_LABELS}
+"""The losses of the settings; "auto" is the first that the label's classes fit."""
+
+
+def make_loss(name: str, classes: int) -> Loss:
+    """Return the loss of labels with some classes, 0 for numbers, or raise ValueError.
+
+    >>> [make_loss("softmax", 3).outputs, make_loss("logistic", 2).outputs]
+    [3, 1]
+    """
+    loss = (LOSSES | {KMEANS: KMeansLoss}).get(name)
+    if loss is None or classes not in loss.class_counts:
+        raise ValueError(f"loss {name!r} with {classes} classes")
+    # one that takes more than two classes has a score for each
+    return loss(classes if loss.class_counts[-1] > 2 else 1)
