@@ -33,9 +33,10 @@ from tp_flower.coresets.importance import CLUSTERS, augmented
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.learning.label_noise import CorrectedSquaredLoss
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.losses import KMeansLoss, Loss
+from tp_flower.losses import KMeansLoss, Loss, SquaredLoss
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.coreset_messages import RowsRequest
 from tp_flower.protocol.messages import Action
@@ -258,6 +259,16 @@ class CoresetRidge(SolvedStrategy):
     """Fit a linear regression to the result of a query by means of a coreset."""
 
     name = "coreset-ridge"
+
+    def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
+        """Return the squared loss, the one that is solved for."""
+        loss = super().choose_loss(labels, trained)
+        if not isinstance(loss, SquaredLoss | CorrectedSquaredLoss):
+            raise QueryError(
+                f"strategy {self.name!r} is for the squared loss of numbers, not for "
+                f"loss {loss.name!r}: use admm or sgd, with a coreset-size"
+            )
+        return loss
 
     def solve(
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray

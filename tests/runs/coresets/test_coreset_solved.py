@@ -144,6 +144,13 @@ def test_saga_comes_to_the_same_as_the_exact_solver():
     np.testing.assert_allclose(saga.flat, exact.flat, atol=1e-3)
 
 
+def test_ridge_is_not_for_classes():
+    with pytest.raises(
+        QueryError, match=r"squared loss of numbers, .* 'logistic': use"
+    ):
+        solve("coreset-ridge", sql=store_sql("logistic"), **ALL)
+
+
 def test_what_is_known_of_the_assumption_is_in_the_report():
     facts = solve("coreset-ridge", **ALL).strategy.chosen["coreset"]
     # the one-hot columns of a region add up to the intercept
