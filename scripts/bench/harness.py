@@ -102,7 +102,9 @@ class Outcome:
         checks = [{**vars(check), "is-met": check.is_met} for check in self.checks]
         content = plain({"checks": checks, "facts": self.facts})
         text = json.dumps(content, allow_nan=False)
-        rounded: Results = json.loads(text, parse_float=_rounded)
+        rounded: Results = json.loads(
+            text, parse_float=lambda x: float(f"{float(x):.{SIGNIFICANT_DIGITS}g}")
+        )
         return rounded
 
 
@@ -136,22 +138,23 @@ def train_timed(
 ) -> tuple[RelationalStrategy[Any], pd.DataFrame]:
     """Train as `train` does; return the strategy, and what its rounds took.
 
-    The rounds have ``epoch``, ``seconds`` and ``cpu`` seconds; the one that ends the
-    run is left out.
+    The rounds have ``epoch``, ``seconds`` and ``cpu`` seconds, without those of
+    ``on_round``; the one that ends the run is left out.
     """
-    clocks: list[tuple[int, float, float]] = []
+    rounds: list[tuple[int, float, float]] = []
+    last = time.perf_counter(), time.process_time()
 
     def watch(report: RoundReport, grid: InProcessGrid) -> None:
+        nonlocal last
+        now = time.perf_counter(), time.process_time()
         if report.phase != "finish":
-            clocks.append((report.epoch, time.perf_counter(), time.process_time()))
+            rounds.append((report.epoch, now[0] - last[0], now[1] - last[1]))
         if on_round is not None:
             on_round(report, grid)
+        last = time.perf_counter(), time.process_time()
 
-    started = 0, time.perf_counter(), time.process_time()
     strategy = train(sql, settings, sites, watch, state)
-    rounds = pd.DataFrame([started, *clocks], columns=["epoch", "seconds", "cpu"])
-    rounds[["seconds", "cpu"]] = rounds[["seconds", "cpu"]].diff()
-    return strategy, rounds[1:]
+    return strategy, pd.DataFrame(rounds, columns=["epoch", "seconds", "cpu"])
 
 
 def problem_of(strategy: RelationalStrategy[Any]) -> TrainingProblem:
@@ -168,20 +171,15 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> pd.DataFrame:
     Returns the training ``objective``, ``seconds`` from the start, and test metrics.
     """
     epochs: list[Mapping[str, float | None]] = []
-    watching = 0.0
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-        nonlocal watching
-        arrived = time.perf_counter()
         if report.train:
             objective = report.train["loss"] + 0.5 * settings.l2 * _squared_norm(grid)
-            seconds = arrived - started - watching
-            epochs.append({**report.test, "objective": objective, "seconds": seconds})
-        watching += time.perf_counter() - arrived
+            epochs.append({**report.test, "objective": objective})
 
-    started = time.perf_counter()
-    train(sql, settings, sites, on_round)
-    return pd.DataFrame(epochs)
+    _, rounds = train_timed(sql, settings, sites, on_round)
+    seconds = rounds.groupby("epoch")["seconds"].sum().cumsum()
+    return pd.DataFrame(epochs, index=seconds.index[1:]).assign(seconds=seconds)
 
 
 def _squared_norm(grid: InProcessGrid) -> float:
@@ -251,8 +249,3 @@ def machine() -> dict[str, object]:
         "memory-gib": round(memory / 2**30),
         "python": platform.python_version(),
     }
-
-
-def _rounded(text: str) -> float:
-    """Return a number of JSON to six digits."""
-    return float(f"{float(text):.{SIGNIFICANT_DIGITS}g}")

@@ -56,7 +56,6 @@ def spent() -> Iterator[dict[str, float]]:
     figures.setdefault("seconds", time.perf_counter() - started)
     figures.setdefault("cpu-seconds", time.process_time() - cpu_started)
     figures["peak-mib"] = (peak_memory() - before) / MEBIBYTE
-    figures["baseline-mib"] = before / MEBIBYTE
 
 
 def peak_memory() -> int:

@@ -170,7 +170,8 @@ def suite_block(name: str, suite: Found) -> str:
     for check in suite["checks"]:
         figure = measured(check["measured"], check["unit"])
         limit = measured(check["limit"], check["unit"])
-        rows.append([check["name"], _bold(figure, not check["is-met"]), limit])
+        text = figure if check["is-met"] else f"**{figure}**"
+        rows.append([check["name"], text, limit])
     facts = facts_of(suite["facts"])
     declared = DECLARED["suites"].get(name, {"title": f"Suite {name}"})
     # a suite without limits has nothing else to show
@@ -182,10 +183,6 @@ def suite_block(name: str, suite: Found) -> str:
     title = declared["title"]
     table = markdown(["", "measured", "at most"], rows)
     return f"**{title}** (`--suite {name}`)\n\n{table}"
-
-
-def _bold(text: str, is_bold: bool) -> str:
-    return f"**{text}**" if is_bold else text
 
 
 def methods_table(

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 ROOT = Path(__file__).resolve().parents[2]
-NO_ENVIRONMENT: Mapping[str, str] = {}
 
 
 def run_python(
@@ -56,7 +56,7 @@ class Checkout:
         name: str,
         arguments: Sequence[str],
         home: Path,
-        environment: Mapping[str, str] = NO_ENVIRONMENT,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> tuple[int, str]:
         """Run this version's script of a name, in whichever folder of scripts it lies.
 

@@ -21,7 +21,11 @@ from types import CodeType, FrameType
 from typing import Any
 
 from client_apps.app import app
-from scripts.data.make_store import STORE_CLASSIFICATION_SQL, make_store
+from scripts.data.make_store import (
+    STORE_CLASSIFICATION_SQL,
+    make_store,
+    one_per_site,
+)
 from strategies import Predict, TablePuppetADMM
 from strategies.inference.manifest import make_manifest
 from strategies.run.grid import InProcessGrid
@@ -61,11 +65,7 @@ def run_counted(
         rounds.append((report.epoch, files))
         codes.clear()
 
-    sites = {
-        f"{table}-{number}": {table: shard}
-        for table, shards in make_store(60, 7, 12).items()
-        for number, shard in enumerate(shards)
-    }
+    sites = one_per_site(make_store(60, 7, 12))
     strategy = make(on_round=end_round)
     with closing(InProcessGrid(app, sites, state=state)) as grid:
         sys.setprofile(enter)

@@ -11,6 +11,7 @@ depends on all three tables.
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -93,6 +94,17 @@ def make_store(
         }
     )
     return {"orders": [order_table], "items": [item_table], "customers": shards}
+
+
+def one_per_site(
+    store: Mapping[str, Sequence[pd.DataFrame]],
+) -> dict[str, dict[str, pd.DataFrame]]:
+    """Return a site for each shard, by name."""
+    return {
+        f"{table}-{number}": {table: shard}
+        for table, shards in store.items()
+        for number, shard in enumerate(shards)
+    }
 
 
 def _items(

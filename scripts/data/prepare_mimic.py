@@ -41,7 +41,6 @@ from tp_flower.duckdb_engine import quote_text
 
 HERE = Path(__file__).parent
 TABLES = ("events", "stays", "patients", "admissions", "diagnoses")
-TEST_FRACTION = 0.15
 BATCH_ROWS = 4096
 
 FILES = {
@@ -88,7 +87,7 @@ def prepare(options: argparse.Namespace) -> None:
             _events(connection, options.stays),
             "no stay has an event and lasts 5 hours or more",
         )
-    settings = {"task": "classification", "test-fraction": TEST_FRACTION}
+    settings = {"task": "classification", "test-fraction": 0.15}
     question = "Will the patient die within 24 hours?"
     write_dataset(output, "MIMIC-III", question, SQL, settings, TABLES)
 

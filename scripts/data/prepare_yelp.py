@@ -34,7 +34,6 @@ from tp_flower.duckdb_engine import quote_text
 HERE = Path(__file__).parent
 WIDTH = 768
 BATCH_ROWS = 4096
-TEST_FRACTION = 0.15
 TABLES = ("reviews", "restaurants", "users")
 
 COMPLIMENTS = (
@@ -85,7 +84,7 @@ def prepare(options: argparse.Namespace) -> None:
             _reviews(connection, options.embeddings),
             "no review is of an open restaurant",
         )
-    settings = {"task": "classification", "test-fraction": TEST_FRACTION}
+    settings = {"task": "classification", "test-fraction": 0.15}
     question = "How many stars does a review give?"
     write_dataset(output, "Yelp", question, SQL, settings, TABLES)
 

@@ -105,23 +105,18 @@ class Problem:
         return weigh_sample(draws, scores[np.unique(draws)], float(scores.sum()))
 
 
-def measure_coreset(_: Options) -> Outcome:
-    """Measure ridge regression and k-means on flights."""
-    outcome = Outcome()
-    measure_dataset(flights_delay(), outcome)
-    return outcome
-
-
-def measure_dataset(dataset: Dataset, outcome: Outcome) -> None:
-    """Measure both problems on a data set."""
+def measure_coreset(_: Options, dataset: Dataset | None = None) -> Outcome:
+    """Measure ridge regression and k-means on a data set, by default flights."""
+    dataset, outcome = dataset or flights_delay(), Outcome()
     config = {**dataset.settings, "l2": L2, "clusters": CLUSTERS}
     joined = dataset.joined(Settings.from_run_config(config))
-    facts: Results = {"title": dataset.title}
+    facts: Results = {}
     outcome.facts[dataset.name] = facts
     for name, make in (("ridge", ridge_problem), ("kmeans", kmeans_problem)):
         problem = make(joined)
         facts[name] = measured = measure_problem(dataset, config, problem)
         check_limits(outcome, dataset, problem, measured)
+    return outcome
 
 
 def regression_scores(

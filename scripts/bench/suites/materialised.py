@@ -38,7 +38,7 @@ from scripts.bench.harness import Options, Outcome, problem_of, train, train_tim
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.suites.methods import is_within
 from scripts.bench.suites.micro import best_seconds
-from scripts.data.make_store import STORE_SQL, make_store
+from scripts.data.make_store import STORE_SQL, make_store, one_per_site
 from scripts.joined.centralized import (
     encode_dense,
     encode_sparse,
@@ -96,7 +96,7 @@ class Case:
         label: alias and table of the label table.
         frames: returns the tables.
         limits: of time and of peak memory, over those without tp_flower.
-        condition: of the query on the label table's rows.
+        passing: tells which rows of the label table pass the query's filter.
     """
 
     sql: str
@@ -105,7 +105,7 @@ class Case:
     metric: str
     frames: Callable[[], Frames]
     limits: Mapping[str, float]
-    condition: str = "true"
+    passing: Callable[[pd.DataFrame], pd.Series]
 
     @property
     def settings(self) -> Settings:
@@ -123,25 +123,16 @@ class Case:
         return lambda metrics: is_within(metrics[name], name, optimum)
 
 
-def store_frames() -> Frames:
-    """Return the store's tables: two organisations, and a shard of each country."""
-    (orders,), (items,), (us, uk) = make_store(**STORE_SIZES, specs=SPECS).values()
-    return {
-        "shop": {"orders": orders},
-        "warehouse": {"items": items},
-        "us": {"customers": us},
-        "uk": {"customers": uk},
-    }
-
-
 CASES: Mapping[str, Case] = {
     "flights": Case(
         *(FLIGHTS_SQL, "classification", ("f", "flights"), "auc"),
-        *(flights_frames, {"time": 1.0}, "arr_delay IS NOT NULL"),
+        *(flights_frames, {"time": 1.0}, lambda rows: rows["arr_delay"].notna()),
     ),
     "store": Case(
         *(WIDE_STORE_SQL, "regression", ("o", "orders"), "rmse"),
-        *(store_frames, {"time": 0.5, "memory": 0.5}),
+        lambda: one_per_site(make_store(**STORE_SIZES, specs=SPECS)),
+        {"time": 0.5, "memory": 0.5},
+        passing=lambda rows: rows["quantity"].notna(),
     ),
 }
 
@@ -162,12 +153,9 @@ def measure_speed(_: Options) -> Outcome:
     outcome.check(title, ours["seconds"] / dense["seconds"], 1.0)
     ratio = ours["peak-mib"] / dense["peak-mib"]
     outcome.check("the same, peak memory", ratio, 1.0)
-    outcome.check(
-        "server's part of an epoch over one copy of its arrays",
-        server["epoch-ms"] / server["copy-ms"],
-        # 5 while the mixer's history was in float64: it halved, and so did the copy
-        8.0,
-    )
+    title = "server's part of an epoch over one copy of its arrays"
+    # at most 5 while the mixer's history was in float64: it halved, and so did the copy
+    outcome.check(title, server["epoch-ms"] / server["copy-ms"], 8.0)
     return outcome
 
 
@@ -355,11 +343,8 @@ def run_joined(way: str, case: Case, tables: Tables, until: Until) -> Measured:
 def mark_held_out(case: Case, frames: Frames) -> Tables:
     """Return the whole tables, with a column that says which rows a run holds out."""
     tables, table = by_table(frames), case.label[1]
-    with duckdb.connect() as connection:
-        connection.register("label_table", tables[table])
-        # what is held out is counted among the rows that pass the filter
-        select = f"SELECT coalesce({case.condition}, false) AS ok FROM label_table"
-        passing = connection.execute(select).fetchnumpy()["ok"]
+    # what is held out is counted among the rows that pass the filter
+    passing = case.passing(tables[table]).to_numpy()
     rng = generator(case.settings.seed, Stream.SPLIT)
     held_out = np.zeros(len(passing), dtype=bool)
     fraction = case.settings.test_fraction

@@ -8,13 +8,14 @@ models. In the simulation: the built-in flights at five organisations, by a real
 import importlib.util
 import json
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pandas as pd
 
-from scripts.bench.datasets import by_table, flights_frames
+from scripts.bench.datasets import Tables, flights
 from scripts.bench.harness import Options, Outcome, SkippedSuite, train_timed
 from scripts.checks.checkouts import ROOT, run_python
 from tp_flower.settings import Settings
@@ -27,14 +28,13 @@ REPEATS = 2
 EPOCHS = 5
 PARTS = ("server-seconds", "client-seconds", "wait-seconds")
 
-Site = dict[str, list[pd.DataFrame]]
-
 
 def measure_rounds(_: Options) -> Outcome:
     """Time rounds in this process; count those of stale steps."""
-    halves = {name: _halves(rows) for name, rows in by_table(flights_frames()).items()}
-    together = [{t: [pair[k]] for t, pair in halves.items()} for k in range(2)]
-    apart = [{t: [half]} for t, pair in halves.items() for half in pair]
+    apart = flights().two_shards()
+    together: dict[str, Tables] = {"0": {}, "1": {}}
+    for name, half in apart.items():
+        together[name[-1]].update(half)
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
         runs = [_run(sites, batch_size=BATCH_ROWS)[1] for _ in range(REPEATS)]
@@ -50,35 +50,24 @@ def measure_rounds(_: Options) -> Outcome:
     return outcome
 
 
-def _run(sites: list[Site], **settings: Any) -> tuple[float, pd.DataFrame]:
+def _run(sites: Mapping[str, Tables], **settings: Any) -> tuple[float, pd.DataFrame]:
     """Return the last test loss of a run in this process, and its epochs' rounds."""
     chosen = Settings(strategy="sgd", task="classification", **settings)
     strategy, rounds = train_timed(FLIGHTS_SQL, chosen, sites)
     return strategy.report.final_test["loss"], rounds[rounds["epoch"] > 0]
 
 
-def _compare_staleness(outcome: Outcome, sites: list[Site]) -> None:
+def _compare_staleness(outcome: Outcome, sites: Mapping[str, Tables]) -> None:
     (loss, fresh), (late_loss, late) = (
         _run(sites, num_epochs=EPOCHS, staleness=k) for k in (0, 1)
     )
     without = int((fresh["epoch"] == 1).sum())
     batches = without // 2
-    outcome.check(
-        f"rounds per epoch of {batches} batches with staleness 1",
-        int(late["epoch"].value_counts().max()),
-        batches + 1,
-    )
-    outcome.check(
-        f"test loss after {EPOCHS} epochs with staleness 1, over that with 0",
-        late_loss / loss,
-        1.01,
-    )
+    title = f"rounds per epoch of {batches} batches with staleness 1"
+    outcome.check(title, int(late["epoch"].value_counts().max()), batches + 1)
+    title = f"test loss after {EPOCHS} epochs with staleness 1, over that with 0"
+    outcome.check(title, late_loss / loss, 1.01)
     outcome.facts["rounds per epoch without staleness"] = without
-
-
-def _halves(frame: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    middle = len(frame) // 2
-    return frame.iloc[:middle], frame.iloc[middle:].reset_index(drop=True)
 
 
 def measure_simulation(_: Options) -> Outcome:
@@ -97,10 +86,7 @@ def measure_simulation(_: Options) -> Outcome:
         report = json.loads(Path(folder, "run", "report.json").read_text("utf-8"))
     rounds = [item for item in report["history"] if item["epoch"]]
     outcome = Outcome()
-    outcome.check(
-        f"round of {BATCH_ROWS:,} rows in Flower's simulation",
-        mean(sum(item[part] for part in PARTS) for item in rounds),
-        SECONDS_IN_SIMULATION,
-        "s",
-    )
+    seconds = mean(sum(item[part] for part in PARTS) for item in rounds)
+    title = f"round of {BATCH_ROWS:,} rows in Flower's simulation"
+    outcome.check(title, seconds, SECONDS_IN_SIMULATION, "s")
     return outcome

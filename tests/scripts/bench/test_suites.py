@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scripts.bench.datasets import Dataset, by_table
-from scripts.bench.harness import Outcome, new_results, put_outcome
+from scripts.bench.harness import Options, Outcome, new_results, put_outcome
 from scripts.bench.render import suite_block
 from scripts.bench.suites import coreset, methods
 from scripts.bench.suites.coreset import regression_scores
@@ -56,8 +56,8 @@ def frames():
 def case(frames, monkeypatch):
     # with a filter on the label table: what is held out is counted after it
     sql = f"{STORE_SQL} WHERE o.discount > 0"
-    small = replace(CASES["store"], sql=sql, condition="discount > 0")
-    small = replace(small, frames=lambda: frames)
+    small = replace(CASES["store"], sql=sql, frames=lambda: frames)
+    small = replace(small, passing=lambda rows: rows["discount"] > 0)
     monkeypatch.setitem(CASES, "small", small)
     return small
 
@@ -205,8 +205,7 @@ def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
     fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
     for name, value in {**sizes, **fewer}.items():
         monkeypatch.setattr(coreset, name, value)
-    outcome = Outcome()
-    coreset.measure_dataset(small_store("flights-delay"), outcome)
+    outcome = coreset.measure_coreset(Options(), small_store("flights-delay"))
     results = new_results()
     put_outcome(results, "coreset", outcome, 1.0)
     block = suite_block("coreset", results["suites"]["coreset"])
