@@ -63,13 +63,6 @@ class Options:
     factor: float = 1.0
     repeats: int = 1
 
-    @property
-    def paper_folder(self) -> Path:
-        """The folder for tables of the papers' sizes; without it suites are skipped."""
-        if self.paper_scale is None:
-            raise SkippedSuite("no folder given with --paper-scale")
-        return self.paper_scale
-
 
 @dataclass(frozen=True)
 class Check:

@@ -85,12 +85,6 @@ def flatten(results: Mapping[str, Any]) -> Figures:
     """Return the numbers of a benchmark's file by suite and name.
 
     A figure that is null in the file was infinite.
-
-    >>> suite = {"checks": [{"name": "time", "measured": 2.0, "limit": 3.0}],
-    ...          "facts": {"run": {"seconds": 1.5}, "sizes": [1, 2]}}
-    >>> flatten({"suites": {"speed": suite}})
-    {'speed/time': 2.0, 'speed/run/seconds': 1.5, 'speed/sizes/0': 1.0, \
-'speed/sizes/1': 2.0}
     """
     figures: dict[str, Any] = {}
     for suite, content in results["suites"].items():

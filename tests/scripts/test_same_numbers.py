@@ -189,11 +189,13 @@ def test_a_version_is_a_folder_or_a_commit() -> None:
 def test_figures_of_a_benchmark() -> None:
     suite = {
         "checks": [{"name": "epochs", "measured": None, "limit": 3.0}],
-        "facts": {"ten epochs": {"seconds": 2.5, "machine": "x"}},
+        "facts": {"ten epochs": {"seconds": 2.5, "machine": "x"}, "sizes": [1, 2]},
     }
     assert paired_benchmark.flatten({"suites": {"speed": suite}}) == {
         "speed/epochs": math.inf,
         "speed/ten epochs/seconds": 2.5,
+        "speed/sizes/0": 1.0,
+        "speed/sizes/1": 2.0,
     }
 
 

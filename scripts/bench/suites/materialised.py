@@ -142,13 +142,13 @@ def measure_speed(_: Options) -> Outcome:
     ways = (OURS, *ENCODERS)
     ours, dense, sparse = (_fastest(ten_epochs_or_join, way) for way in ways)
     server = in_process_of_its_own(measure_server)
-    outcome = Outcome()
-    outcome.facts = {
+    facts = {
         "ten epochs": ours,
         "DuckDB + dense + scikit-learn": dense,
         "DuckDB + CSR + scikit-learn": sparse,
         "server's part of an epoch": server,
     }
+    outcome = Outcome(facts=facts)
     title = f"{EPOCHS['speed']} epochs over DuckDB + encoding + scikit-learn, time"
     outcome.check(title, ours["seconds"] / dense["seconds"], 1.0)
     ratio = ours["peak-mib"] / dense["peak-mib"]

@@ -27,6 +27,7 @@ from scripts.bench.harness import (
     Options,
     Outcome,
     Results,
+    SkippedSuite,
     participants_of,
     problem_of,
     train,
@@ -101,18 +102,19 @@ def train_watched(
     return figures, rounds.groupby("epoch").sum()
 
 
-def paper_tables(folder: Path, factor: float) -> Path:
+def paper_tables(options: Options) -> Path:
     """Return the tables file of this size, written if it is not there."""
-    sized = folder / f"{DATA}-{factor:g}"
+    if options.paper_scale is None:
+        raise SkippedSuite("no folder given with --paper-scale")
+    sized = options.paper_scale / f"{DATA}-{options.factor:g}"
     tables = sized / "tables.toml"  # which is written last
-    return tables if tables.exists() else write_paper_scale(sized, factor)
+    return tables if tables.exists() else write_paper_scale(sized, options.factor)
 
 
 def measure_paper_scale(options: Options) -> Outcome:
     """Train on the papers' sizes; at factor 1 40 GB of disk and ten minutes."""
-    folder, factor = options.paper_folder, options.factor
-    run = in_process_of_its_own(run_paper_scale, str(folder), factor)
-    outcome = Outcome(facts={f"{DATA}, factor {factor:g}": run})
+    run = in_process_of_its_own(run_paper_scale, str(paper_tables(options)))
+    outcome = Outcome(facts={f"{DATA}, factor {options.factor:g}": run})
     title = f"{DATA}: ADMM epoch over two plain passes over the largest table"
     outcome.check(title, run["epoch-seconds"] / run["floor-seconds"], MOST_PASSES)
     title = f"{DATA}: peak memory beside mapped files"
@@ -120,12 +122,8 @@ def measure_paper_scale(options: Options) -> Outcome:
     return outcome
 
 
-def run_paper_scale(folder: str, factor: float) -> Results:
-    """Train ADMM's linear model at the papers' size; measure the floor.
-
-    The folder keeps the data's files, and those of the site.
-    """
-    tables = paper_tables(Path(folder), factor)
+def run_paper_scale(tables: str) -> Results:
+    """Train ADMM's linear model at the papers' size; measure the floor."""
     floor: list[float] = []
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
@@ -133,7 +131,7 @@ def run_paper_scale(folder: str, factor: float) -> Results:
             floor.extend(_floor(grid))
 
     settings = Settings(task="classification", num_epochs=EPOCHS)
-    figures, epochs = train_watched(SQL, settings, tables, on_round)
+    figures, epochs = train_watched(SQL, settings, Path(tables), on_round)
     return figures | {
         "set-up-seconds": float(epochs["seconds"][0]),
         "epoch-seconds": float(epochs["seconds"].loc[STEADY_EPOCH:].min()),
@@ -222,17 +220,13 @@ def shard_set_up(shards: int) -> float:
 
 
 def log_slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
-    """Return the least-squares slope of log cost over log size.
-
-    >>> round(log_slope([1, 10, 100], [2, 20, 200]), 6)
-    1.0
-    """
+    """Return the least-squares slope of log cost over log size."""
     return float(np.polyfit(np.log(sizes), np.log(costs), 1)[0])
 
 
 def measure_gpu(options: Options, epochs: int = GPU_EPOCHS) -> Outcome:
     """Train by every method on the CPU and, where there is one, on a GPU."""
-    tables = paper_tables(options.paper_folder, options.factor)
+    tables = paper_tables(options)
     outcome = Outcome(facts={"data": f"{DATA}, factor {options.factor:g}"})
     has_gpu = resolve(AUTO) == CUDA
     if not has_gpu:

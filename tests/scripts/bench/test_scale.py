@@ -35,7 +35,7 @@ def test_memory_beside_files_is_seen():
 
 
 def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path):
-    found = run_paper_scale(str(tmp_path), SMALL)
+    found = run_paper_scale(str(write_paper_scale(tmp_path, SMALL)))
     held_out = 0.2
     rows = rows_of("reviews", SMALL)
     assert found["joined-rows"] == rows - round(rows * held_out)
