@@ -18,6 +18,7 @@ from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import on_host
+from tp_flower.losses import LOSSES
 from tp_flower.privacy.plan import PartPlan
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import (
@@ -43,6 +44,11 @@ ALIASES = {"o": "orders", "c": "customers", "i": "items"}
 COLUMNS = {"o": ("day", "online"), "c": ("age", "region"), "i": ("price", "weight")}
 Frames = dict[str, pd.DataFrame]
 Sites = Sequence[Mapping[str, list[pd.DataFrame]]]
+
+
+def task_of(loss: str) -> str:
+    """The task that a loss is for."""
+    return "regression" if LOSSES[loss]().is_regression else "classification"
 
 
 def store_sql(loss: str) -> str:
@@ -250,7 +256,7 @@ def train(
 
 def run(loss: str, sites: Sites, strategy: str = "admm", **settings: object) -> Run:
     """Train on the store's query; squared loss, for instance, with `run("squared")`."""
-    settings.setdefault("task", "regression" if loss == "squared" else "classification")
+    settings.setdefault("task", task_of(loss))
     settings.setdefault("loss", loss)
     settings.setdefault("device", "cpu")
     return run_query(store_sql(loss), sites, strategy, **settings)

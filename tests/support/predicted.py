@@ -135,7 +135,7 @@ def train(
 
 def train_store(state: Path, loss: str, sites: NamedSites, **settings: object) -> Model:
     """Train on the store's query."""
-    task = "regression" if loss == "squared" else "classification"
+    task = federated.task_of(loss)
     return train(state, sites, store_sql(loss), task=task, loss=loss, **settings)
 
 

@@ -17,7 +17,7 @@ from tests.support.examples.store_runs import (
     reference_of,
 )
 from tests.support.examples.store_runs import trained as on_store
-from tests.support.federated import ALIASES, Run, run, store, whole
+from tests.support.federated import ALIASES, Run, run, store, task_of, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
@@ -66,7 +66,7 @@ def test_linear_models_are_those_of_centralised_sgd(loss, layout):
 def test_mlps_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout, "mlp")
     reference = reference_of(finished)
-    scale = float(reference.labels.std()) if loss == "squared" else 1.0
+    scale = float(reference.labels.std()) if task_of(loss) == "regression" else 1.0
     model = Mlp(hidden=6, scale=scale, label_table="o")
     start, batches = finished.parameters[0], batches_of(finished)
     expected = mlp_sgd(reference, start, model, batches, HOW)

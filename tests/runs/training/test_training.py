@@ -317,7 +317,7 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
 
 
 def test_names_of_losses_are_those_of_the_tests():
-    assert set(LOSSES) == set(LABELS)
+    assert set(LOSSES) == set(LABELS), "give it a label in LABELS of federated.py"
 
 
 # rounds and bytes

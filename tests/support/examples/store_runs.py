@@ -16,6 +16,7 @@ from tests.support.federated import (
     run_query,
     sharded,
     store,
+    task_of,
     whole,
 )
 from tests.support.reference import joins
@@ -56,8 +57,8 @@ def trained(
 ) -> Run:
     """Train on the store; with ``one_site``, without which long runs are slower."""
     sql = query(loss, source, weight)
-    task = "regression" if loss == "squared" else "classification"
-    settings = {"device": "cpu", "l2": 0.01, "task": task, "loss": loss, **settings}
+    how = {"device": "cpu", "l2": 0.01, "task": task_of(loss), "loss": loss}
+    settings = {**how, **settings}
     return _trained(sql, layout, strategy, one_site, **settings)
 
 
@@ -96,7 +97,7 @@ def batches_of(finished: Run) -> list[list[list[int]]]:
 def store_labels(loss: str) -> np.ndarray:
     """The label of every order."""
     qty = FRAMES["orders"]["qty"].to_numpy()
-    if loss == "squared":
+    if task_of(loss) == "regression":
         return qty
     if loss == "logistic":
         return (qty > 3).astype(float)

@@ -18,6 +18,7 @@ def row_value(name: str, scores, label) -> float:
     if name == "logistic":
         # two classes with scores (0, h)
         return row_value("softmax", [0.0, scores[0]], label)
+    assert name == "softmax", f"write down what {name!r} is of one row"
     top = scores.max()
     total = Wide(0)
     for score in scores:
@@ -32,6 +33,7 @@ def row_gradient(name: str, scores, label) -> np.ndarray:
         return scores - Wide(label)
     if name == "logistic":
         return row_gradient("softmax", [0.0, scores[0]], label)[1:]
+    assert name == "softmax", f"write down the gradient of {name!r} of one row"
     rates = np.exp(scores - scores.max())
     rates /= rates.sum()
     rates[int(label)] -= 1

@@ -195,6 +195,7 @@ def base_score(
     """Mean label, log-odds or log class frequencies."""
     if loss == "squared":
         return np.array([np.average(labels, weights=weights)])
+    assert loss in ("logistic", "softmax"), f"write down the best score of {loss!r}"
     shares = np.bincount(labels.astype(int), weights) / len(labels)
     if loss == "logistic":
         return np.array([np.log(shares[1] / shares[0])])
@@ -302,5 +303,6 @@ def _mlp_objective(problem, modules, network, batch) -> torch.Tensor:
     elif problem.loss == "logistic":
         loss = nn.functional.binary_cross_entropy_with_logits(total[:, 0], labels)
     else:
+        assert problem.loss == "softmax", f"write {problem.loss!r} in torch"
         loss = nn.functional.cross_entropy(total, labels.long())
     return loss + penalty

@@ -17,9 +17,11 @@ from tp_flower.learning.admm import (
     initial_state,
     residuals,
 )
-from tp_flower.losses import LogisticLoss, SoftmaxLoss, SquaredLoss
+from tp_flower.losses import LOSSES, make_loss
 
-ALL_LOSSES = [SquaredLoss(), LogisticLoss(), SoftmaxLoss(3)]
+ALL_LOSSES = [
+    make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()
+]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)
 
 
@@ -35,7 +37,7 @@ def small_blocks(monkeypatch):
 
 
 def labels_for(loss, rows: int, rng) -> np.ndarray:
-    if loss.name == "squared":
+    if loss.is_regression:
         return rng.normal(size=rows)
     return rng.integers(0, max(2, loss.outputs), rows).astype(float)
 

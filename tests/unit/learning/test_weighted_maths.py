@@ -35,7 +35,7 @@ def problem(loss):
     """Scores (10, d_c), labels (10,) and positive weights."""
     rng = np.random.default_rng(3)
     labels = rng.normal(size=ROWS)
-    if loss.name != "squared":
+    if not loss.is_regression:
         labels = np.arange(ROWS) % max(2, loss.outputs) * 1.0
     return 2 * rng.normal(size=(ROWS, loss.outputs)), labels
 
