@@ -7,11 +7,13 @@ from hypothesis import strategies as st
 from scipy.optimize import check_grad, minimize
 
 from tests.support.reference import losses as slow
+from tp_flower import losses
 from tp_flower.arrays import blocks
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
 from tp_flower.learning.metrics import auc, evaluate
 from tp_flower.losses import (
     LOSSES,
+    KMeansLoss,
     LogisticLoss,
     Loss,
     SoftmaxLoss,
@@ -47,6 +49,12 @@ def labels_for(loss: Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
 def problem(loss: Loss, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(loss.outputs)
     return 2 * rng.normal(size=(rows, loss.outputs)), labels_for(loss, rng, rows)
+
+
+def test_every_loss_of_labels_can_be_chosen():
+    kinds = [kind for kind in vars(losses).values() if isinstance(kind, type)]
+    of_labels = {kind for kind in kinds if issubclass(kind, Loss)} - {Loss, KMeansLoss}
+    assert of_labels == set(LOSSES.values()), "list it in the tuple above LOSSES"
 
 
 @each_loss
