@@ -18,7 +18,7 @@ SHARED = (
     *("test_sgd", "test_resume", "test_fuzz", "test_attacks", "test_faults"),
     *("test_key_attacks", "test_flights", "test_row_weights", "test_sql_pairs"),
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
-    *("test_key_sources", "test_gd", "test_privacy_plan", "test_databases"),
+    *("test_key_sources", "test_privacy_plan", "test_databases"),
     *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
     "test_fuzz_replies",
 )

@@ -115,8 +115,7 @@ def true_labels():
 
 
 def labels_sent(grid):
-    replies = grid.sent("query.extract", replies=True)
-    arrays = {key: a for seen in replies for key, a in seen.arrays.items()}
+    arrays = grid.arrays("query.extract", replies=True)
     keys = sorted(key for key in arrays if key[1] == "label-values")
     return np.concatenate([arrays[key] for key in keys])
 
@@ -132,19 +131,17 @@ def guessed_by_other_site(grid, method, action, array):
     (part,) = method.training_problem.tables["b"].parts
     told = next(
         seen.arrays[part.number, array]
-        for seen in grid.sent(action, replies=False)
+        for seen in grid.sent(action)
         if (part.number, array) in seen.arrays
     )
-    masks = {}
-    for seen in grid.sent("train.prepare", replies=False):
-        own = ((n, a) for (k, n), a in seen.arrays.items() if k == part.number)
-        masks.update(own)
-    rows = np.flatnonzero(np.unpackbits(masks["trained"], count=len(b)))
+    masks = grid.arrays("train.prepare")
+    trained = masks[part.number, "trained"]
+    rows = np.flatnonzero(np.unpackbits(trained, count=len(b)))
     if array == "target":
         return ((told[:, 0] > 0) == truth[rows]).mean(), len(rows)
-    start = masks["batch-start"]
-    first = next(seen.header["batch"] for seen in grid.sent("train.sgd", replies=False))
-    rows = rows[masks["batch-rows"][start[first] : start[first + 1]]]
+    start = masks[part.number, "batch-start"]
+    first = grid.sent("train.sgd")[0].header["batch"]
+    rows = rows[masks[part.number, "batch-rows"][start[first] : start[first + 1]]]
     return ((told[:, 0] < 0) == truth[rows]).mean(), len(rows)
 
 

@@ -1,5 +1,6 @@
-"""SGD over joins and unions against mini-batch SGD on the materialised join."""
+"""SGD and gradient descent over joins and unions against both on the built join."""
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ from client_apps.data import run_store as store_module
 from strategies.training.batches import stale_limit
 from tests.support.examples.store_runs import (
     FRAMES,
+    LEFT,
     after,
     batches_of,
     distance,
@@ -17,7 +19,15 @@ from tests.support.examples.store_runs import (
     reference_of,
 )
 from tests.support.examples.store_runs import trained as on_store
-from tests.support.federated import ALIASES, Run, run, store, task_of, whole
+from tests.support.federated import (
+    ALIASES,
+    SOURCE,
+    Run,
+    run,
+    store,
+    task_of,
+    whole,
+)
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)
@@ -36,6 +46,69 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     """A run on the store, made once."""
     own = {**SETTINGS, "model": model, "hidden_sizes": (6,), **how}
     return on_store(loss, layout, "sgd", **own)
+
+
+# full batches
+
+
+descended = functools.partial(
+    on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
+)
+
+
+@each_loss
+@each_layout
+def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
+    # plain, and as a heavy ball
+    source, momentum = (LEFT, 0.0) if layout == "sharded" else (SOURCE, 0.9)
+    finished = descended(loss, layout, source=source, momentum=momentum)
+    reference = reference_of(finished, source)
+    theta = np.zeros_like(finished.flat)
+    velocity = np.zeros_like(theta)
+    for epoch in range(1, EPOCHS + 1):
+        velocity = momentum * velocity + reference.gradient(theta)
+        theta = theta - HOW.rate * velocity
+        atol = 1e-6 * np.abs(theta).max()
+        np.testing.assert_allclose(after(finished, epoch), theta, atol=atol)
+
+
+@pytest.mark.parametrize(("layout", "model"), [("whole", "mlp"), ("sharded", "linear")])
+def test_gd_is_sgd_with_one_batch_of_all_rows(layout, model):
+    finished = descended("logistic", layout, model=model)
+    total = finished.strategy.training_problem.train.joined_rows
+    how = {"model": model, "batch_size": total, "decay": 0.0}
+    same = descended("logistic", layout, strategy="sgd", **how)
+    for own, theirs in zip(finished.parameters, same.parameters, strict=True):
+        for table in own:
+            np.testing.assert_array_equal(own[table], theirs[table])
+    for own, theirs in zip(finished.history, same.history, strict=True):
+        assert (own.bytes_up, own.bytes_down) == (theirs.bytes_up, theirs.bytes_down)
+
+
+@pytest.mark.parametrize(("layout", "rounds"), [("whole", 1), ("sharded", 2)])
+def test_an_epoch_of_gd_is_a_step(layout, rounds):
+    finished = descended("squared", layout)
+    actions = [[r[0].action for r in finished.requests(e)] for e in (1, 2)]
+    assert actions == [["train.sgd", "train.step"][:rounds]] * 2
+    federation = finished.strategy.training_problem
+    assert finished.strategy.chosen["batch-size"] == federation.train.joined_rows
+    # a row of a table is sent one number, however often it is joined
+    first = next(item for item in finished.history if item.epoch == 1)
+    for alias, table in federation.tables.items():
+        trained_rows = sum(rows.trained for rows in table.rows)
+        assert first.bytes_down[alias] == 4 * trained_rows
+        assert trained_rows < federation.train.joined_rows
+
+
+def test_the_default_step_of_gd_comes_close_to_the_optimum():
+    finished = descended("logistic", learning_rate=0.0, num_epochs=0)
+    assert len(finished.losses) == 100
+    reference = reference_of(finished)
+    best = reference.objective(reference.optimum())
+    assert reference.objective(finished.flat) <= 1.01 * best
+
+
+# mini-batches
 
 
 @each_loss
