@@ -101,11 +101,7 @@ def render_settings() -> str:
 
 
 def readers_of(setting: Setting) -> str:
-    """Return who reads a setting, in words.
-
-    >>> readers_of(declared(PrivacySettings)[0])
-    'all'
-    """
+    """Return who reads a setting, in words."""
     readers, parts = setting.readers, []
     others = [name for name in METHODS if name not in readers.strategies]
     if readers.strategies and len(others) < len(readers.strategies):

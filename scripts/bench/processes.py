@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-MEBIBYTE: Final = 1 << 20
 STATUS: Final = Path("/proc/self/status")
 
 
@@ -55,7 +54,7 @@ def spent() -> Iterator[dict[str, float]]:
     yield figures
     figures.setdefault("seconds", time.perf_counter() - started)
     figures.setdefault("cpu-seconds", time.process_time() - cpu_started)
-    figures["peak-mib"] = (peak_memory() - before) / MEBIBYTE
+    figures["peak-mib"] = (peak_memory() - before) / 2**20
 
 
 def peak_memory() -> int:

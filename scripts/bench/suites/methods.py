@@ -105,7 +105,6 @@ def measure_dataset(dataset: Dataset) -> Results:
         "metric": dataset.metric,
         "reference": problem.test_metrics(problem.optimum())[dataset.metric],
         "joined-rows": [len(problem.train_labels), len(problem.test_labels)],
-        "features": problem.train.shape[1],
         "methods": {},
     }
     for name, method in METHODS.items():
@@ -142,11 +141,7 @@ def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
 
 
 def worst_within(metric: str, reference: float) -> float:
-    """Return the worst value of a test metric that is within 1 % of a reference.
-
-    >>> worst_within("rmse", 1.0), worst_within("auc", 1.0)
-    (1.01, 0.99)
-    """
+    """Return the worst value of a test metric that is within 1 % of a reference."""
     sign = -1.0 if metric in HIGHER_IS_BETTER else 1.0
     return (1.0 + sign * TOLERANCE) * reference
 

@@ -122,13 +122,11 @@ def measure_privacy(options: Options) -> Outcome:
             plain = task.mean_metrics([clear])[metric]
             outcome.facts[f"{name}, no privacy: {label}"] = plain
             for head, settings in _private(task, clear, mechanism):
-                runs = options.repeats * [settings]
-                value = task.mean_metrics(runs)[metric]
+                value = task.mean_metrics(options.repeats * [settings])[metric]
                 outcome.facts[f"{name}, {head}: {label}"] = value
                 if (name, head) == (STATISTICS, "eps 1"):
-                    lost = plain - value
-                    title_lost = f"{STATISTICS}: AUC lost at epsilon 1"
-                    outcome.check(title_lost, lost, MOST_AUC_LOST)
+                    lost = f"{STATISTICS}: AUC lost at epsilon 1"
+                    outcome.check(lost, plain - value, MOST_AUC_LOST)
     return outcome
 
 

@@ -28,6 +28,7 @@ from scripts.bench.suites.methods import (
     curve_of,
     measure_dataset,
     summary,
+    worst_within,
 )
 from scripts.data.make_store import STORE_SQL, make_store
 from tp_flower.reports.records import RoundReport
@@ -130,6 +131,10 @@ def dataset_of(**metrics):
         curve = pd.DataFrame({**costs, "metric": [math.nan, *values]})
         found["methods"][name.replace("_", "-")] = summary(found, curve)
     return found
+
+
+def test_worst_values_within_a_percent() -> None:
+    assert (worst_within("rmse", 1.0), worst_within("auc", 1.0)) == (1.01, 0.99)
 
 
 def test_summary_of_a_run() -> None:
