@@ -206,7 +206,8 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
 
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
-    sizes = {"SIZES": (40, 80), "MAIN_SIZE": 80, "GUARANTEED_SIZE": 100}
+    # large enough that chance does not decide
+    sizes = {"SIZES": (80, 200), "MAIN_SIZE": 200, "GUARANTEED_SIZE": 250}
     fewer = {"REPEATS": 3, "CLUSTERS": 3, "PARAMETERS": 5}
     for name, value in {**sizes, **fewer}.items():
         monkeypatch.setattr(coreset, name, value)
