@@ -81,6 +81,26 @@ use_environment "$state/flower"
 # modules of the project, also where it is not installed
 cd -- "$root"
 
+# files that cannot be used stop it here, and not in the middle of a run
+check_files() {
+  python - "$tables" "$secret_file" "$allowed_keys" <<'PYTHON'
+import sys
+from client_apps.data.key_files import read_allowed_keys, read_secret
+from tp_flower.errors import TPFlowerError
+from tp_flower.sources.shards import load_tables
+
+tables, secret_file, allowed_keys = sys.argv[1:]
+try:
+    load_tables(tables)
+    if secret_file:
+        read_secret(secret_file)
+    if allowed_keys:
+        read_allowed_keys(allowed_keys)
+except TPFlowerError as error:
+    sys.exit(f"error: {error}")
+PYTHON
+}
+
 check_tables() {
   python - "$tables" <<'PYTHON'
 import sys
@@ -109,6 +129,7 @@ check_superlink() {
   printf '  %s: reached, its certificate is good\n' "$superlink"
 }
 
+check_files
 if $is_check; then
   say "the tables, as $(id -un) reads them"
   check_tables
@@ -120,14 +141,6 @@ if $is_check; then
   exit
 fi
 
-# a tables file that cannot be used stops here, and not in the middle of a run
-python -c 'import sys
-from tp_flower.errors import TPFlowerError
-from tp_flower.sources.shards import load_tables
-try:
-    load_tables(sys.argv[1])
-except TPFlowerError as error:
-    sys.exit(f"error: {error}")' "$tables"
 # two SuperNodes in one folder would mix up their keys and ledgers; the lock ends with the process
 exec 9>"$state/supernode.lock"
 flock -n 9 || fail "another SuperNode runs with the state folder $state"

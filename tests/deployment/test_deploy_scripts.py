@@ -134,6 +134,15 @@ def start_refused(site):
     return refused("supernode.sh", *(part for pair in site.items() for part in pair))
 
 
+def with_keys(option, content, mode):
+    def change(site):
+        site[option] = site["--key"].with_name("keys")
+        site[option].write_text(content)
+        site[option].chmod(mode)
+
+    return change
+
+
 def with_tables(name, path):
     def change(site):
         site["--tables"] = site["--tables"].with_name(name)
@@ -154,6 +163,9 @@ def with_tables(name, path):
         (lambda site: site["--state"].mkdir(mode=0o755), "chmod 700"),
         (with_tables('the "tables".toml', "a.csv"), "a path with a quote"),
         (with_tables("tables.toml", "a.xls"), "a.xls"),
+        (with_keys("--secret-file", "0123456789abcdef" * 4, 0o640), "secret-file may be read or changed"),
+        (with_keys("--secret-file", "0123456789", 0o600), "fewer than 32"),
+        (with_keys("--allowed-keys", "11" * 32, 0o600), "the name of a site and its"),
     ],
 )
 def test_a_supernode_does_not_start_with(change, why, site):
