@@ -163,7 +163,10 @@ def with_tables(name, path):
         (lambda site: site["--state"].mkdir(mode=0o755), "chmod 700"),
         (with_tables('the "tables".toml', "a.csv"), "a path with a quote"),
         (with_tables("tables.toml", "a.xls"), "a.xls"),
-        (with_keys("--secret-file", "0123456789abcdef" * 4, 0o640), "secret-file may be read or changed"),
+        (
+            with_keys("--secret-file", "0123456789abcdef" * 4, 0o640),
+            "secret-file may be read or changed",
+        ),
         (with_keys("--secret-file", "0123456789", 0o600), "fewer than 32"),
         (with_keys("--allowed-keys", "11" * 32, 0o600), "the name of a site and its"),
     ],
