@@ -11,7 +11,7 @@ from scipy.stats import skew
 
 from scripts.data.prepare_mimic import main
 from tests.support.datasets import run_prepared, table
-from tests.support.files import ROOT
+from tests.support.files import ROOT, case_table
 
 PERIODS = ["all", *(f"{end}_{p}" for end in ("first", "last") for p in (10, 25, 50))]
 FUNCTIONS = ["least", "largest", "mean", "deviation", "skewness", "count"]
@@ -24,37 +24,6 @@ def at(hour: float) -> str:
     return str(START + pd.Timedelta(hours=hour))
 
 
-FILES = {
-    "PATIENTS": """\
-ROW_ID,SUBJECT_ID,GENDER,DOB,EXPIRE_FLAG
-0,1,M,2100-01-01 00:00:00,0
-1,2,F,1850-01-01 00:00:00,0
-2,3,M,2100-01-01 00:00:00,0
-3,4,F,2149-01-01 00:00:00,0
-4,5,M,2100-01-01 00:00:00,0
-""",
-    # texts are quoted, some of which have commas; 102 dies in hour 33.5 of the stay
-    "ADMISSIONS": f"""\
-"SUBJECT_ID","HADM_ID","DEATHTIME","ETHNICITY","DIAGNOSIS"
-1,101,"","WHITE","PNEUMONIA, ""R/O"", OLD"
-2,102,"{at(33.5)}","ASIAN, OTHER",""
-3,103,,WHITE,""
-4,104,,WHITE,""
-5,105,,WHITE,""
-""",
-    # 3 is moved to another ward, 4 is a child, 5 comes back in one admission
-    "ICUSTAYS": f"""\
-SUBJECT_ID,HADM_ID,ICUSTAY_ID,DBSOURCE,FIRST_CAREUNIT,LAST_CAREUNIT,FIRST_WARDID,\
-LAST_WARDID,INTIME,LOS
-1,101,201,metavision,MICU,MICU,7,7,{at(0)},0.5
-2,102,202,metavision,MICU,MICU,7,7,{at(0)},1.5
-3,103,203,metavision,MICU,MICU,7,9,{at(0)},1.0
-4,104,204,metavision,MICU,MICU,7,7,{at(0)},1.0
-5,105,205,metavision,MICU,MICU,7,7,{at(0)},1.0
-5,105,305,metavision,MICU,MICU,7,7,{at(0)},1.0
-""",
-    "DIAGNOSES_ICD": "HADM_ID,ICD9_CODE\n101,4019\n101,V100\n102,4019\n104,\n",
-}
 EVENTS = pd.DataFrame(
     [
         *((201, 220045, hour, value, "") for hour, value in PULSE),
@@ -76,7 +45,7 @@ EVENTS["VALUENUM"] = pd.to_numeric(EVENTS["VALUE"], errors="coerce")
 
 def write_files(folder: Path, events: pd.DataFrame = EVENTS) -> Path:
     folder.mkdir(exist_ok=True)
-    for name, text in FILES.items():
+    for name, text in case_table(__file__)["files"].items():
         (folder / f"{name}.csv").write_text(text)
     # the largest one packed, as it is handed out
     events.to_csv(folder / "CHARTEVENTS.csv.gz", index=False, quoting=csv.QUOTE_ALL)

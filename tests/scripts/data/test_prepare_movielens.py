@@ -2,37 +2,16 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from scripts.data.prepare_movielens import main, read_movielens
 from tests.support.datasets import FOLDER, is_absent, run_prepared, table
+from tests.support.files import case_table
 
-GENRES = [
-    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
-    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
-    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
-]
-
-
-def flags(*genres: str) -> str:
-    return "|".join("1" if name in genres else "0" for name in GENRES)
-
-
-SMALL = {
-    "u.data": "1\t10\t5\t881250949\n2\t10\t3\t891717742\n2\t20\t1\t878887116\n",
-    "u.item": (
-        f'10|Amélie "x" (2001)|02-Nov-2001||http://a?b|{flags("Comedy", "Romance")}\n'
-        f"20|AMÉLIE X (2001)||||{flags('unknown')}\n"
-    ),
-    "u.user": "1|24|M|technician|85711\n2|53|F|other|94043\n",
-}
-LARGE = {
-    "ratings.dat": "1::10::5::978300760\n2::10::3::978302109\n2::20::1::978301968\n",
-    "movies.dat": "10::City of Lost Children: Amélie, The (2001)::Comedy|Romance\n"
-    "20::Heat (1995)::Crime\n",
-    "users.dat": "1::M::24::10::48067\n2::F::56::16::70072\n",
-}
+CASES = case_table(__file__)
+SMALL, LARGE = CASES["small"], CASES["large"]
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -85,33 +64,14 @@ def test_what_is_written_can_be_trained_on(
     assert [sum(x * x for x in row) for row in words] == pytest.approx([1.0] * 3)
 
 
-@pytest.mark.parametrize(
-    ("files", "message"),
-    [
-        (
-            {"u.user": None},
-            "MovieLens-100K lacks u.user; MovieLens-1M lacks ratings.dat",
-        ),
-        (
-            {"u.data": "1\t10\t5\n"},
-            "u.data: CSV Error on Line: 1\nOriginal Line: 1\t10\t5\nExpected Number",
-        ),
-        ({"u.data": "1\t10\t7\t881250949\n"}, "a rating is not 1 to 5"),
-        ({"u.data": "9\t10\t5\t881250949\n"}, "a rating's user is missing"),
-        ({"u.data": "1\t99\t5\t881250949\n"}, "a rating's movie is missing"),
-        ({"u.user": "1|24|X|technician|85711\n"}, "a sex is neither M nor F"),
-    ],
-)
+@pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["message"])
 def test_other_files_are_refused(
-    tmp_path: Path,
-    files: dict[str, str | None],
-    message: str,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, case: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    merged = {name: text for name, text in {**SMALL, **files}.items() if text}
+    merged = {name: text for name, text in {**SMALL, **case["files"]}.items() if text}
     folder = write(tmp_path / "archive", merged)
     assert main([str(folder), str(tmp_path / "out")]) == 2
-    assert message in capsys.readouterr().err
+    assert case["message"] in capsys.readouterr().err
 
 
 def test_other_archives_are_refused(
