@@ -98,46 +98,36 @@ def test_tables_that_are_refused(changed, error, match):
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "match"),
+    ("how", "error", "match"),
     [
+        ({"models": (("custs", "mlp"),)}, SettingsError, "table 'custs'; .* o, c"),
+        ({"model": "nowhere:m"}, SiteError, "'shop', table 'o': .*'nowhere:m' cannot"),
+        ({"min_sites": 9}, SchemaError, "min-sites = 9 are not there: 3 sites answer"),
         (
-            ("o.price", "o.pryce"),
+            {"sql": SQL.replace("o.price", "o.pryce")},
             QueryError,
             r"'o' has no column 'pryce' \(did you mean 'price'\?\)",
         ),
         (
-            ("customers", "custmers"),
+            {"sql": SQL.replace("customers", "custmers")},
             SchemaError,
             r"did you mean 'customers'.*3 sites answered within 0\.\d seconds",
         ),
         (
-            ("c.id", "c.id WHERE c.id < 0"),
+            {"sql": f"{SQL} WHERE c.id < 0"},
             SchemaError,
             r"^table 'c' is empty after the query's filters: none of its sites \(.*uk",
         ),
         (
-            ("c.id", "c.id WHERE o.price < 0"),
+            {"sql": f"{SQL} WHERE o.price < 0"},
             SchemaError,
             "^table 'o' is empty after the query's filters: none of its sites",
         ),
     ],
 )
-def test_queries_that_are_refused(change, error, match):
+def test_queries_and_settings_that_are_refused(how, error, match):
     with pytest.raises(error, match=match):
-        start(sql=SQL.replace(*change))
-
-
-@pytest.mark.parametrize(
-    ("settings", "error", "match"),
-    [
-        ({"models": (("custs", "mlp"),)}, SettingsError, "table 'custs'; .* o, c"),
-        ({"model": "nowhere:m"}, SiteError, "'shop', table 'o': .*'nowhere:m' cannot"),
-        ({"min_sites": 9}, SchemaError, "min-sites = 9 are not there: 3 sites answer"),
-    ],
-)
-def test_settings_that_are_refused(settings, error, match):
-    with pytest.raises(error, match=match):
-        start(**settings)
+        start(**how)
 
 
 @pytest.mark.parametrize(
