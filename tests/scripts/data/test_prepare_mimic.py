@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import skew
 
 from scripts.data.prepare_mimic import main
-from tests.support.datasets import run_prepared, table
+from tests.support.datasets import prepared_once, run_prepared, table
 from tests.support.files import ROOT, case_table
 
 PERIODS = ["all", *(f"{end}_{p}" for end in ("first", "last") for p in (10, 25, 50))]
@@ -52,17 +52,7 @@ def write_files(folder: Path, events: pd.DataFrame = EVENTS) -> Path:
     return folder
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "mimic")
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of the script, written once: its SQL is large."""
-    folder = tmp_path_factory.mktemp("mimic")
-    assert main([str(write_files(folder / "in")), str(folder / "out")]) == 0
-    return folder / "out"
+output = prepared_once(main, write_files)
 
 
 @pytest.fixture(scope="module")
@@ -125,11 +115,10 @@ def test_units_and_what_is_no_value(events: pd.DataFrame) -> None:
 
 
 @pytest.mark.slow
-def test_the_chunks_do_not_matter(
-    events: pd.DataFrame, folder: Path, tmp_path: Path
-) -> None:
-    assert main([str(folder), str(tmp_path), "--stays", "3"]) == 0
-    parts = table(tmp_path, "events").set_index(["icustay_id", "hour"])
+def test_the_chunks_do_not_matter(events: pd.DataFrame, tmp_path: Path) -> None:
+    folder, output = write_files(tmp_path / "mimic"), tmp_path / "out"
+    assert main([str(folder), str(output), "--stays", "3"]) == 0
+    parts = table(output, "events").set_index(["icustay_id", "hour"])
     pd.testing.assert_frame_equal(parts, events)
 
 
@@ -146,8 +135,10 @@ def test_what_is_written_can_be_trained_on(output: Path) -> None:
 
 
 def test_other_files_are_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = write_files(tmp_path / "mimic")
+
     def refusal(*options: str) -> str:
         assert main([str(folder), str(tmp_path / "out"), *options]) == 2
         return capsys.readouterr().err

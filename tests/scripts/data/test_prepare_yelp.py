@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from scripts.data.prepare_yelp import COMPLIMENTS, WIDTH, main
-from tests.support.datasets import run_prepared, table
+from tests.support.datasets import prepared_once, run_prepared, table
 
 CATEGORIES = ("Restaurants, Pizza", "Hair Salons", "Fast Food, restaurants", None)
 # b0 and b2 are open restaurants, b4 is one that has closed
@@ -79,17 +79,7 @@ def write_files(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return write_files(tmp_path / "yelp")
-
-
-@pytest.fixture(scope="module")
-def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output of the script, written once."""
-    folder = tmp_path_factory.mktemp("yelp")
-    assert main([str(write_files(folder / "in")), str(folder / "out")]) == 0
-    return folder / "out"
+output = prepared_once(main, write_files)
 
 
 def test_keeps_reviews_of_open_restaurants_and_their_users(output: Path) -> None:
@@ -119,8 +109,9 @@ def test_bags_of_words_have_the_width_of_the_embedding(output: Path) -> None:
 
 
 def test_embeddings_are_joined_by_id(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = write_files(tmp_path / "yelp")
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(7, WIDTH)).astype(np.float32)
     ids = [f"r{k}" for k in range(7)]
@@ -147,8 +138,10 @@ def test_what_is_written_can_be_trained_on(output: Path) -> None:
 
 
 def test_other_files_are_refused(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    folder = write_files(tmp_path / "yelp")
+
     def refusal(*options: str) -> str:
         assert main([str(folder), str(tmp_path / "out"), *options]) == 2
         return capsys.readouterr().err
