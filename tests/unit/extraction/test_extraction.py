@@ -15,6 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from tests.support.files import case_table
 from tests.support.joined import run
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
@@ -28,6 +29,7 @@ from tp_flower.sources.shards import ShardSource, scan
 # each example opens DuckDB several times
 few = settings(max_examples=25, deadline=None)
 
+CASES = case_table(__file__)
 SIGNED = ["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"]
 OTHERS = ["FLOAT", "DOUBLE", "DECIMAL(9,0)", "DECIMAL(12,4)", "DECIMAL(38,9)"]
 NUMBERS = [*SIGNED, *(f"U{kind}" for kind in SIGNED), *OTHERS]
@@ -149,28 +151,10 @@ def test_many_rows_and_texts_keep_the_order_of_the_shard(tmp_path, monkeypatch):
     assert key.texts.take(key.codes).to_pylist() == keys
 
 
-SINGLE = (
-    "1", "'1'", "'01'", "true", "'true'", "10", "15", "1.5", "'A'", "'a '",
-    "0.1::FLOAT", "0.1::DOUBLE", "9007199254740993", "1e22::DECIMAL(38,0) + 1",
-    "DATE '1970-01-01'",
-)  # fmt: skip
-# values of one line are equal keys, those of different lines are not
 EQUAL = [
     ["100", *(f"CAST(100 AS {kind})" for kind in NUMBERS)],
     ["0", "-0.0::DOUBLE", *(f"CAST(0 AS {kind})" for kind in NUMBERS)],
-    ["1.10::DECIMAL(5,2)", "1.1::DOUBLE"],
-    ["-0.5::DECIMAL(9,8)", "-0.5::FLOAT"],
-    ["0.00001::DECIMAL(9,6)", "1e-5::DOUBLE"],
-    ["0.000012::DECIMAL(9,6)", "0.0000120::DECIMAL(9,7)"],
-    ["9007199254740992", "9007199254740992::DOUBLE"],
-    ["1e22::DOUBLE", "10000000000000000000000.0::DECIMAL(38,1)"],
-    ["DATE '2024-02-29'", "TIMESTAMP '2024-02-29 00:00:00'"],
-    ["TIMESTAMP '2024-02-28'", "TIMESTAMPTZ '2024-02-28 01:00:00+01'"],
-    ["TIMESTAMP_S '2024-02-29 12:00:01'", "TIMESTAMP_NS '2024-02-29 12:00:01'"],
-    ["'\u00e9'", "'e\u0301'"],
-    ["'a'", "'a'::ENUM('b','a')"],
-    ["NULL::INTEGER", "NULL::VARCHAR", "'nan'::DOUBLE"],
-    *([value] for value in SINGLE),
+    *CASES["equal"],
 ]
 
 
@@ -295,17 +279,7 @@ def test_file_that_is_cut_short(tmp_path):
         open_extracted(tmp_path).column("twice")
 
 
-VECTORS = [
-    "DOUBLE[]",
-    "FLOAT[]",
-    "FLOAT[2]",
-    "DOUBLE[2]",
-    "INTEGER[]",
-    "DECIMAL(9,2)[]",
-]
-
-
-@pytest.mark.parametrize("kind", VECTORS)
+@pytest.mark.parametrize("kind", CASES["vectors"])
 def test_vectors(tmp_path, kind):
     values = f"(NULL), ([1, 2]::{kind}), (NULL), ([NULL, -4]::{kind})"
     sql = f"SELECT CAST(v AS {kind}) AS v FROM (VALUES {values}) t(v)"
@@ -423,34 +397,20 @@ def test_types_of_python_values():
     assert shard.column("x").values.tolist() == [1.0]
 
 
-VECTOR, KEY = {"features": {"e": '"v"'}}, {"keys": [('"v"',)]}
-LABEL, CAST = {"label": '"v"'}, {"features": {"f": "CAST(v AS INT)"}}
-TWO_LENGTHS = "CASE WHEN i = 1 THEN [1.5] ELSE [1, 2.5] END"
-NO_USE = "is of type .* which cannot be used: CAST it"
+WANTS = {
+    "features": {"features": {"e": '"v"'}},
+    "casts": {"features": {"f": "CAST(v AS INT)"}},
+    "keys": {"keys": [('"v"',)]},
+    "label": {"label": '"v"'},
+}
+REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
 
 
-@pytest.mark.parametrize(
-    ("value", "wanted", "match"),
-    [
-        (TWO_LENGTHS, VECTOR, "of 'e' differ in length: 1 and 2; all"),
-        ("[1.0, 'inf'::DOUBLE]", VECTOR, "'e' has infinite"),
-        ("[1.0, 1e300]", VECTOR, "'e' has infinite values"),
-        ("[1.0]", LABEL, NO_USE),
-        ("[1.0]", KEY, "join key .* of type .* cannot be used"),
-        ("'inf'::DOUBLE", VECTOR, "here' .*'e' has infinite"),
-        ("'-inf'::DOUBLE", VECTOR, "'e' has infinite values"),
-        ("DATE 'infinity'", LABEL, "'label' has infinite val"),
-        *(
-            (f"NULL::{kind}", VECTOR, f"'e' {NO_USE}")
-            for kind in ("INTERVAL", "BLOB", "VARCHAR[]", "TIME")
-        ),
-        ("NULL::BLOB", KEY, "'join key \"v\"' is of type"),
-        ("'one'", CAST, "here'.*Conversion"),
-    ],
-)
-def test_refused_values(tmp_path, value, wanted, match):
+@pytest.mark.parametrize(("part", "value", "match"), REFUSED)
+def test_refused_values(tmp_path, part, value, match):
+    sql, wanted = f"SELECT {value} AS v FROM range(3) t(i)", fragment(**WANTS[part])
     with pytest.raises(SourceError, match=match):
-        of_sql(tmp_path, f"SELECT {value} AS v FROM range(3) t(i)", fragment(**wanted))
+        of_sql(tmp_path, sql, wanted)
 
 
 @pytest.mark.parametrize("expression", ['"z"', "(SELECT 1 FROM 'x.csv')"])
@@ -459,20 +419,10 @@ def test_fragment_is_checked_before_it_runs(expression):
         run(FRAME, fragment({"f": expression}))
 
 
-KINDS = {
-    "number": NUMBERS,
-    "vector": ["DECIMAL(18,3)[]", "FLOAT[3]"],
-    "boolean": ["BOOLEAN"],
-    "time": ["TIMESTAMP WITH TIME ZONE", "TIMESTAMP_NS"],
-    "text": ["ENUM('a', 'b')"],
-    None: ["FLOAT[3][]", "TIME", "INTERVAL", "ENUM('a')[]", "STRUCT(a INT)", "BLOB"],
-}
-
-
 def test_kinds_of_types():
-    for kind, types in KINDS.items():
+    for kind, types in {"number": NUMBERS, **CASES["kinds"]}.items():
         for name in types:
-            assert (name, kind_of(name)) == (name, kind)
+            assert (name, kind_of(name) or "none") == (name, kind)
 
 
 SECRET = bytes(range(32))
