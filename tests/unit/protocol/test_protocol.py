@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from tests.support.files import case_table
 from tp_flower.errors import ReplyError
 from tp_flower.protocol.packet import (
     SMALL_BYTES,
@@ -159,23 +160,6 @@ def eight(payload) -> RecordDict:
 
 
 EIGHT = Array(np.zeros(8, np.uint8))
-BAD_ENTRIES = [
-    [0, "x", "uint8"],
-    "x",
-    7,
-    [0, "x", "object", [1]],
-    [0, "x", "bool", [1]],
-    [0, "x", "bfloat16", [1]],
-    ["0", "x", "uint8", [1]],
-    [0, 1, "uint8", [1]],
-    [0, "x", "uint8", [-1]],
-    [0, "x", "uint8", [0.5]],
-    [0, "x", "uint8", 1],
-    [0, "x", ["uint8"], [1]],
-    [True, "x", "uint8", [1]],
-    [0, "x", "uint8", [1], 0],
-    [0, "x", "uint8", [1], None],
-]
 NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
 
 
@@ -194,8 +178,8 @@ NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
         (one_array("uint8", [8], small=bytes(7)), "exceeds the payload"),
         (one_array("uint8", [8], small=bytes(16)), "exceeds its layout"),
         *(
-            (records(layout=json.dumps([entry]), payload=EIGHT), "bad entry in the lay")
-            for entry in BAD_ENTRIES
+            (records(layout=f"[{entry}]", payload=EIGHT), "bad entry in the lay")
+            for entry in case_table(__file__)["entries"]
         ),
         *(
             (one_array("uint8", shape, payload=EIGHT), "array 'x' exceeds the payload")

@@ -24,18 +24,15 @@ from tp_flower.query.expressions import (
 
 CASES = case_table(__file__)
 PIECES = [piece.strip() for piece in CASES["accepted"].split(";")]
-ROWS = """
-(3, 2.5, 'Ab c', TIMESTAMP '2013-01-02 03:04:05', DATE '2013-01-02', true, 1.25),
-(-7, 1e0/4, 'xyz', TIMESTAMP '2020-02-29 23:59:59', DATE '2020-02-29', false, 10.5),
-(NULL, NULL, NULL, NULL, NULL, NULL, NULL)
-"""
 
 
 @pytest.fixture(scope="module")
 def database():
     with duckdb.connect() as connection:
         columns = "i, x, s, ts, d, b, n"
-        connection.execute(f"CREATE TABLE t AS FROM (VALUES {ROWS}) t({columns})")
+        connection.execute(
+            f"CREATE TABLE t AS FROM (VALUES {CASES['rows']}) t({columns})"
+        )
         yield connection
 
 
@@ -101,21 +98,12 @@ def test_a_condition_belongs_to_a_filter():
         check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
 
 
-TOKENS = """
-x y s 1 2.5 'a' ( ) ( ) , ; + - * / = < IN AND OR NOT IS NULL CASE WHEN THEN ELSE END
-SELECT FROM t . :: INT [ ] sum( abs( lower( -- /* */ " ' $1 ? LIKE INTERVAL DAY CAST(
-EXTRACT( AS DATE BETWEEN : -> { } OVER UNION DROP SET COUNT( COUNT(*) AVG( MAX(
-DISTINCT FILTER (WHERE ) QUANTILE_CONT( 0.5 ORDER BY MEDIAN( GROUP HAVING ANY_VALUE(
-BOOL_OR(
-"""
-
-
 @pytest.mark.parametrize("aggregates", [False, True])
 @settings(max_examples=300)
 @given(
     st.one_of(
         st.text(max_size=30),
-        st.lists(st.sampled_from(TOKENS.split()), max_size=12).map(" ".join),
+        st.lists(st.sampled_from(CASES["tokens"].split()), max_size=12).map(" ".join),
     )
 )
 def test_anything_is_refused_or_has_one_form(aggregates, text):
