@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from strategies.setup.labels import Labels, choose_loss, read_labels
+from tests.support.files import case_table
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.losses import (
@@ -14,6 +15,7 @@ from tp_flower.losses import (
 )
 from tp_flower.settings import Settings
 
+CASES = case_table(__file__)
 NAN = float("nan")
 
 
@@ -26,17 +28,7 @@ def labels(*shards, task="auto"):
     return read_labels(columns, task)
 
 
-@pytest.mark.parametrize(
-    ("shards", "task", "values", "classes"),
-    [
-        ([("number", [3, 1]), ("number", [2.5])], "auto", [3.0, 1.0, 2.5], ""),
-        ([("boolean", [0, 1, 1])], "auto", [0.0, 1.0, 1.0], "0 1"),
-        ([("boolean", [0, 1])], "regression", [0.0, 1.0], ""),
-        ([("number", [7, -2]), ("number", [7])], "classification", [1, 0, 1], "-2 7"),
-        # texts of all shards are numbered in common
-        ([("text", [0, 1], "bd"), ("text", [1], "ab")], "auto", [1, 2, 1], "a b d"),
-    ],
-)
+@pytest.mark.parametrize(("shards", "task", "values", "classes"), CASES["values"])
 def test_labels_are_numbers_or_classes(shards, task, values, classes):
     column = labels(*shards, task=task)
     assert column.values.tolist() == values
@@ -91,23 +83,7 @@ def test_choice(classes, joined, wanted, kind):
     assert chosen.outputs == (len(classes) if kind is SoftmaxLoss else 1)
 
 
-@pytest.mark.parametrize(
-    ("classes", "joined", "wanted", "match"),
-    [
-        ((), [2.5, 2.5], "auto", r"constant in the 2 joined .* \(one value: 2.5\)"),
-        (("a", "b"), [1, 1, 1], "auto", r"in the 3 joined .* \(one class: b\)"),
-        (
-            (),
-            [1, 2],
-            "logistic",
-            "'logistic' does not fit a label of numbers: use s",
-        ),
-        ((), [1, 2], "softmax", "'softmax' does not fit a label of numbers: use s"),
-        (("a", "b"), [0, 1], "squared", "with 2 classes: use logistic, softmax"),
-        (("a", "b", "c"), [0, 1], "logistic", r"'logistic' .* 3 classes: use softmax$"),
-        ((), [], "auto", r"all joined rows are held out .* test-fraction \(0.2\)"),
-    ],
-)
+@pytest.mark.parametrize(("classes", "joined", "wanted", "match"), CASES["losses"])
 def test_refusals(classes, joined, wanted, match):
     with pytest.raises(QueryError, match=match):
         loss(classes, joined, loss=wanted)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from strategies.report_page import result_view
 from tests.support.examples.reports import small_report
+from tests.support.files import case_table
 from tp_flower.reports.console import (
     epoch_line,
     format_bytes,
@@ -17,6 +18,8 @@ from tp_flower.reports.console import (
     format_value,
 )
 from tp_flower.reports.records import RoundReport, report_dict
+
+CASES = case_table(__file__)
 
 
 def lines_of(**changes: object) -> list[str]:
@@ -28,31 +31,14 @@ def lines_of(**changes: object) -> list[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("form", "number", "text"),
-    [
-        (format_bytes, 0, "0 B"),
-        (format_bytes, 999, "999 B"),
-        (format_bytes, 9996, "10.0 kB"),
-        (format_bytes, 999_500, "1.00 MB"),
-        (format_seconds, 0, "0.00 ms"),
-        (format_seconds, 0.9994, "999 ms"),
-        (format_seconds, 0.9996, "1.00 s"),
-        (format_seconds, 59.94, "59.9 s"),
-        (format_seconds, 59.96, "1 min 0 s"),
-        (format_seconds, 3599.4, "59 min 59 s"),
-        (format_seconds, 3599.6, "1 h 0 min"),
-        (format_seconds, 7260, "2 h 1 min"),
-        (format_value, 0.0, "0.0000"),
-        (format_value, -0.5, "-0.5000"),
-        (format_value, 0.00099, "9.90e-04"),
-        (format_value, 123456.0, "1.23e+05"),
-        (format_value, float("inf"), "-"),
-        (format_value, None, "-"),
-    ],
-)
-def test_numbers_are_short(form, number: float | None, text: str) -> None:
-    assert form(number) == text
+FORMS = {"bytes": format_bytes, "seconds": format_seconds, "value": format_value}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_numbers_are_short(kind: str) -> None:
+    for number, text in CASES["numbers"][kind]:
+        assert FORMS[kind](number) == text
+    assert format_value(None) == "-"
 
 
 @given(st.integers(1000, 10**14))
@@ -83,17 +69,7 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
 
 def test_the_summary_shows_tables_result_and_cost() -> None:
     lines = lines_of()
-    for expected in (
-        "f flights 30 4 2 EWR, JFK 0 0.90 2",
-        "p planes 5 3 1 registry 0 5.40 9",
-        "joined rows 27 7 held out",
-        "rounds 4 2 epochs",
-        "sent 163 B 121 B up, 42 B down",
-        "time 3.50 s",
-        "AUC 0.6250 0.7500",
-        "loss 0.3750 0.2500",
-        "flights at EWR 1.2500 1e-05 scores",
-    ):
+    for expected in CASES["summary"]["lines"]:
         assert expected in lines
 
 

@@ -37,7 +37,7 @@ from strategies.report_page.plots import (
 from strategies.run.grid import InProcessGrid
 from tests.support.examples.explained import SMALL, SMALL_SQL
 from tests.support.examples.reports import small_report
-from tests.support.files import ROOT
+from tests.support.files import ROOT, case_table
 from tests.support.page_reading import Page
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, report_dict, write_json
@@ -77,6 +77,7 @@ def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
     return json.loads(json.dumps(content | changes))
 
 
+CASES = case_table(__file__)
 EXAMPLES = {
     "as usual": made_report(),
     "one epoch": made_report(epochs=1),
@@ -85,24 +86,7 @@ EXAMPLES = {
     "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
-    "coreset": made_report(
-        chosen={
-            "coreset": {
-                "kind": "importance",
-                "size": 12_000,
-                "distinct-rows": 9_000,
-                "joined-rows": 240_000,
-                "effective-rows": 5000.4,
-                "largest-weight": 6.5,
-                "totals": {"f": 30.0, "p": 90.0},
-                "shares": {"f": 0.25, "p": 0.725},
-                "uniform-share": 0.025,
-                "capped": ["p at EWR: 90 of at most 60"],
-                "warnings": ["tau is 150"],
-                "tau": 150.0,
-            }
-        }
-    ),
+    "coreset": made_report(chosen={"coreset": CASES["coreset"]}),
     "not measured": made_report(chosen={"coreset": {"kind": "importance"}}),
     "nothing": {},
 }
@@ -234,23 +218,10 @@ def test_status_of_a_failed_run_is_at_the_top() -> None:
     assert "AUC 0.7333" in page.text
 
 
-SENTENCES = {
-    "as usual": ["flights at EWR 1.2500 1e-05 scores"],
-    "not measured": ["as the rows stay at the sites not measured"],
-    "coreset": [
-        "joined rows to draw from 240,000 drawn by importance 12,000 distinct 9,000",
-        "equivalent rows of equal weight 5,000 largest weight over the mean 6.5000",
-        "f 30.0000 25.0% p 90.0000 72.5% drawn uniformly 2.0000 2.5%",
-        "Warning: tau is 150.",
-        "A total was lowered to what it can be: p at EWR: 90 of at most 60.",
-    ],
-}
-
-
-@pytest.mark.parametrize("name", SENTENCES)
+@pytest.mark.parametrize("name", CASES["sentences"])
 def test_what_a_run_was_is_said(name: str) -> None:
     text = Page(render(EXAMPLES[name])).text
-    for sentence in SENTENCES[name]:
+    for sentence in CASES["sentences"][name]:
         assert sentence in text
     assert ("Who draws" in text) == (name == "coreset")
     assert ("not measured" in text) == (name == "not measured")
