@@ -15,7 +15,6 @@ from tp_flower.learning.label_noise import (
     CorrectedClassLoss,
     CorrectedSquaredLoss,
     NumberNoise,
-    corrected,
 )
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
@@ -42,22 +41,27 @@ def evaluate(
     if isinstance(loss, KMeansLoss):
         return {"loss": value, "rms_distance": float(np.sqrt(max(value, 0.0)))}
     if loss.is_regression:
-        spread = loss.noise if isinstance(loss, CorrectedSquaredLoss) else None
-        return {"loss": value, **_regression_metrics(scores, labels, spread, weights)}
+        noise_of = loss.noise if isinstance(loss, CorrectedSquaredLoss) else None
+        half_mse = value
+        if type(loss) not in (SquaredLoss, CorrectedSquaredLoss):
+            half_mse = SquaredLoss().value(scores, labels, weights)
+        metrics = _regression_metrics(half_mse, labels, noise_of, weights)
+        return {"loss": value, **metrics}
     noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
     metrics = _class_metrics(scores, labels, noise, weights)
     return {"loss": value, "log_loss": value, **metrics}
 
 
 def _regression_metrics(
-    scores: FloatArray, labels: FloatArray, noise: NumberNoise | None, weights: Weights
+    half_mse: float, labels: FloatArray, noise: NumberNoise | None, weights: Weights
 ) -> dict[str, float]:
-    """Return RMSE and R2 against the true labels."""
-    squared = corrected(SquaredLoss(), noise) if noise else SquaredLoss()
-    half_mse = squared.value(scores, labels, weights)
+    """Return RMSE and R2 against the true labels, from the mean of 1/2 (h - y)^2."""
     noise_variance = noise.variance if noise else 0.0
-    squares = (labels - mean(labels, weights)) ** 2
-    variance = float(mean(squares, weights)) - noise_variance
+    if weights is None:
+        variance = float(labels.var()) - noise_variance
+    else:
+        squares = (labels - mean(labels, weights)) ** 2
+        variance = float(mean(squares, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
