@@ -111,15 +111,16 @@ class SolvedStrategy(JoinStrategy):
         common: dict[int, CommonParameters] = {}
         for name, table in problem.tables.items():
             common |= table.scatter_parameters(parameters[name])
-        message = ConsensusRequest(more_rounds=0, evaluate=True, parts=common)
+        message = ConsensusRequest(
+            more_rounds=0, evaluate=True, scores_number=1, parts=common
+        )
         request = ask(message, problem.parts)
         replies = yield self.request(replace(request, phase=EVALUATE))
-        self.local_scores = {
+        scores = {
             name: table.gather_scores(replies) for name, table in problem.tables.items()
         }
-        train = problem.train_metrics(problem.gather(self.local_scores))
-        test = problem.test_metrics(self.local_scores)
-        self.finish_epoch(EpochResult(1, train, test))
+        train = problem.train_metrics(problem.gather(scores))
+        self.finish_epoch(EpochResult(1, train, problem.test_metrics(scores)))
 
     def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
         """Add more facts about the coreset to the report."""

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods import DP_SGD, LAPLACE, OUTSIDER, SERVER
+from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import Mechanism, Release
@@ -90,6 +90,8 @@ class Exposure:
     fitted: Collection[str] = ()
     is_stale: bool = False
     has_inner_rounds: bool = False
+    is_masked: bool = False
+    has_outer: bool = False
     has_row_key: bool = False
 
 
@@ -118,6 +120,9 @@ def exposure_of(
         privacy=settings.privacy,
         # all sites agree on it, or the run has been refused
         keys=KeySource(next(iter(nodes)).keys),
+        # a table that is not joined has nothing to be added to
+        is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
+        has_outer=bool(bound.outer),
         is_stale=bool(Action.SGD in messages and sharded and settings.staleness),
         **facts,
     )
@@ -177,8 +182,11 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         **vars(exposure),
         **tables,
         "row": "joined row" if by_joined_rows else "row of the site",
-        "scored": f"a score per {scored}, computed from the row's features; anew "
-        "in every epoch",
+        "scored": "the sum of the tables' scores for every joined row; anew in every "
+        "epoch"
+        if exposure.is_masked
+        else f"a score per {scored}, computed from the row's features; anew in every "
+        "epoch",
         "gram": tables["gram"] if is_admm else "",
         "seeking": ", ".join(seeking) if is_admm else "",
         "encoders": "the merged statistics of the shards of the site's table"
@@ -193,6 +201,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "joins_rows": not is_personal,
         "keeps_labels": is_personal,
         "has_label": exposure.has_label and not is_personal,
+        "masks_outer": exposure.is_masked and exposure.has_outer,
         "has_batches": is_sgd,
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
@@ -225,6 +234,9 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     if privacy.covers_predictions:
         amount = f"epsilon {privacy.predictions:g}, {delta}, per row and run"
         scores = f"Gaussian noise on clipped scores ({amount})"
+    if exposure.is_masked:
+        masks = "masked by join keys (AES-256): an honest server sees the sums alone"
+        scores = masks if scores == NOTHING else f"{scores}; {masks}"
     if privacy.covers_labels:
         messages = "the labels are covered, the scores are not"
         if privacy.covers_predictions:

@@ -86,6 +86,7 @@ PRV: Final = "prv"
 ACCOUNTANTS: Final = (RDP, PRV)
 
 CLEAR: Final = "clear"
+MASKED: Final = "masked"
 LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
 DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
 """Names of mechanisms, for labels and for models."""

@@ -1,9 +1,13 @@
-"""A site's epoch of ADMM: fit every participant's model to the server's targets.
+"""A site's epoch of ADMM: fit every participant's model to its target.
+
+The server sends how far the scores are to step; the target is the own scores plus that.
 
 A table in one shard answers ``admm`` with the scores of its new model. A sharded table
 answers with statistics or parameters first, and with scores after ``consensus``
 (learning over unions).
 """
+
+from typing import Final
 
 import numpy as np
 
@@ -11,9 +15,10 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
+from tp_flower.learning.admm import mixed_parameters, reached_with
 from tp_flower.learning.models.local_model import FitProblem
-from tp_flower.privacy.plan import MODEL, MOMENTS, PARAMETERS
-from tp_flower.privacy.statistics_update import Rows, private_update
+from tp_flower.learning.solvers import RidgeSolver, exact_update
+from tp_flower.privacy.plan import MODEL, PARAMETERS
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.training_messages import (
     AdmmReply,
@@ -28,79 +33,68 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.randomness import Stream, generator
 
-SENT = "sent"
-"""State vector (n, d_c): the scores behind the server's current targets."""
+REACHED: Final = "reached"
+"""State vector: theta after each of the last epochs, (epochs, p)."""
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
-    """Take the targets; update theta, or send the server what it needs to update it."""
+    """Step towards the targets; update theta, or send what the server updates it by."""
     updates = {}
     for part in site.parts():
         body, outputs = body_of(request.parts, part), part.model.outputs
         check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
-        target = body.target.astype(np.float64)
-        updates[part.number] = _theta_update(part, target, request)
+        step = body.step.astype(np.float64)
+        updates[part.number] = _theta_update(part, step, request)
         site.save(part)
     return AdmmReply(updates)
 
 
 def _theta_update(
-    part: Participant, target: FloatArray, request: AdmmRequest
+    part: Participant, step: FloatArray, request: AdmmRequest
 ) -> AdmmUpdate:
-    fit, solver = request.fit, part.data.solver
-    if part.data.plan.statistics is not None:
-        return _private_exact_update(part, target, request)
-    if part.data.update is Update.GRAM:
-        part.releaser.check_clear(MOMENTS)
-        return AdmmUpdate(moments=part.moments(target))
-    if part.data.update is Update.CONSENSUS:
+    fit, data = request.fit, part.data
+    if data.update is Update.GRAM:
+        return AdmmUpdate(moments=part.moments(step, fit.kappa))
+    if data.update is Update.LOCAL and data.solver is not None:
+        if data.plan.statistics is None:
+            part.releaser.check_clear(MODEL)
+        _fit_exactly(part, data.solver, step, request)
+        return AdmmUpdate(scores=_scores(part, request))
+    target = part.model.scores(data.trained) + step
+    if data.update is Update.CONSENSUS:
         if request.more_rounds:
             part.vectors["target"] = target.ravel()
         return AdmmUpdate(proposal=_propose(part, target, fit))
-    if solver is not None:
-        part.releaser.check_clear(MODEL)
-        part.fit_exactly(solver, target, fit.kappa)
-    else:
-        _fit_by_gradient(part, target, fit, None)
-    return AdmmUpdate(scores=_send_scores(part, evaluate=request.evaluate))
+    _fit_by_gradient(part, target, fit, None)
+    return AdmmUpdate(scores=_scores(part, request))
 
 
-def _send_scores(part: Participant, *, evaluate: bool) -> AnyArray:
-    """Return the scores to send for all rows, and keep them as they will arrive.
-
-    If held-out rows are not evaluated, only the trained rows' scores are sent.
-    """
-    data = part.data
-    scores = part.release_scores(data.features if evaluate else data.trained)
-    if data.plan.statistics is not None and data.plan.scores is not None:
-        part.vectors[SENT] = scores
-    return scores
+def _scores(part: Participant, request: AdmmRequest | ConsensusRequest) -> AnyArray:
+    part.begin_scores(request.scores_number)
+    return part.release_rows(is_tested=request.evaluate)
 
 
-def _sent_scores(part: Participant) -> AnyArray:
-    """Return the scores (n, d_c) that the server has made the targets from."""
-    if part.data.plan.scores is None:
-        return part.model.scores(part.data.features)
-    # the first targets assume the scores of an untrained linear model
-    none = np.zeros((len(part.data.features), part.model.outputs))
-    return part.vectors.get(SENT, none)
-
-
-def _private_exact_update(
-    part: Participant, target: FloatArray, request: AdmmRequest
-) -> AdmmUpdate:
-    """Update theta from noisy statistics, or send them if the server solves."""
-    data, model, kappa = part.data, part.linear, request.fit.kappa
-    rows = Rows(data.trained, data.multiplicity, intercept=model.intercept)
-    sent_scores = _sent_scores(part)[: len(target)]
-    moments = part.releaser.moments(rows, kappa * (target - sent_scores))
-    if part.data.update is Update.GRAM:
-        return AdmmUpdate(moments=moments)
-    if data.solver is None:
-        raise TypeError(f"table {data.table}: no solver of the private statistics")
-    theta = private_update(data.solver, model.weights, moments, kappa, data.l2)
+def _fit_exactly(
+    part: Participant, solver: RidgeSolver, step: FloatArray, request: AdmmRequest
+) -> None:
+    """Set theta to the exact theta-update of a linear model (Eq. 16)."""
+    model, kappa = part.linear, request.fit.kappa
+    # an untrained model is where the first epoch starts
+    reached = part.vectors.get(REACHED, model.parameters[None, :])
+    if len(request.mixing) >= len(reached):
+        raise MessageError(
+            f"'mixing' has {len(request.mixing)} coefficients; the site remembers "
+            f"{len(reached) - 1} changes"
+        )
+    start = mixed_parameters(reached, np.array(request.mixing))
+    moments = part.moments(step, kappa)
+    theta = exact_update(
+        *(solver, start.reshape(-1, model.outputs), moments),
+        *(kappa, part.data.l2),
+    )
     model.parameters = theta.ravel()
-    return AdmmUpdate(scores=_send_scores(part, evaluate=request.evaluate))
+    if request.memory:
+        part.vectors[REACHED] = reached_with(reached, theta.ravel(), request.memory)
 
 
 def _propose(part: Participant, target: FloatArray, fit: LocalFit) -> FloatArray:
@@ -170,7 +164,7 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
             continue
         _accept(part, request.parts[part.number])
         if not request.more_rounds:
-            scores = _send_scores(part, evaluate=request.evaluate)
+            scores = _scores(part, request)
             updates[part.number] = ConsensusUpdate(scores=scores)
         elif part.data.update is Update.CONSENSUS:
             target = part.vectors.get("target")

@@ -128,7 +128,8 @@ def _measure(
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
-    check_plan(source, kinds)
+    # of the sensitivities the server reads sums over joined rows, and totals
+    check_plan(source, kinds, is_masked=True)
     positions = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
     weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:

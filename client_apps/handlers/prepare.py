@@ -22,7 +22,9 @@ from client_apps.handlers.training_rows import (
     read_batches,
     read_rows,
 )
+from client_apps.operator.masks import score_masks
 from client_apps.operator.participant import (
+    SCORE_SUMS,
     Participant,
     ShardData,
     initial_vectors,
@@ -87,7 +89,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     privacy, method = request.privacy, METHODS[request.outline.strategy]
     _check_accounts(method, privacy)
     prepared = {
-        number: _prepare_part(site, number, body, request.outline, privacy)
+        number: _prepare_part(site, number, body, request)
         for number, body in site.each(request.parts)
     }
     plans = {number: part.data.plan for number, (part, _) in prepared.items()}
@@ -95,7 +97,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):
-        starts[number], solver = _start(part, encoder.encoder.columns)
+        start, solver = _start(part, encoder.encoder.columns)
+        if _sends_first_scores(request, part.data.spec):
+            start = msgspec.structs.replace(start, scores=_first_scores(part))
+        starts[number] = start
         data = replace(part.data, solver=solver)
         site.start(replace(part, data=data), {}, encoder=encoder.to_json())
     site.pay()
@@ -103,17 +108,18 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
 
 
 def _prepare_part(
-    site: Site,
-    number: int,
-    body: PreparePart,
-    outline: Outline,
-    privacy: PrivacyTerms,
+    site: Site, number: int, body: PreparePart, request: PrepareRequest
 ) -> tuple[Participant, SiteEncoder]:
     """Return a participant with its features encoded and its releases planned."""
     source, extracted = site.source(number), site.extracted(number)
-    update = body.update
+    outline, privacy, update = request.outline, request.privacy, body.update
     sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
-    check_plan(source, (ROWS if sends_rows else MODELS, SCORES), privacy)
+    check_plan(
+        source,
+        (ROWS if sends_rows else MODELS, SCORES),
+        privacy,
+        is_masked=request.masking is not None and bool(body.joins),
+    )
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     is_private = privacy.covers_features or privacy.covers_predictions
@@ -139,13 +145,23 @@ def _prepare_part(
         check_per_row(model, width)
     elif privacy.covers_predictions:
         check_scores(model, width)
-    schedule = _schedule(body, outline, rows, batches, spec)
+    schedule = _schedule(body, request, rows, batches, spec)
     plan = plan_part(
         privacy,
         replace(schedule, columns=table_encoder.columns + int(spec.intercept)),
         sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
+    masks = None
+    if request.masking is not None:
+        masks = score_masks(
+            request.masking,
+            body.joins,
+            body.unmatched,
+            site.join_keys(number),
+            rows.positions if rows.place is None else rows.positions[rows.place],
+            site.group_key,
+        )
     forget(site.store, number)
     data = ShardData(
         features=place(site.store, number, features, body.device, spec.kind),
@@ -160,6 +176,7 @@ def _prepare_part(
         update=update,
         plan=plan,
         device=body.device,
+        masks=masks,
     )
     vectors, releaser = initial_vectors(model, update), site.releaser(number, plan)
     return Participant(number, data, model, vectors, releaser), encoder
@@ -188,13 +205,14 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 def _schedule(
     body: PreparePart,
-    outline: Outline,
+    request: PrepareRequest,
     rows: TrainingRows,
     batches: Batches,
     spec: ModelSpec,
 ) -> Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
-    is_sgd, unit = METHODS[outline.strategy].sends_gradients, body.mean_multiplicity
+    outline, unit = request.outline, body.mean_multiplicity
+    is_sgd = METHODS[outline.strategy].sends_gradients
     if 0 < unit < LEAST_SCALE:
         raise MessageError(
             f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
@@ -211,7 +229,7 @@ def _schedule(
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
         most_joined_rows=int(rows.multiplicity.max(initial=0)),
-        has_first_scores=spec.kind not in NUMPY_KINDS,
+        has_first_scores=_sends_first_scores(request, spec),
         output_scale=spec.output_scale or 1.0,
         mean_multiplicity=unit,
         label_scale=body.label_scale,
@@ -337,7 +355,7 @@ def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
 
 
 def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
-    """Return the first scores, and the mean diagonal of the Gauss-Newton matrix.
+    """Return the start: the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):
     ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation.
@@ -357,8 +375,22 @@ def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
         ) from error
     mean = float(probe @ probe) / (data.joined_rows * len(probe))
     curvature = typical if data.plan.is_private else {"mean_curvature": mean}
-    scores = part.releaser.scores(model.scores(data.features))
-    return _prepared(part, scores=scores, **curvature)
+    return _prepared(part, **curvature)
+
+
+def _sends_first_scores(request: PrepareRequest, spec: ModelSpec) -> bool:
+    """Whether a model's scores are needed before it is trained.
+
+    A linear model's are known to be 0; masked, they are needed for their masks.
+    """
+    is_masked = request.masking is not None
+    return request.sends_scores and (is_masked or spec.kind not in NUMPY_KINDS)
+
+
+def _first_scores(part: Participant) -> AnyArray:
+    """Return the scores of the untrained model; a linear model's are all 0."""
+    part.begin_scores(0)
+    return part.release_scores(part.data.features, slice(None), "scores")
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -376,7 +408,9 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         )
         for part in list(site.parts()):
             digest = _keep(site, model, part)
-            parts[part.number] = FinishedPart(digest, _coefficients(site, part))
+            parts[part.number] = FinishedPart(
+                digest, _coefficients(site, part), part.vectors.get(SCORE_SUMS)
+            )
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
     site.round.arrays.clear()

@@ -18,7 +18,7 @@ from client_apps.privacy.guard import (
     check_rows,
     visible_schema,
 )
-from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secret
+from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
@@ -101,7 +101,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
 
 def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
-    take_secret(site, request)
+    take_secrets(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     return ExtractReply(parts)
 
@@ -118,7 +118,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     check_fragment(site, source, fragment)
     extracted = site.tables.extract(number, source, fragment)
     check_extracted(source, fragment, extracted.rows)
-    site.bind(number, body.shard, fragment)
+    site.bind(number, body.shard, fragment, len(groups))
     site.round.learn(site.tables.identity(number))
     label = values = None
     if extracted.label is not None:

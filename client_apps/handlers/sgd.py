@@ -108,13 +108,19 @@ def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
     """Return the accompanying scores: next batch, held-out rows, or all rows."""
     scores: dict[str, AnyArray] = {}
     data = part.data
+    part.begin_scores(step.scores_number)
     if step.next_batch is not None:
         batch = _batch(part, step.next_batch, "next_batch")
-        scores["batch_scores"] = part.release_scores(data.batch(batch), batch)
+        scores["batch_scores"] = part.release_scores(
+            data.batch(batch), data.batch_of(batch), "batch_scores", batch
+        )
     if step.evaluate == "tested":
-        scores["tested_scores"] = part.release_scores(data.features[data.tested])
+        tested = data.tested
+        scores["tested_scores"] = part.release_scores(
+            data.features[tested], tested, "tested_scores"
+        )
     elif step.evaluate == "all":
-        scores["scores"] = part.release_scores(data.features)
+        scores["scores"] = part.release_rows(is_tested=True)
     return scores
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
+from client_apps.operator.masks import GroupKeys, ScoreMasks
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import (
     DivergedError,
@@ -28,6 +29,7 @@ from tp_flower.errors import (
     SiteError,
     TPFlowerError,
 )
+from tp_flower.learning.contributions import score_sums
 from tp_flower.learning.models.local_model import (
     AUTO,
     Features,
@@ -51,6 +53,7 @@ from tp_flower.privacy.plan import (
     SCORES,
     PartPlan,
 )
+from tp_flower.privacy.score_masks import RowIndex
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.packet import row_numbers
@@ -59,6 +62,12 @@ from tp_flower.randomness import NoiseSource
 
 IntArray = npt.NDArray[np.int64]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
+
+SCORE_SUMS: Final = "score_sums"
+"""State vector: sums of the trained rows' scores that left last, (2, d_c)."""
+
+SCORES_NUMBER: Final = "scores_number"
+"""State vector: the number of the last scores that left, (1,)."""
 
 MOST_KEPT = 1 << 24
 """Size limit of a batch's features that are kept for the next message: 64 MiB."""
@@ -83,6 +92,7 @@ class ShardData:
         batch_start: (batches + 1,), where a batch starts in ``batch_rows``.
         table: alias in the query.
         solver: the factorised theta-update; None if the server or torch solves.
+        masks: of the scores; None if they leave in the clear.
     """
 
     features: Features
@@ -98,14 +108,17 @@ class ShardData:
     plan: PartPlan = field(default_factory=PartPlan)
     device: str = AUTO
     solver: RidgeSolver | None = None
+    masks: ScoreMasks | None = None
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, entry: Entry, features: Features) -> Self:
+    def read(cls, entry: Entry, features: Features, keys: GroupKeys) -> Self:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
-        solver = None
+        solver = masks = None
+        if "masks" in meta:
+            masks = ScoreMasks.read(meta["masks"], arrays, keys)
         if "weight" in meta:
             solver = RidgeSolver(
                 **{name: arrays[name] for name in _FACTORS},
@@ -120,6 +133,7 @@ class ShardData:
             update=Update(meta["update"]),
             plan=msgspec.convert(meta["privacy"], PartPlan),
             solver=solver,
+            masks=masks,
         )
 
     def entry(
@@ -138,6 +152,9 @@ class ShardData:
         if self.solver is not None:
             arrays |= {name: getattr(self.solver, name) for name in _FACTORS}
             meta["weight"] = self.solver.weight
+        if self.masks is not None:
+            arrays |= self.masks.arrays()
+            meta["masks"] = self.masks.facts()
         return Entry(arrays, meta)
 
     @property
@@ -171,9 +188,9 @@ class ShardData:
 class Participant:
     """One shard in one role: as a particular table of the query.
 
-    ``vectors`` are the rest of the state by name, each (p,): ``momentum``, ``theta``,
-    ``consensus``, ``consensus_duals`` and their scale ``rho_in`` (1,), where they
-    exist.
+    ``vectors`` are the rest of the state by name, as far as they exist: ``momentum``,
+    ``theta``, ``consensus``, ``consensus_duals``, (p,) each, the ``rho_in`` (1,) that
+    scales them, and what a handler keeps.
     """
 
     number: int
@@ -191,21 +208,65 @@ class Participant:
             )
         return numbers
 
-    def release_scores(self, rows: Features, batch: int | None = None) -> AnyArray:
-        """Return the scores of rows to send; ``batch`` numbers their batch, if any."""
-        return self.releaser.scores(self.finite(self.model.scores(rows)), batch)
+    def release_scores(
+        self, features: Features, rows: RowIndex, name: str, batch: int | None = None
+    ) -> AnyArray:
+        """Return the scores of rows to send: numbers, or masked words.
 
-    def moments(self, target: FloatArray) -> FloatArray:
-        """Return [T, 1]^T (G * target), (d [+ 1], d_c), which shards may sum."""
-        weighted = self.data.multiplicity[:, None] * target
+        ``name`` says which scores of the message they are; ``batch`` numbers their
+        batch, if any.
+        """
+        return self._encoded(self._noisy_scores(features, batch), rows, name)
+
+    def release_rows(self, *, is_tested: bool) -> AnyArray:
+        """Return the scores of all rows to send, or of those trained on.
+
+        Their sums are kept for the end of the run.
+        """
+        data = self.data
+        trained = slice(len(data.multiplicity))
+        rows = slice(None) if is_tested else trained
+        scores = self._noisy_scores(data.features[rows])
+        self.vectors[SCORE_SUMS] = score_sums(scores[trained], data.multiplicity)
+        return self._encoded(scores, rows, "scores")
+
+    def _noisy_scores(self, features: Features, batch: int | None = None) -> FloatArray:
+        return self.releaser.scores(self.finite(self.model.scores(features)), batch)
+
+    def _encoded(self, scores: FloatArray, rows: RowIndex, name: str) -> AnyArray:
+        if self.data.masks is None:
+            return row_numbers(scores)
+        number = int(self.vectors[SCORES_NUMBER][0])
+        return self.data.masks.words(scores, rows, f"{number} {name}")
+
+    def begin_scores(self, number: int) -> None:
+        """Take the number of the scores of this message, which names their masks.
+
+        No two scores have one number: their difference would be without a mask.
+        """
+        before = self.vectors.get(SCORES_NUMBER)
+        if before is not None and number <= before[0]:
+            raise MessageError(
+                f"'scores-number' is {number}; the run is at {before[0]:.0f}"
+            )
+        self.vectors[SCORES_NUMBER] = np.array([float(number)])
+
+    def moments(self, step: FloatArray, kappa: float) -> FloatArray:
+        """Return [T, 1]^T (G * step) to be sent or used, (d [+ 1], d_c), of (n, d_c).
+
+        It adds up over the shards; of a private run it has noise.
+        """
+        data, intercept = self.data, self.linear.intercept
+        if data.plan.statistics is None:
+            self.releaser.check_clear(MOMENTS)
+            return self._weighted_sum(step)
+        rows = Rows(data.trained, data.multiplicity, intercept=intercept)
+        return self.releaser.moments(rows, kappa * step) / kappa
+
+    def _weighted_sum(self, values: FloatArray) -> FloatArray:
+        """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
+        weighted = self.data.multiplicity[:, None] * values
         return moment(self.data.trained, weighted, intercept=self.linear.intercept)
-
-    def fit_exactly(
-        self, solver: RidgeSolver, target: FloatArray, kappa: float
-    ) -> None:
-        """Set theta to the exact theta-update of a linear model (Eq. 16)."""
-        weights = solver.solve(self.moments(target), kappa, self.data.l2)
-        self.model.parameters = weights.ravel()
 
     def fit_consensus_exactly(
         self, solver: RidgeSolver, target: FloatArray, kappa: float, rho_in: float
@@ -218,7 +279,7 @@ class Participant:
         centre = self.centre
         self.model.parameters = centre
         remaining = target - self.model.scores(self.data.trained)
-        delta = solver.solve(self.moments(remaining), kappa, rho_in)
+        delta = solver.solve(self._weighted_sum(remaining), kappa, rho_in)
         return self.propose(centre + delta.ravel())
 
     @property
@@ -297,13 +358,13 @@ class Releaser:
                 "the run does not follow its announced schedule"
             )
 
-    def scores(self, scores: FloatArray, batch: int | None = None) -> AnyArray:
-        """Return scores (n, d_c) of all or held-out rows, or of a batch, to be sent."""
+    def scores(self, scores: FloatArray, batch: int | None = None) -> FloatArray:
+        """Return scores (n, d_c) of all or held-out rows, or of a batch, as planned."""
         plan = self.plan.scores
         if plan is not None:
             self._use(SCORES if batch is None else BATCH_SCORES, batch or 0)
             scores = private_scores(scores, plan, self.noise)
-        return row_numbers(scores)
+        return scores
 
     def gradient(
         self,

@@ -62,12 +62,17 @@ def check_rows(source: ShardSource, rows: int, what: str) -> None:
 
 
 def check_plan(
-    source: ShardSource, kinds: Collection[str], privacy: PrivacyTerms | None = None
+    source: ShardSource,
+    kinds: Collection[str],
+    privacy: PrivacyTerms | None = None,
+    *,
+    is_masked: bool = False,
 ) -> None:
     """Refuse a run whose mechanisms cover less than the policy demands.
 
     ``kinds`` are the releases planned for this shard: "labels", "models" (gradients,
-    Gram, moments, parameters, curvatures), "scores", "statistics", "rows".
+    Gram, moments, parameters, curvatures), "scores", "statistics", "rows"; scores may
+    be masked.
     """
     covered = privacy and {
         MODELS: privacy.covers_features,
@@ -75,7 +80,9 @@ def check_plan(
     }
     for kind in kinds:
         is_private = bool(covered and covered.get(kind))
-        source.policy.check_release(kind, is_private=is_private)
+        source.policy.check_release(
+            kind, is_private=is_private, is_masked=is_masked and kind == SCORES
+        )
 
 
 def source_id(source: ShardSource) -> str:

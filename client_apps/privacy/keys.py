@@ -18,7 +18,9 @@ from client_apps.data.key_files import (
 )
 from client_apps.data.run_store import Entry
 from client_apps.rounds.site import SECRET, Site
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
+from tp_flower.keyed_hash import RUN_GROUP
 from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, SECRET_FILE, state_dir
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
@@ -28,7 +30,12 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
 )
 from tp_flower.protocol.codec import required
-from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
+from tp_flower.protocol.setup_messages import (
+    ExtractRequest,
+    SealedSecret,
+    SealReply,
+    SealRequest,
+)
 
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
 _REQUEST: Final = "request"
@@ -64,9 +71,9 @@ def key_fields(site: Site) -> dict[str, str]:
 
 
 def seal(site: Site, request: SealRequest) -> SealReply:
-    """As the leader: make the run's secret and seal it to all sites, this one included.
+    """As their leader: make the secrets of groups and seal each to the group's sites.
 
-    A repeated request gets the same sealed secret, even if the site's key is gone.
+    A repeated request gets the same sealed secrets, even if the site's key is gone.
     """
     if site.store.has(_SEALED):
         entry = site.store.load(_SEALED)
@@ -74,8 +81,8 @@ def seal(site: Site, request: SealRequest) -> SealReply:
             return SealReply(entry.meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
-    if source is KeySource.FILE:
-        raise SiteError(f"this site reads its {SECRET_FILE}: it seals no secret")
+    if source is KeySource.FILE and RUN_GROUP in request.groups:
+        raise SiteError(f"this site reads its {SECRET_FILE}: it seals no run's secret")
     recipients = _recipients(request, source)
     if source is KeySource.PINNED:
         trusted = _allowed(site) | {keys.public.site}
@@ -83,26 +90,30 @@ def seal(site: Site, request: SealRequest) -> SealReply:
             _check_pin(recipient.site, trusted, f"of node {node}")
     # a site that pins keys wants a real secret, in a simulation too
     is_simulated = source is KeySource.AGREED and site.is_simulated
-    secret = (
-        GroupSecret.of_simulation(request.seed)
-        if is_simulated and request.simulated
-        else GroupSecret.random()
-    )
-    sealed = {
-        node: keys.seal(secret, recipient, int(site.run, 16)).hex()
-        for node, recipient in recipients.items()
-    }
+    sealed: dict[str, dict[str, str]] = {}
+    for group, members in request.groups.items():
+        secret = (
+            GroupSecret.of_simulation(request.seed)
+            if is_simulated and request.simulated
+            else GroupSecret.random()
+        )
+        if lacking := sorted(set(members) - recipients.keys()):
+            raise MessageError(f"'public-keys' lacks nodes {lacking} of group {group}")
+        sealed[group] = {
+            node: keys.seal(secret, recipients[node], int(site.run, 16), group).hex()
+            for node in members
+        }
     site.store.save(_SEALED, Entry({}, {_REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
 
 
-def take_secret(site: Site, request: ExtractRequest) -> None:
-    """Store the key of the run's hashes, from the site's file or from the request.
+def take_secrets(site: Site, request: ExtractRequest) -> None:
+    """Store the keys of the site's groups, from its file or sealed in the request.
 
-    Done once in a run; a repeat of the same request finds the stored key.
+    Done once in a run; a repeat of the same request finds the stored keys.
     """
-    # the secret is never opened twice: a second request for rows would get hashes that
-    # can be compared with those of the first
+    # no secret is opened twice: a second request for rows would get hashes that can be
+    # compared with those of the first
     site.round.forget(_KEYS)
     if site.store.has(SECRET):
         if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
@@ -110,19 +121,41 @@ def take_secret(site: Site, request: ExtractRequest) -> None:
         return
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
+    arrays: dict[str, AnyArray] = {}
+    for group, (secret, members) in _secrets(site, request, source, keys).items():
+        if keys.public.run not in members:
+            raise SiteError(
+                f"the public keys of group {group!r} lack this site's: its key might "
+                "not be new in this run; if the site has lost its keys of the run, "
+                "start the run again"
+            )
+        key = secret.of_run(int(site.run, 16), members, group)
+        arrays[group] = np.frombuffer(key, np.uint8)
+    site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))
+
+
+def _secrets(
+    site: Site, request: ExtractRequest, source: KeySource, keys: SiteKeys
+) -> dict[str, tuple[GroupSecret, list[bytes]]]:
+    """Return the secret of each of the site's groups, and its members' public keys."""
+    public = {node: bytes.fromhex(key) for node, key in request.public_keys.items()}
+    secrets: dict[str, tuple[GroupSecret, list[bytes]]] = {}
+    for group, sealed in request.sealed.items():
+        if lacking := sorted(set(sealed.members) - public.keys()):
+            raise MessageError(f"'public-keys' lacks nodes {lacking} of group {group}")
+        members = [public[node] for node in sealed.members]
+        secrets[group] = _open(site, group, sealed, keys), members
     if source is KeySource.FILE:
-        secret = read_secret(_path(site, SECRET_FILE))
-    else:
-        secret = _open(site, request, keys)
-    public = [bytes.fromhex(key) for key in request.public_keys]
-    if keys.public.run not in public:
-        raise SiteError(
-            "the public keys of the run lack this site's: the key of the hashes might "
-            "not be new in this run; if the site has lost its keys of the run, start "
-            "the run again"
-        )
-    of_run = np.frombuffer(secret.of_run(int(site.run, 16), public), np.uint8)
-    site.store.save(SECRET, Entry({SECRET: of_run}, {_REQUEST: site.round.digest}))
+        of_file = read_secret(_path(site, SECRET_FILE))
+        # a group's secret keeps other sites out, the file's the server
+        secrets = {
+            group: (secret.mixed_with(of_file), members)
+            for group, (secret, members) in secrets.items()
+        }
+        secrets[RUN_GROUP] = of_file, list(public.values())
+    if RUN_GROUP not in secrets:
+        raise MessageError(f"'sealed' lacks the secret of group {RUN_GROUP!r}")
+    return secrets
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
@@ -134,16 +167,17 @@ def key_groups(names: list[str], keys: int) -> list[str]:
     return names
 
 
-def _open(site: Site, request: ExtractRequest, keys: SiteKeys) -> GroupSecret:
-    """Open the secret that was sealed and sent with a request."""
-    leader = PublicKeys(bytes.fromhex(required(request.leader_key, "leader_key")))
+def _open(site: Site, group: str, sealed: SealedSecret, keys: SiteKeys) -> GroupSecret:
+    """Open the secret of a group that was sealed and sent with a request."""
+    leader = PublicKeys(bytes.fromhex(sealed.leader_key))
     if keys.site is not None:
-        long_term = required(request.leader_site_key, "leader_site_key")
+        long_term = required(sealed.leader_site_key, "leader_site_key")
         leader = PublicKeys(leader.run, bytes.fromhex(long_term))
         trusted = _allowed(site) | {keys.public.site}
-        _check_pin(leader.site, trusted, "of the site that made the run's secret")
-    sealed = bytes.fromhex(required(request.sealed, "sealed"))
-    secret = keys.open(sealed, leader, int(site.run, 16))
+        whose = f"of the site that made the secret of group {group!r}"
+        _check_pin(leader.site, trusted, whose)
+    text = bytes.fromhex(sealed.text)
+    secret = keys.open(text, leader, int(site.run, 16), group)
     if secret.is_simulated and not site.is_simulated:
         raise SiteError(
             "the run's secret is for simulations, and known to everybody: "

@@ -106,13 +106,14 @@ def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
 def note(site: Site, number: int, what: str, detail: str = "") -> None:
     """Note a release of a kind that needs no plan and that no noise covers.
 
-    The table's policy must let it leave in the clear; if the rule depends on the run,
-    the handler has checked it.
+    The table's policy must let it leave in the clear, or masked; if the rule depends on
+    the run, the handler has checked it.
     """
     action, policy = _action_of(what), site.source(number).policy
     for declared in action.reply.discloses:
         if what in declared.kinds and declared.policy in LEVELS and not declared.when:
-            policy.check_release(declared.policy, is_private=False)
+            # of masked sensitivities the server reads sums, as it does of scores
+            policy.check_release(declared.policy, is_private=False, is_masked=True)
     uncovered = release(site, number, action, what, _UNCOVERED[what].format(detail))
     site.ledger.note(site.store.run, [uncovered])
 

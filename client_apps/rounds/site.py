@@ -32,7 +32,7 @@ from client_apps.operator.participant import (
 )
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
-from tp_flower.keyed_hash import KEY_BYTES, KeyedHasher
+from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Spend
 from tp_flower.privacy.plan import MODEL, PartPlan
@@ -43,7 +43,7 @@ from tp_flower.sources.entries import MEMORY_PREFIX
 
 if TYPE_CHECKING:
     from client_apps.data.tables import SiteTables
-    from tp_flower.extraction.extracted import ExtractedShard
+    from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
     from tp_flower.query import Fragment
     from tp_flower.sources.shards import ShardSource
 
@@ -158,9 +158,15 @@ class Site:
         """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
 
-    def bind(self, number: int, position: int, fragment: "Fragment") -> None:
-        """Store a part's shard and fragment."""
-        meta = {"position": position, "fragment": fragment.to_json()}
+    def bind(
+        self, number: int, position: int, fragment: "Fragment", join_keys: int = 0
+    ) -> None:
+        """Store a part's shard and fragment, and how many of its keys are joined on."""
+        meta: dict[str, object] = {
+            "position": position,
+            "fragment": fragment.to_json(),
+            "join_keys": join_keys,
+        }
         self.store.save(f"source-{number}", Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
@@ -172,6 +178,11 @@ class Site:
         from tp_flower.query import Fragment
 
         return Fragment.from_json(self._source_entry(number).meta["fragment"])
+
+    def join_keys(self, number: int) -> "tuple[ExtractedKey, ...]":
+        """Return the keys of a part that joins compare, not those that name rows."""
+        count = int(str(self._source_entry(number).meta["join_keys"]))
+        return self.extracted(number).keys[:count]
 
     def _source_entry(self, number: int) -> Entry:
         self._check_part(f"source-{number}", number)
@@ -219,7 +230,14 @@ class Site:
 
     def hasher(self) -> KeyedHasher:
         """Return the keyed hash that the sites of the run share."""
-        return KeyedHasher(self.store.load(SECRET).arrays[SECRET].tobytes())
+        return KeyedHasher(self.group_key(RUN_GROUP))
+
+    def group_key(self, group: str) -> bytes:
+        """Return the key that the sites of a group share."""
+        keys = self.store.load(SECRET).arrays
+        if group not in keys:
+            raise MessageError(f"this site has no key of group {group!r}")
+        return keys[group].tobytes()
 
     def join_hasher(self, group: str) -> KeyedHasher:
         """Return the keyed hash of the join keys of one group.
@@ -266,7 +284,7 @@ class Site:
             data: ShardData = cached.meta["data"]
             if data.features is features:
                 return data
-        data = ShardData.read(entry, features)
+        data = ShardData.read(entry, features, self.group_key)
         self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
         return data
 

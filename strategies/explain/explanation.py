@@ -46,6 +46,7 @@ from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
 from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
+from strategies.setup.masking import ScoreMasking
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, fit_encoders
 from strategies.training.traffic import (
@@ -53,6 +54,7 @@ from strategies.training.traffic import (
     TableSize,
     Tally,
     Traffic,
+    finish_round,
     prepare_round,
 )
 from tp_flower.coresets.importance import REGRESSION
@@ -190,8 +192,27 @@ class CostEstimate:
             sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
-        prepare = prepare_round(self._tables, self._batches)
-        return traffic + drawing + prepare + Traffic(rounds=1)
+        masking = self._masking
+        prepare = prepare_round(
+            self._tables, self._batches, is_masked=masking is not None
+        )
+        finish = finish_round(self._tables)
+        return traffic + drawing + prepare + self._unmatched(masking) + finish
+
+    @property
+    def _masking(self) -> ScoreMasking | None:
+        settings, labels = self.method.settings, self._trained.train_labels
+        preparation = Preparation(self._trained, settings, self.encoders, labels)
+        return preparation.masking()
+
+    def _unmatched(self, masking: ScoreMasking | None) -> Traffic:
+        """Return the bytes that name the rows without a partner in a LEFT JOIN."""
+        down: dict[str, float] = {}
+        for part in self.joined.parts:
+            arrays = {} if masking is None else masking.unmatched_at(part.number)
+            sent = sum(array.nbytes for array in arrays.values())
+            down[part.table] = down.get(part.table, 0) + sent
+        return Traffic(0, {}, down)
 
     def _drawing(self) -> Traffic:
         """Return the traffic of drawing a coreset from all joined rows.

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 from sqlglot import exp
 
 from strategies.run.exchange import Part
@@ -31,6 +32,7 @@ from strategies.training.base import RelationalStrategy
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.files import write_file
+from tp_flower.learning.contributions import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, find_version, software
 from tp_flower.protocol.fields import Document, Finite
@@ -97,7 +99,8 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
 class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
-    ``joined_rows`` are the training's; metrics are only those that are finite.
+    ``joined_rows`` are the training's; metrics are only those that are finite; masked
+    scores have room by ``score_unit``.
     """
 
     name: str
@@ -111,6 +114,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     loss: str
     classes: tuple[str, ...]
     base_score: Scores
+    score_unit: Finite = 1.0
     tables: tuple[ModelTable, ...]
     train: dict[str, Finite]
     test: dict[str, Finite]
@@ -250,7 +254,10 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
     tables = []
     for name, table in problem.tables.items():
         fragments = bound.fragments_of(name)
-        contribution = strategy.outcome.contributions[name]
+        # of a table with a site that was gone at the end, none
+        contribution = strategy.outcome.contributions.get(
+            name, Contribution(np.zeros(table.outputs), 0.0)
+        )
         tables.append(
             ModelTable(
                 table=name,
@@ -277,6 +284,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         loss=problem.loss.name,
         classes=problem.classes,
         base_score=tuple(problem.base_score.tolist()),
+        score_unit=getattr(problem, "score_unit", 1.0),
         tables=tuple(tables),
         train=finite(report.final_train),
         test=finite(report.final_test),

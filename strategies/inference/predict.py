@@ -31,11 +31,13 @@ from strategies.inference.manifest import (
 )
 from strategies.report_page import result_view
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.replies import array_of, refuse
+from strategies.run.replies import refuse, scores_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.labels import Labels, gather_labels, loss_of
+from strategies.setup.masking import mask_scores
+from strategies.setup.problem import LocalArray, sum_local
 from strategies.setup.row_weights import (
     declared_weighting,
     row_weights,
@@ -48,6 +50,7 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
+from tp_flower.methods import MASKED
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
@@ -200,35 +203,47 @@ class ModelStrategy(RoundStrategy):
             for part, span in joined.extracted.shards_of(table)
         }
         parts = [part for part in all_parts if masks[part.number].any()]
+        masking = None
+        if self.settings.privacy.scores == MASKED:
+            masking = mask_scores(
+                *(joined.bound, joined.extracted, joined.mapping, manifest.score_unit)
+            )
         request = ScoreRequest(
             model_name=manifest.name,
             model_version=manifest.model_version,
             privacy=PrivacyTerms.of(self.settings.privacy),
+            masking=None if masking is None else masking.terms,
             device=self.settings.device,
             parts={
                 part.number: ScorePart(
                     model_part=part_numbers[part.number].number,
                     digest=part_numbers[part.number].digest,
                     rows=pack_bits(masks[part.number]),
+                    joins=[] if masking is None else masking.sides_of(part),
+                    unmatched={}
+                    if masking is None
+                    else masking.unmatched_at(part.number),
                 )
                 for part in parts
             },
         )
         replies = yield ask(request, parts)
-        local = {}
+        point = None if masking is None else masking.point
+        dtype = np.float64 if point is None else np.uint32
+        local: dict[str, LocalArray] = {}
         for table in joined.bound.tables:
-            blocks = [np.zeros((0, manifest.outputs))]
-            for part in joined.extracted.parts[table]:
-                if rows := int(np.count_nonzero(masks[part.number])):
-                    shape = (rows, manifest.outputs)
-                    blocks.append(array_of(replies, part, "scores", shape))
-            local[table] = np.zeros(
-                (joined.extracted.table_rows[table], manifest.outputs)
-            )
-            # the shards' rows are concatenated
-            is_joined = joined.mapping.tables[table].multiplicity > 0
-            local[table][is_joined] = np.concatenate(blocks)
-        total = joined.mapping.sum_scores(np.array(manifest.base_score), local)
+            rows_of = joined.mapping.tables[table]
+            local[table] = np.zeros((rows_of.rows, manifest.outputs), dtype)
+            for part, span in joined.extracted.shards_of(table):
+                used = masks[part.number]
+                if count := int(np.count_nonzero(used)):
+                    sent = scores_of(
+                        *(replies, part, "scores", (count, manifest.outputs)),
+                        is_masked=point is not None,
+                    )
+                    local[table][span][used] = sent
+        base = np.array(manifest.base_score)
+        total = sum_local(joined.mapping.sum_scores, base, local, point)
         for table in joined.missing.tables - {joined.bound.label_table}:
             unmatched = joined.mapping.tables[table].row_of < 0
             total[unmatched] += manifest.table(table).mean_score

@@ -63,9 +63,8 @@ def _shares(report: Record) -> Block | None:
         bars,
         _per_cent,
         ("share",),
-        "How much of what tells joined rows apart comes from each table: the "
-        "covariance of its scores with the sum of all, over the variance of the sum. "
-        "A table below zero works against the others.",
+        "How much each table's scores vary over the joined rows, beside the others': "
+        "what two tables tell alike counts for both.",
     )
 
 

@@ -267,6 +267,17 @@ def array_of(
     return array
 
 
+def scores_of(
+    replies: Replies, part: Part, name: str, shape: tuple[int, ...], *, is_masked: bool
+) -> AnyArray:
+    """Return a participant's scores: numbers, or masked words of them."""
+    array = array_of(replies, part, name, shape)
+    if (array.dtype.kind == "u") != is_masked:
+        sent = "masked" if array.dtype.kind == "u" else "in the clear"
+        raise refuse(part, f"{name!r} {sent}, unlike the scores of the run")
+    return array
+
+
 def read_key(replies: Replies, part: Part, key: int, rows: int) -> KeyColumn:
     """Return one join key of a participant's rows."""
     body, name = replies.body(part, ExtractedPart), str(key)

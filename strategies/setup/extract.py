@@ -6,7 +6,7 @@ positions; labels and weights, if the query has them; and keyed hashes of row ke
 the rows are to be predicted.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -23,6 +23,8 @@ from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
+from tp_flower.keyed_hash import RUN_GROUP
+from tp_flower.methods import MASKED
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
@@ -33,6 +35,7 @@ from tp_flower.protocol.setup_messages import (
     ExtractRequest,
     LabelTerms,
     RowKeyColumns,
+    SealedSecret,
     SealReply,
     SealRequest,
 )
@@ -111,8 +114,10 @@ def extract(
             fragments[part] = fragment
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
-    nodes = {part.node for part in fragments}
-    by_node = yield from relay_secret(inventory, nodes, settings.seed)
+    groups: dict[str, set[int]] = {RUN_GROUP: {part.node for part in fragments}}
+    if settings.privacy.scores == MASKED:
+        groups |= join_groups(bound, parts)
+    by_node = yield from relay_secrets(inventory, groups, settings.seed)
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, terms, local_label)
     request = replace(next(iter(by_node.values())), parts=bodies)
@@ -211,51 +216,76 @@ def _keys(
     return keys
 
 
-def relay_secret(
-    inventory: Inventory, nodes: Collection[int], seed: int
+def relay_secrets(
+    inventory: Inventory, groups: Mapping[str, Collection[int]], seed: int
 ) -> Generator[Requests, Replies, dict[int, ExtractRequest]]:
-    """Let one of the nodes make a secret for all of them, unless they have one.
+    """Let one node of every group of nodes make a secret for the group.
 
-    Return, per node, the request that gives it the run's key, without parts.
+    The run's own group has no need of one if its sites read it from files. Return, for
+    each node, the request that brings it its secrets, without parts.
     """
-    described = {node: inventory.nodes[node] for node in sorted(nodes)}
-    names = {node: inventory.site_names.get(node, f"node {node}") for node in described}
+    nodes = sorted(set().union(*groups.values()))
+    described = {node: inventory.nodes[node] for node in nodes}
+    names = {node: inventory.site_names.get(node, f"node {node}") for node in nodes}
     source = _common_source(described, names)
-    common = ExtractRequest(
-        keys=source.value,
-        public_keys=[node.public_key for node in described.values()],
-        parts={},
-    )
-    if source is KeySource.FILE:
-        return dict.fromkeys(described, common)
-    leader = min(described)
-
-    def site_key(node: int) -> str:
-        return (described[node].site_key or "") if source is KeySource.PINNED else ""
-
-    request = SealRequest(
-        keys=source.value,
-        public_keys={str(node): site.public_key for node, site in described.items()},
-        site_keys={str(node): site_key(node) for node in described},
-        simulated=all(site.simulated for site in described.values()),
-        seed=seed,
-    )
-    replies = yield Requests(
-        Action.SEAL, {leader: encode(request)}, phase="seal", message=request
-    )
-    sealed = replies.messages(SealReply)[leader].sealed
-    if not {str(node) for node in described} <= sealed.keys():
-        raise ReplyError(
-            f"site {names[leader]!r} did not seal the run's secret to all sites"
+    public_keys = {str(node): site.public_key for node, site in described.items()}
+    site_keys = {
+        str(node): (site.site_key or "") if source is KeySource.PINNED else ""
+        for node, site in described.items()
+    }
+    sealed_groups = {
+        group: [str(node) for node in sorted(members)]
+        for group, members in groups.items()
+        if not (source is KeySource.FILE and group == RUN_GROUP)
+    }
+    led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
+    for group, members in sealed_groups.items():
+        led[members[0]][group] = members
+    sealed: dict[str, dict[str, str]] = {}
+    if led:
+        requests = {
+            int(leader): SealRequest(
+                keys=source.value,
+                public_keys=public_keys,
+                site_keys=site_keys,
+                groups=of_leader,
+                simulated=all(site.simulated for site in described.values()),
+                seed=seed,
+            )
+            for leader, of_leader in led.items()
+        }
+        replies = yield Requests(
+            Action.SEAL,
+            {leader: encode(request) for leader, request in requests.items()},
+            phase="seal",
+            message=next(iter(requests.values())),
         )
+        for leader, request in requests.items():
+            reply = replies.messages(SealReply)[leader].sealed
+            for group, members in request.groups.items():
+                if not set(members) <= reply.get(group, {}).keys():
+                    raise ReplyError(
+                        f"site {names[leader]!r} did not seal the secret of group "
+                        f"{group!r} to all its sites"
+                    )
+                sealed[group] = reply[group]
     return {
-        node: replace(
-            common,
-            leader_key=described[leader].public_key,
-            leader_site_key=site_key(leader),
-            sealed=sealed[str(node)],
+        node: ExtractRequest(
+            keys=source.value,
+            public_keys=public_keys,
+            sealed={
+                group: SealedSecret(
+                    members=members,
+                    leader_key=public_keys[members[0]],
+                    leader_site_key=site_keys[members[0]],
+                    text=sealed[group][str(node)],
+                )
+                for group, members in sealed_groups.items()
+                if str(node) in members
+            },
+            parts={},
         )
-        for node in described
+        for node in nodes
     }
 
 
@@ -312,6 +342,23 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     for (table, _), joined_group in group.items():
         groups[table].append(f"group-{joined_group}")
     return groups
+
+
+def join_groups(
+    bound: BoundQuery, parts: Mapping[str, Sequence[Part]]
+) -> dict[str, set[int]]:
+    """Return the nodes that share the key of each join: those of its two sides."""
+    return {
+        join_group(number): {
+            part.node for table in (join.left, join.right) for part in parts[table]
+        }
+        for number, join in enumerate(bound.joins)
+    }
+
+
+def join_group(number: int) -> str:
+    """Return the name of the group of sites of a join."""
+    return f"join-{number}"
 
 
 def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:

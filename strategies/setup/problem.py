@@ -6,26 +6,49 @@ of each table. The joined rows are never built.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
-from strategies.run.replies import array_of
+from strategies.run.replies import array_of, scores_of
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
 from tp_flower.coresets.sampling import Sample
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
-from tp_flower.learning.admm import LocalScores, targets
+from tp_flower.learning.admm import score_steps
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
+from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import CommonParameters, Update
 from tp_flower.reports.records import TableReport, min_mean_max
+
+LocalArray = npt.NDArray[Any]
+"""Local scores (n_i, d_c), or masked words of them."""
+LocalScores = Mapping[str, LocalArray]
+
+
+def sum_local(
+    sum_scores: Callable[[Any, Any], Any],
+    base: FloatArray,
+    local: LocalScores,
+    point: FixedPoint | None,
+) -> FloatArray:
+    """Return h = b + sum_i expand_i(h_i), of scores or of their masked words.
+
+    ``sum_scores`` adds arrays of one dtype up over joined rows.
+    """
+    if point is None:
+        scores: FloatArray = sum_scores(base, local)
+        return scores
+    words = sum_scores(np.zeros(len(base), np.uint32), local)
+    return base + point.numbers(words)
 
 
 @dataclass(frozen=True)
@@ -156,6 +179,7 @@ class TrainedTable(PreparedTable):
     has_intercept: bool
     largest_curvature: float
     mean_curvature: tuple[float, ...]
+    is_masked: bool = False
     gram: FloatArray | None = None
     gram_deviation: float = 0.0
     gradient_noise: float = 0.0
@@ -176,28 +200,38 @@ class TrainedTable(PreparedTable):
         """Return an array that a shard sent, as float64."""
         return array_of(replies, self.parts[index], name, shape).astype(np.float64)
 
-    def gather_scores(self, replies: Replies) -> FloatArray:
-        """Return the local scores of the rows that take part, (n_i, d_c)."""
-        blocks = [
-            self.array(replies, index, "scores", (rows.total, self.outputs))
-            for index, rows in enumerate(self.rows)
-        ]
-        return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+    def no_scores(self) -> LocalArray:
+        """Return the local scores 0 of the rows that take part, (n_i, d_c)."""
+        dtype = np.uint32 if self.is_masked else np.float64
+        return np.zeros((self.total_rows, self.outputs), dtype)
 
-    def gather_trained(self, replies: Replies, scores: FloatArray) -> FloatArray:
-        """Return ``scores`` (n_i, d_c) with the shards' new ones for trained rows."""
-        merged = scores.copy()
+    def scores(
+        self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
+    ) -> AnyArray:
+        """Return scores that a shard sent: numbers, or masked words of them."""
+        part = self.parts[index]
+        return scores_of(replies, part, name, shape, is_masked=self.is_masked)
+
+    def gather_scores(self, replies: Replies, *, is_tested: bool = True) -> LocalArray:
+        """Return the local scores of the rows that take part, (n_i, d_c).
+
+        Where the epoch is not tested, those of rows that are only held out are 0.
+        """
+        scores = self.no_scores()
         for index, rows in enumerate(self.rows):
-            shape = (rows.trained, self.outputs)
-            merged[rows.trained_slice] = self.array(replies, index, "scores", shape)
-        return merged
+            span = rows.slice if is_tested else rows.trained_slice
+            shape = (span.stop - span.start, self.outputs)
+            scores[span] = self.scores(replies, index, "scores", shape)
+        return scores
 
-    def gather_tested(self, replies: Replies, scores: FloatArray) -> None:
-        """Write the shards' scores of held-out rows into ``scores`` (n_i, d_c)."""
+    def gather_tested(self, replies: Replies) -> LocalArray:
+        """Return the local scores of held-out rows, (n_i, d_c), 0 of all others."""
+        scores = self.no_scores()
         for index, rows in enumerate(self.rows):
             shape = (int(np.count_nonzero(rows.tested)), self.outputs)
-            block = self.array(replies, index, "tested_scores", shape)
+            block = self.scores(replies, index, "tested_scores", shape)
             scores[rows.slice][rows.tested] = block
+        return scores
 
     def scatter_rows(self, numbers: FloatArray) -> dict[int, AnyArray]:
         """Return each shard's slice of numbers (n_i, d_c) for trained rows."""
@@ -285,6 +319,8 @@ class TrainingProblem(PreparedRun):
     tables: Mapping[str, TrainedTable]
     train: TableMapping
     test: TableMapping | None
+    score_unit: float
+    fixed_point: FixedPoint | None
     train_labels: FloatArray
     test_labels: FloatArray
     initial_scores: LocalScores
@@ -316,21 +352,18 @@ class TrainingProblem(PreparedRun):
 
     def gather(self, local_scores: LocalScores) -> FloatArray:
         """Return the scores h of the training rows, (N, d_c)."""
-        return self.train.sum_scores(self.base_score, local_scores)
+        point = self.fixed_point
+        return sum_local(self.train.sum_scores, self.base_score, local_scores, point)
 
-    def scatter_targets(
-        self, local_scores: LocalScores, message: FloatArray, kappa: float
-    ) -> dict[str, FloatArray]:
-        """Return every table's target (n_i, d_c) from v (N, d_c)."""
+    def scatter_steps(self, message: FloatArray, kappa: float) -> dict[str, FloatArray]:
+        """Return the steps (n_i, d_c) of every table's scores, from v (N, d_c)."""
         weights = self.weighting.train
         if weights is not None:
             message = weights.rows[:, None] * message
         inverse = {} if weights is None else weights.inverse_multiplicity
         return {
-            name: targets(
-                self.train.tables[name], scores, message, kappa, inverse.get(name)
-            )
-            for name, scores in local_scores.items()
+            name: score_steps(rows, message, kappa, inverse.get(name))
+            for name, rows in self.train.tables.items()
         }
 
     def train_metrics(self, scores: FloatArray) -> dict[str, float]:
@@ -342,5 +375,6 @@ class TrainingProblem(PreparedRun):
         """Return the metrics on the held-out rows, {} without any."""
         if self.test is None:
             return {}
-        scores = self.test.sum_scores(self.base_score, local_scores)
+        point = self.fixed_point
+        scores = sum_local(self.test.sum_scores, self.base_score, local_scores, point)
         return evaluate(self.loss, scores, self.test_labels, self.weighting.test)

@@ -1,11 +1,12 @@
 """TablePuppetADMM: learning over joins by sharing ADMM, then over unions.
 
-One epoch costs one round if every table is one shard and two if some table is sharded
-(``inner_rounds`` more with consensus): targets down and statistics or theta^q up, then
-parameters down and scores up. Training over joins alone (the paper's TP-Join-ADMM) is
-the case of one shard per table, not a separate class.
+One epoch costs one round where every table is one shard and two where some table is
+sharded (``inner_rounds`` more with consensus): steps of the scores down and statistics
+or theta^q up, then parameters down and scores up. Join-only training (the papers'
+TP-Join-ADMM) is the case of one shard per table, not another class.
 """
 
+import math
 from collections.abc import Generator, Mapping, Sequence
 from statistics import mean
 
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import TrainedTable, TrainingProblem
+from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
@@ -22,21 +23,22 @@ from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.learning.admm import (
     AdmmState,
     AndersonMixer,
-    LocalScores,
     Point,
     Residuals,
     admm_step,
     balanced_rho,
     initial_state,
+    mixed_parameters,
+    reached_with,
     residuals,
 )
-from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
-from tp_flower.privacy.statistics_update import private_update, usable_gram
+from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     AdmmRequest,
-    AdmmTarget,
+    AdmmStep,
     CommonParameters,
     ConsensusRequest,
     LocalFit,
@@ -64,7 +66,8 @@ class AdmmServer:
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
-        memory: number of epochs that Anderson mixing uses; 0 without mixing.
+        memory: epochs that Anderson mixing looks back on; 0 without.
+        mixing: by which the sites mix their parameters before an epoch, (used,).
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
@@ -84,16 +87,13 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if self.memory or noisy else OVER_RELAXATION
         )
-        weights = problem.weighting.train
-        self._mixer = AndersonMixer(
-            problem.train, self.memory, self.corrections, weights
-        )
+        self._mixer = AndersonMixer(self.memory, problem.weighting.train_rows)
+        self.mixing = self._mixer.coefficients
         self._stepped = initial_state(
             problem.base_score, problem.train.joined_rows, rho=1.0
         )
-        local_scores = dict(problem.initial_scores)
-        scores = problem.gather(local_scores)
-        self._reached = self._point = Point(scores, self._stepped.duals, local_scores)
+        scores = problem.gather(problem.initial_scores)
+        self._reached = self._point = Point(scores, self._stepped.duals)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -102,8 +102,8 @@ class AdmmServer:
         """The weight of the sites' fits, c * rho."""
         return self.corrections * self.rho
 
-    def targets(self) -> dict[str, FloatArray]:
-        """Start an epoch: z- and dual update; return targets (n_i, d_c) by table."""
+    def steps(self) -> dict[str, FloatArray]:
+        """Start an epoch: z- and dual update; return steps (n_i, d_c) by table."""
         self._epoch += 1
         self._stepped, message = admm_step(
             AdmmState(self._stepped.z, self._point.duals, self.rho),
@@ -112,15 +112,12 @@ class AdmmServer:
             self.problem.loss,
             self.over_relaxation if self._epoch > 1 else 1.0,
         )
-        return self.problem.scatter_targets(
-            self._point.local_scores, message, self.kappa
-        )
+        return self.problem.scatter_steps(message, self.kappa)
 
-    def take(self, local_scores: LocalScores, *, is_tested: bool = True) -> EpochResult:
-        """End an epoch with the new local scores, also of held-out rows if tested."""
+    def take(self, scores: FloatArray, test: dict[str, float]) -> EpochResult:
+        """End an epoch with the new scores h (N, d_c), and the metrics of the test."""
         problem, old_scores = self.problem, self._reached.scores
-        scores = problem.gather(local_scores)
-        self._reached = Point(scores, self._stepped.duals, local_scores)
+        self._reached = Point(scores, self._stepped.duals)
         gap = residuals(
             self._stepped,
             scores,
@@ -131,11 +128,12 @@ class AdmmServer:
         result = EpochResult(
             epoch=self._epoch,
             train=problem.train_metrics(scores),
-            test=problem.test_metrics(local_scores) if is_tested else {},
+            test=test,
             primal_residual=gap.primal,
             dual_residual=gap.dual,
         )
-        self._point = self._mixer.mix(self.rho, self._point, self._reached)
+        self._point = self._mixer.mix(self._point, self._reached)
+        self.mixing = self._mixer.coefficients
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
             rho = balanced_rho(self.rho, self._recent)
@@ -151,14 +149,9 @@ class AdmmServer:
 
 
 class GramSolver:
-    """The theta-update of one sharded table from summed statistics (linear, exact).
+    """The theta-update of one sharded table from summed statistics (linear, exact)."""
 
-    Noisy statistics are those of the residual, so that the solver keeps theta.
-    """
-
-    def __init__(
-        self, table: TrainedTable, joined_rows: int, *, is_private: bool
-    ) -> None:
+    def __init__(self, table: TrainedTable, joined_rows: int, memory: int) -> None:
         if table.gram is None:
             raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
         self._solver = RidgeSolver.from_gram(
@@ -166,15 +159,22 @@ class GramSolver:
             joined_rows,
             intercept=table.has_intercept,
         )
-        self._theta = np.zeros((len(table.gram), table.outputs))
-        self._is_private = is_private
+        self._shape = len(table.gram), table.outputs
+        self._reached = np.zeros((1, math.prod(self._shape)))
+        self._memory = memory
 
-    def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
-        """Return the flat parameters of the table's model, (p,)."""
-        if not self._is_private:
-            return self._solver.solve(moments, kappa, l2).ravel()
-        self._theta = private_update(self._solver, self._theta, moments, kappa, l2)
-        return self._theta.ravel()
+    def solve(
+        self, moments: FloatArray, mixing: FloatArray, kappa: float, l2: float
+    ) -> FloatArray:
+        """Return the flat parameters of the table's model, (p,).
+
+        ``moments`` are the features times the steps of the scores, which go on from the
+        parameters that ``mixing`` makes of those reached before.
+        """
+        start = mixed_parameters(self._reached, mixing).reshape(self._shape)
+        theta = exact_update(self._solver, start, moments, kappa, l2).ravel()
+        self._reached = reached_with(self._reached, theta, self._memory)
+        return theta
 
 
 def consensus_parameters(
@@ -234,10 +234,9 @@ class AdmmStrategy(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
         server = AdmmServer(problem, self.settings)
-        is_private = self.settings.privacy.features == NOISY_STATISTICS
         rows = problem.train.joined_rows
         solvers = {
-            table.name: GramSolver(table, rows, is_private=is_private)
+            table.name: GramSolver(table, rows, server.memory)
             for table in problem.tables.values()
             if table.update is Update.GRAM
         }
@@ -247,13 +246,13 @@ class AdmmStrategy(JoinStrategy):
             "anderson-memory": server.memory,
             "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
-        self.local_scores = dict(problem.initial_scores)
         for _ in range(self.settings.epochs):
-            self.local_scores = yield from self._exchange(problem, server, solvers)
+            scores = yield from self._exchange(problem, server, solvers)
             if self.session.stale:
                 # with stale tables, steps say nothing about the others' convergence
                 server.forget_steps()
-            result = server.take(self.local_scores, is_tested=self._tests_epoch)
+            test = problem.test_metrics(scores) if self._tests_epoch else {}
+            result = server.take(problem.gather(scores), test)
             self.finish_epoch(result)
             if result.is_within(self.settings.tolerance):
                 return
@@ -263,45 +262,41 @@ class AdmmStrategy(JoinStrategy):
         """Whether held-out rows are scored in the epoch in progress."""
         return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
 
-    def _gather(self, table: TrainedTable, replies: Replies) -> FloatArray:
-        """Return a table's scores (n_i, d_c); held-out rows may keep old ones."""
-        if self._tests_epoch:
-            return table.gather_scores(replies)
-        return table.gather_trained(replies, self.local_scores[table.name])
-
     def _exchange(
         self,
         problem: TrainingProblem,
         server: AdmmServer,
         solvers: Mapping[str, GramSolver],
     ) -> Generator[Requests, Replies, LocalScores]:
-        """Send the targets; return the local scores of the updated models."""
-        outline = self._request(problem, server.kappa)
-        targets: dict[int, AdmmTarget] = {}
-        for name, target in server.targets().items():
-            blocks = problem.tables[name].scatter_rows(target)
-            targets |= {number: AdmmTarget(block) for number, block in blocks.items()}
-        request = replace(outline, parts=targets)
+        """Send the steps; return the local scores of the updated models."""
+        outline = self._request(problem, server)
+        steps: dict[int, AdmmStep] = {}
+        for name, step in server.steps().items():
+            blocks = problem.tables[name].scatter_rows(step)
+            steps |= {number: AdmmStep(block) for number, block in blocks.items()}
+        request = replace(outline, parts=steps)
         replies = yield self.request(ask(request, problem.parts))
         scores = {
-            name: self._gather(table, replies)
+            name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for name, table in problem.tables.items()
             if table.update is Update.LOCAL
         }
         if problem.sharded:
             solved: dict[int, CommonParameters] = {}
+            mixing = np.array(outline.mixing)
             for name, solver in solvers.items():
                 table = problem.tables[name]
                 shape = (table.width, table.outputs)
                 moments = table.sum_over_shards(replies, "moments", shape)
-                theta = solver.solve(moments, server.kappa, problem.l2)
+                theta = solver.solve(moments, mixing, server.kappa, problem.l2)
                 solved |= table.scatter_parameters(theta)
             scores |= yield from self._agree(problem, replies, outline, solved)
         return {name: scores[name] for name in problem.tables}
 
-    def _request(self, problem: TrainingProblem, kappa: float) -> AdmmRequest:
-        """Return the request of an epoch, without its targets."""
+    def _request(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
+        """Return the request of an epoch, without its steps."""
         seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
+        kappa = server.kappa
         fit = LocalFit(
             kappa=kappa,
             rho_in={
@@ -316,6 +311,9 @@ class AdmmStrategy(JoinStrategy):
             fit=fit,
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
+            scores_number=self.epoch,
+            memory=server.memory,
+            mixing=server.mixing.tolist(),
             parts={},
         )
 
@@ -341,11 +339,15 @@ class AdmmStrategy(JoinStrategy):
                 fit=outline.fit,
                 more_rounds=more_rounds,
                 evaluate=outline.evaluate,
+                scores_number=outline.scores_number,
                 parts=common,
             )
             parts = [part for part in problem.parts if part.number in common]
             replies = yield self.request(ask(request, parts))
-        return {table.name: self._gather(table, replies) for table in problem.sharded}
+        return {
+            table.name: table.gather_scores(replies, is_tested=self._tests_epoch)
+            for table in problem.sharded
+        }
 
 
 class TablePuppetADMM(AdmmStrategy):

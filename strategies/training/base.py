@@ -15,7 +15,7 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -54,7 +54,6 @@ from tp_flower.errors import DivergedError, ReplyError, SettingsError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, split_rows
-from tp_flower.learning.admm import LocalScores
 from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
@@ -150,6 +149,17 @@ def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
     if blocks and not table.is_linear:
         raise ReplyError(f"table {table.name} sent coefficients; its model has none")
     return np.mean(blocks, axis=0) if blocks else None
+
+
+def _score_sums(replies: Replies, table: TrainedTable) -> FloatArray | None:
+    """Return the sums of a table's scores; None where a shard has not answered."""
+    if not all(part.number in replies.parts for part in table.parts):
+        return None
+    shape = (2, table.outputs)
+    total = np.zeros(shape)
+    for part in table.parts:
+        total += array_of(replies, part, "score_sums", shape)
+    return total
 
 
 Run = TypeVar("Run", bound=PreparedRun)
@@ -289,8 +299,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
-        local_scores: (n_i, d_c) by table, the sites' latest; at the end of
-            :meth:`epochs` those of the final models.
     """
 
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
@@ -304,10 +312,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         super().__init_subclass__()
         if "name" in vars(cls):
             cls.methods[cls.name] = cls
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.local_scores: LocalScores = {}
 
     @abstractmethod
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -439,11 +443,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             )
             for name, layout in joined.layouts.items()
         }
-        tables, initial_scores = yield from prepare(
-            preparation, specs, updates, batches, self.outline()
-        )
+        start = yield from prepare(preparation, specs, updates, batches, self.outline())
         return TrainingProblem(
-            tables=tables,
+            tables=start.tables,
             train=joined.train,
             test=joined.test,
             train_labels=joined.train_labels,
@@ -453,7 +455,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             base_score=all_rows.loss.base_score(
                 all_rows.train_labels, all_rows.weighting.train_rows
             ),
-            initial_scores=initial_scores,
+            initial_scores=start.initial_scores,
+            score_unit=start.score_unit,
+            fixed_point=start.fixed_point,
             l2=settings.l2,
             seed=settings.seed,
             classes=joined.labels.classes,
@@ -530,7 +534,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             for name, table in problem.tables.items()
             if (weights := _coefficients(replies, table)) is not None
         }
-        contributed = contributions(
-            problem.train, self.local_scores, problem.weighting.train_rows
-        )
+        sums = {
+            name: sums
+            for name, table in problem.tables.items()
+            if (sums := _score_sums(replies, table)) is not None
+        }
+        contributed = contributions(sums, problem.train.joined_rows)
         return Outcome(read_digests(replies, problem.parts), coefficients, contributed)

@@ -9,7 +9,13 @@ import numpy.typing as npt
 
 from strategies.run.exchange import PartArrays, Replies
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import PartRows, TrainedTable, TrainingProblem
+from strategies.setup.problem import (
+    LocalArray,
+    LocalScores,
+    PartRows,
+    TrainedTable,
+    TrainingProblem,
+)
 from tp_flower.arrays import AnyArray, FloatArray, effective_rows
 from tp_flower.joins.batches import BatchPlan, TableBatches
 from tp_flower.privacy.gradients import NOISE_DAMPING
@@ -50,9 +56,7 @@ class ShardedBatches:
         edges = self._bounds[table][:, batch].tolist()
         return [slice(*pair) for pair in pairwise(edges)]
 
-    def select(
-        self, batch: int, local: Mapping[str, FloatArray]
-    ) -> dict[str, FloatArray]:
+    def select(self, batch: int, local: LocalScores) -> LocalScores:
         """Select a batch's scores (k, d_c) from the scores of all rows."""
         tables = self.plan.tables
         return {name: scores[tables[name].of(batch)] for name, scores in local.items()}
@@ -68,14 +72,15 @@ class ShardedBatches:
 
     def gather(
         self, batch: int, problem: TrainingProblem, replies: Replies
-    ) -> dict[str, FloatArray]:
+    ) -> LocalScores:
         """Return every table's scores (k, d_c) of a batch's distinct rows."""
-        scores = {}
+        scores: dict[str, LocalArray] = {}
         for name, table in problem.tables.items():
-            blocks = []
+            # of clear scores the sums are in float64
+            blocks = [table.no_scores()[:0]]
             for index, rows in enumerate(self.slices(name, batch)):
                 shape = (rows.stop - rows.start, table.outputs)
-                blocks.append(table.array(replies, index, "batch_scores", shape))
+                blocks.append(table.scores(replies, index, "batch_scores", shape))
             scores[name] = np.concatenate(blocks)
         return scores
 

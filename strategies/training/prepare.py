@@ -7,6 +7,7 @@ import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,13 +15,17 @@ import numpy as np
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import read_statistics, refuse
 from strategies.setup.joined_rows import JoinedRows, SplitRows, TableLayout
-from strategies.setup.problem import TrainedTable
+from strategies.setup.masking import ScoreMasking, mask_scores
+from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import merge_tables
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
-from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
+from tp_flower.losses import KMeansLoss
+from tp_flower.methods import MASKED
+from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import PersonalisedPart
 from tp_flower.protocol.setup_messages import StatisticsPart, StatisticsRequest
@@ -34,8 +39,14 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.settings import Settings
 
-Prepared = tuple[dict[str, TrainedTable], dict[str, FloatArray]]
-"""By table, what is trained and its untrained model's scores (n_i, d_c)."""
+
+class Prepared(NamedTuple):
+    """The start of training: by table, what is trained, and its untrained scores."""
+
+    tables: dict[str, TrainedTable]
+    initial_scores: dict[str, LocalArray]
+    score_unit: float
+    fixed_point: FixedPoint | None
 
 
 def fit_encoders(
@@ -93,6 +104,24 @@ class Preparation:
         return (1.0 - noise.flip) / noise.contrast
 
     @property
+    def score_unit(self) -> float:
+        """The size of scores that masks have room for, by public numbers."""
+        loss = self.joined.loss
+        if isinstance(loss, KMeansLoss):
+            # squared distances of standardised columns
+            return float(max(sum(e.width for e in self.encoders.values()), 1))
+        return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
+
+    def masking(self) -> ScoreMasking | None:
+        """Return the masks of the run's scores; None if they leave in the clear."""
+        if self.settings.privacy.scores != MASKED:
+            return None
+        joined = self.joined
+        return mask_scores(
+            joined.bound, joined.extracted, joined.mapping, self.score_unit
+        )
+
+    @property
     def output_scale(self) -> float:
         """The deviation of the true labels in regression, 1 in classification."""
         if not self.joined.loss.is_regression:
@@ -137,6 +166,13 @@ def prepare(
 ) -> Generator[Requests, Replies, Prepared]:
     """Send encoders, models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
+    masking = preparation.masking()
+    # masks cancel where all tables send scores: a linear model's are 0
+    sends_scores = any(
+        spec.kind not in NUMPY_KINDS and updates[table] is not Update.GIVEN
+        for table, spec in specs.items()
+    )
+    hosts = {part.number: part for part in joined.parts}
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
@@ -154,22 +190,31 @@ def prepare(
                 mean_multiplicity=float(counts.mean()) if len(counts) else 1.0,
                 **fields,
                 **batches.get(number, {}),
+                joins=[] if masking is None else masking.sides_of(hosts[number]),
+                unmatched={} if masking is None else masking.unmatched_at(number),
             )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
         outline=outline,
+        masking=None if masking is None else masking.terms,
+        sends_scores=sends_scores,
         parts=parts,
     )
     replies = yield ask(request, joined.parts)
-    tables, initial = {}, {}
+    tables: dict[str, TrainedTable] = {}
+    initial: dict[str, LocalArray] = {}
     for name, layout in joined.layouts.items():
         prepared = _read_table(layout, specs[name], updates[name], replies)
+        prepared = replace(prepared, is_masked=masking is not None)
+        has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
+        initial[name] = (
+            prepared.gather_scores(replies) if has_first else prepared.no_scores()
+        )
         tables[name] = prepared
-        if prepared.is_linear or prepared.update is Update.GIVEN:
-            initial[name] = np.zeros((prepared.total_rows, prepared.outputs))
-        else:
-            initial[name] = prepared.gather_scores(replies)
-    return tables, initial
+    return Prepared(
+        *(tables, initial, preparation.score_unit),
+        None if masking is None else masking.point,
+    )
 
 
 def common_shape(

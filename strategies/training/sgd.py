@@ -24,6 +24,7 @@ import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import TrainingProblem
+from strategies.setup.problem import TrainingProblem, sum_local
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
@@ -100,6 +101,7 @@ class BatchStrategy(JoinStrategy):
     _batch_size: int = 0
     _rate: float = 0.0
     _staleness: int = 0
+    _scores_number: int = 0
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the gradients of sharded tables."""
@@ -164,6 +166,8 @@ class BatchStrategy(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, or until the loss changes less than the tolerance, if set."""
         batches, plan = self._batches, self._batches.plan
+        # a run that is brought up to date sends the same requests anew
+        self._scores_number = 0
         # without shards, or with one batch per epoch, no step is ever late
         can_be_late = problem.sharded and plan.batches > 1
         self._staleness = self.settings.staleness if can_be_late else 0
@@ -171,17 +175,17 @@ class BatchStrategy(JoinStrategy):
         labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
         weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
-        # the last epoch computes all scores anew
-        local = {name: s.copy() for name, s in problem.initial_scores.items()}
-        self.local_scores = local
         loss_before = math.inf
         schedule = self._schedule(problem)
         first = next(schedule)
-        batch_scores = batches.select(first.batch, local)
+        batch_scores = batches.select(first.batch, problem.initial_scores)
         overdue: dict[int, FloatArray] = {}
         for step in itertools.chain([first], schedule):
             span = plan.slice(step.batch)
-            scores = plan.sum_scores(step.batch, problem.base_score, batch_scores)
+            scores = sum_local(
+                partial(plan.sum_scores, step.batch),
+                *(problem.base_score, batch_scores, problem.fixed_point),
+            )
             last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             derivatives = problem.loss.gradient(scores, labels[span])
@@ -270,7 +274,9 @@ class BatchStrategy(JoinStrategy):
 
         Return the replies with the next scores, and the mean gradients not yet sent.
         """
+        self._scores_number += 1
         batch_step = BatchStep(
+            scores_number=self._scores_number,
             next_batch=step.next_batch,
             evaluate=step.evaluate,
             learning_rates=dict(step.epoch.rates),
@@ -308,14 +314,12 @@ class BatchStrategy(JoinStrategy):
         last_scores: FloatArray,
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
-        local = self.local_scores
-        for name, table in problem.tables.items():
-            if step.evaluate == ALL:
-                local[name] = table.gather_scores(replies)
-            elif step.evaluate == TESTED:
-                table.gather_tested(replies, local[name])
+        tables = problem.tables.items()
+        test: dict[str, float] = {}
         if step.evaluate == ALL:
-            train = problem.train_metrics(problem.gather(local))
+            scores = {name: table.gather_scores(replies) for name, table in tables}
+            train = problem.train_metrics(problem.gather(scores))
+            test = problem.test_metrics(scores)
         else:
             plan, batches = self._batches.plan, step.epoch.order
             # in batch order, from the first of the epoch's batches to the last
@@ -328,7 +332,9 @@ class BatchStrategy(JoinStrategy):
                 problem.train_labels[order],
                 None if weights is None else weights[order],
             )
-        test = problem.test_metrics(local) if step.evaluate else {}
+        if step.evaluate == TESTED:
+            scores = {name: table.gather_tested(replies) for name, table in tables}
+            test = problem.test_metrics(scores)
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
 

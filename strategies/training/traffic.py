@@ -38,8 +38,9 @@ from typing import Literal
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.fields import PartBody, field_bytes
+from tp_flower.protocol.inference_messages import FinishedPart
 from tp_flower.protocol.training_messages import (
-    AdmmTarget,
+    AdmmStep,
     AdmmUpdate,
     BatchMessages,
     BatchUpdate,
@@ -166,16 +167,16 @@ def admm_epoch(
 ) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
-    Targets go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c if held-out rows are
-    not scored: at once from a table in one shard, and after one more round from a
-    sharded one. Its shards first send moments, 8 (d [+ 1]) d_c, or in every inner round
-    a proposal, 8 p; parameters come down, 8 p.
+    Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
+    are not scored: at once from a table in one shard, and after one round more from a
+    sharded one. Its shards first send moments, 8
+    (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
         scored = shard.total if is_tested else shard.trained
         sizes = {**table.sizes(shard), "scored": scored}
-        tally.add("down", table, sizes, AdmmTarget, "target")
+        tally.add("down", table, sizes, AdmmStep, "step")
         tally.add("up", table, sizes, AdmmUpdate, "scores")
         if table.update is Update.GRAM:
             tally.add("up", table, sizes, AdmmUpdate, "moments")
@@ -229,7 +230,9 @@ def sgd_epoch(
     return tally.traffic(batches + of_gradients)
 
 
-def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
+def prepare_round(
+    tables: Sequence[TableSize], batches: int = 0, *, is_masked: bool = False
+) -> Traffic:
     """Return the traffic of the last round of set-up.
 
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
@@ -238,6 +241,9 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
     each; the Gram matrix if it is summed; and the first scores of non-linear models.
     """
     tally = Tally()
+    has_scores = any(
+        not (table.is_linear or table.update is Update.GIVEN) for table in tables
+    )
     for table, shard in _shards(tables):
         batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
         sizes = {**table.sizes(shard), **batch_sizes}
@@ -251,7 +257,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int = 0) -> Traffic:
         tally.add("up", table, sizes, PreparedPart, "penalised")
         if table.update is Update.GRAM:
             tally.add("up", table, sizes, PreparedPart, "gram")
-        if not (table.is_linear or table.update is Update.GIVEN):
+        if has_scores and (is_masked or not table.is_linear):
             tally.add("up", table, sizes, PreparedPart, "scores")
     return tally.traffic(rounds=1)
 
@@ -268,3 +274,11 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         tally.add("up", table, sizes, ConsensusUpdate, "scores")
         tally.add("down", table, sizes, CommonParameters, "parameters")
     return tally.traffic(rounds=2)
+
+
+def finish_round(tables: Sequence[TableSize]) -> Traffic:
+    """Return the traffic of the round that ends a run: sums of the scores come up."""
+    tally = Tally()
+    for table, shard in _shards(tables):
+        tally.add("up", table, table.sizes(shard), FinishedPart, "score_sums")
+    return tally.traffic(rounds=1)

@@ -31,21 +31,23 @@ SHARDS, SHARD_ROWS, EPOCHS, RUNS = 6, 120, 2, 3
 SEED, BATCH_ROWS = 20, 100
 TABLE = "o"
 STRATEGY = {GRADIENTS: "sgd", GRAM: "admm", MOMENTS: "admm", SCORES: "admm"}
-CLEAR = PrivacySettings()
+CLEAR = PrivacySettings(scores="clear")
 # noise that leaves something to be guessed, and noise that leaves nothing
-STATISTICS = PrivacySettings(features="statistics", noise_multiplier=1.0)
+STATISTICS = PrivacySettings(
+    scores="clear", features="statistics", noise_multiplier=1.0
+)
 SOME = {
-    GRADIENTS: PrivacySettings(features="dp-sgd", noise_multiplier=1.5),
+    GRADIENTS: PrivacySettings(scores="clear", features="dp-sgd", noise_multiplier=1.5),
     GRAM: STATISTICS,
     MOMENTS: STATISTICS,
-    SCORES: PrivacySettings(predictions=8.0),
+    SCORES: PrivacySettings(scores="clear", predictions=8.0),
 }
-NO_STATISTICS = PrivacySettings(features="statistics", epsilon=0.02)
+NO_STATISTICS = PrivacySettings(scores="clear", features="statistics", epsilon=0.02)
 MUCH = {
-    GRADIENTS: PrivacySettings(features="dp-sgd", epsilon=0.02),
+    GRADIENTS: PrivacySettings(scores="clear", features="dp-sgd", epsilon=0.02),
     GRAM: NO_STATISTICS,
     MOMENTS: NO_STATISTICS,
-    SCORES: PrivacySettings(predictions=0.02),
+    SCORES: PrivacySettings(scores="clear", predictions=0.02),
 }
 each_release = pytest.mark.parametrize("what", STRATEGY)
 
@@ -224,20 +226,14 @@ def grams(finished: Run, part: Part) -> Iterator[Release]:
 
 
 def moments(finished: Run, part: Part) -> Iterator[Release]:
-    """Of each epoch of ADMM: sums of G_k target_k [x_k, 1]; the server's targets.
-
-    With the mechanism it is what the targets leave of the scores that were sent.
-    """
+    """Of each epoch of ADMM: sums of G_k step_k [x_k, 1]; the server's steps."""
     plan = finished.plans[part.number].statistics
     noise = noise_of(plan.moments_multiplier, plan.moments_deviation) if plan else {}
     rows = np.arange(len(part.multiplicity))
-    scores = arrays_of(finished, part, "scores", is_reply=True)
-    known = [np.zeros((len(rows), 1)), *(array[: len(rows)] for array in scores)]
-    found = exchanges(finished, part, "target", "moments")
-    for epoch, (header, target, sent) in enumerate(found):
-        goal = target.astype(float)
-        if plan is not None:
-            goal = header["fit"]["kappa"] * (goal - known[epoch])
+    for header, step, sent in exchanges(finished, part, "step", "moments"):
+        # clip and noise are of kappa times the step
+        scale = 1.0 if plan is None else header["fit"]["kappa"]
+        goal, sums = scale * step.astype(float), scale * sent
 
         def added(records: np.ndarray, goal: np.ndarray = goal) -> np.ndarray:
             weights = weights_of(part, records, plan)[:, None]
@@ -246,7 +242,7 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
                 weights = weights * np.minimum(1.0, plan.target_bound / size)
             return with_ones(records) * weights * goal
 
-        yield of_sum(part, rows, sent, added, **noise)
+        yield of_sum(part, rows, sums, added, **noise)
 
 
 def scores(finished: Run, part: Part) -> Iterator[Release]:

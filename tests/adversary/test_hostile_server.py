@@ -327,11 +327,13 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
         if (action, node) != ("query.extract", SHOP):
             return
         server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
-        for key in packet.header["public-keys"]:
-            public = PublicKeys(bytes.fromhex(key))
-            sealed = server.seal(secret, public, int(packet.header["run"], 16))
-            told = {"sealed": sealed.hex(), "leader-key": server.public.run.hex()}
-            yield key, Packet({**packet.header, **told}, packet.arrays)
+        run, leader = int(packet.header["run"], 16), server.public.run.hex()
+        for key in packet.header["public-keys"].values():
+            public, forged = PublicKeys(bytes.fromhex(key)), {}
+            for group, sealed in packet.header["sealed"].items():
+                text = server.seal(secret, public, run, group).hex()
+                forged[group] = {**sealed, "leader-key": leader, "text": text}
+            yield key, Packet({**packet.header, "sealed": forged}, packet.arrays)
 
     grid = HostileGrid(tmp_path, known)
     train(grid)
@@ -471,7 +473,9 @@ def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
     def set_model(action, node, packet):
         if (action, node) == ("train.admm", SHOP):
             arrays = {(ORDERS, "parameters"): np.ones(3)}
-            yield "set", ("train.consensus", Packet(packet.header, arrays))
+            header = {**packet.header}
+            del header["memory"], header["mixing"]
+            yield "set", ("train.consensus", Packet(header, arrays))
 
     grid = HostileGrid(tmp_path, set_model)
     train(grid)

@@ -20,7 +20,7 @@ from tests.support.peers.keyed_sites import KeyedGrid
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
-from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
     KeyPair,
@@ -213,10 +213,12 @@ class Middle:
 
     def _read(self, sealed, leader):
         run_id = int(self.grid.run_name, 16)
-        for text in map(bytes.fromhex, sealed.values()):
+        pairs = [(group, text) for group in sealed for text in sealed[group].values()]
+        for group, text in pairs:
+            sender, opener = self.told[leader], self._own()
             try:
-                opened = self._own().open(text, self.told[leader], run_id)
-                self.secrets.append(opened)
+                opened = opener.open(bytes.fromhex(text), sender, run_id, group)
+                self.secrets += [opened] * (group == RUN_GROUP)
             except SiteError as error:
                 self.refusals.append(str(error))
 
@@ -225,10 +227,11 @@ class Middle:
         secret = self.secrets[0] if self.secrets else GroupSecret.random()
         self.secrets = [secret]
         own, run_id = self._own(), int(self.grid.run_name, 16)
-        seen.header["sealed"] = own.seal(secret, self.told[seen.node], run_id).hex()
-        seen.header["leader-key"] = own.public.run.hex()
-        if self.swap_site_keys:
-            seen.header["leader-site-key"] = own.public.site.hex()
+        for group, sealed in seen.header["sealed"].items():
+            text = own.seal(secret, self.told[seen.node], run_id, group)
+            sealed |= {"text": text.hex(), "leader-key": own.public.run.hex()}
+            if self.swap_site_keys:
+                sealed["leader-site-key"] = own.public.site.hex()
 
     def recovered(self):
         """The share of the hashes that it has read."""
@@ -271,14 +274,15 @@ class TestServerInTheMiddle:
         grid = attack(tmp_path, "pinned", middle)
         with pytest.raises(SiteError, match="secret of the run cannot be opened"):
             train(grid, SQL)
-        assert middle.refusals == ["the sealed secret of the run cannot be opened"] * 2
+        # of two groups, to two sites
+        assert middle.refusals == ["the sealed secret of the run cannot be opened"] * 4
         assert not middle.secrets
         assert not grid.leaked()
 
     @pytest.mark.parametrize(
         ("swapped", "match"),
         [
-            (True, "site key of the site that made the run's secret.*own in place"),
+            (True, "site key of the site that made the secret of group.*own in place"),
             (False, "secret of the run cannot be opened"),
         ],
     )

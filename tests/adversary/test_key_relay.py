@@ -63,7 +63,7 @@ def test_real_site_refuses_the_secret_of_a_simulation(one_real):
         train(Relay(one_real, {"simulated": True}), SQL)
 
 
-LEFT_OUT = "site 'site-0' did not seal the run's secret"
+LEFT_OUT = "site 'site-0' did not seal the secret of group 'run' to all its sites"
 NO_TEXT = "site 'site-0' sent a reply to query.seal .* 'sealed' is .*; allowed: "
 
 
@@ -78,8 +78,9 @@ NO_TEXT = "site 'site-0' sent a reply to query.seal .* 'sealed' is .*; allowed: 
     ],
 )
 def test_leader_that_seals_no_secret(sealed, error, match):
+    by_group = {"run": sealed, "join-0": sealed}
     with pytest.raises(error, match=match):
-        train(Relay(SIMULATED, reply={"sealed": sealed}), SQL)
+        train(Relay(SIMULATED, reply={"sealed": by_group}), SQL)
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,14 @@ from tests.support.peers.faulty_runs import (
 )
 from tp_flower.errors import DivergedError, MissingSiteError, ReplyError
 from tp_flower.protocol.messages import Action
+from tp_flower.settings import PrivacySettings
 
 __all__ = ["place", "same_noise"]
 
 SHOP, US = 2, 3
 PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": 10}
+CLEAR = PrivacySettings(scores="clear")
+"""Last scores have masks that do not cancel those of new ones."""
 
 
 def gone(node: int, first: int, last: int) -> Schedule:
@@ -40,6 +43,7 @@ def federation_of(place: Path, name: str, **settings: object) -> Federation:
     """Return sites that no run has asked yet, and a method that can wait for them."""
     own = {**METHODS[name].own, **PATIENT, **settings}
     folder = place / "-".join((name, *map(str, own.values())))
+    own = {"privacy": CLEAR, **own}
     federation = Federation(folder, replace(METHODS[name], own=own))
     federation.start()
     return federation

@@ -31,6 +31,7 @@ from tests.support.peers.hostile import (
 from tests.support.peers.hostile_runs import RUNS, refusals
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
+from tp_flower.settings import PrivacySettings
 
 REPLIES = Path(__file__).with_name("refused_replies.toml")
 NODES = {"shop": SHOP, "us": US}
@@ -69,6 +70,8 @@ def packed(change):
 
 def check_refused(run, site, action, change, match):
     method, settings = RUNS[run]
+    # of masked words every value is one
+    settings = {"privacy": PrivacySettings(scores="clear"), **settings}
     with pytest.raises(ReplyError, match=match):
         train(TamperingGrid(action, NODES[site], change), method, **settings)
 
@@ -317,8 +320,8 @@ def nothing_is_left(grid):
 @pytest.mark.parametrize(
     ("method", "method_name"),
     [
-        (TablePuppetADMM, "fit_exactly"),
-        (TablePuppetADMM, "release_scores"),
+        (TablePuppetADMM, "release_rows"),
+        (TablePuppetADMM, "begin_scores"),
         (TablePuppetADMM, "moments"),
         (TablePuppetSGD, "step"),
         (TablePuppetSGD, "release_scores"),
@@ -339,11 +342,11 @@ def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):
     calls = []
     original = getattr(Participant, method_name)
 
-    def fail_later(self, *arguments):
+    def fail_later(self, *arguments, **named):
         calls.append(1)
         if len(calls) > 1:
             raise ValueError("boom")
-        return original(self, *arguments)
+        return original(self, *arguments, **named)
 
     monkeypatch.setattr(Participant, method_name, fail_later)
     with pytest.raises(SiteError, match="ValueError at test_sites"):
@@ -367,7 +370,7 @@ def test_run_after_others_equals_one_on_a_new_grid(method, forgets, monkeypatch)
     grid = InProcessGrid(app, tables())
     wide = f"{SQL} JOIN customers d ON d.id = o.cust".replace("c.age", "c.age, d.age")
     with monkeypatch.context() as patch:
-        patch.setattr(Participant, "release_scores", lambda *_: 1 / 0)
+        patch.setattr(Participant, "begin_scores", lambda *_: 1 / 0)
         if not forgets:
             patch.setattr(SiteStore, "drop", lambda *_: None)
             patch.setattr(SiteStore, "end", lambda *_: None)

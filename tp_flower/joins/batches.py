@@ -20,7 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.mapping import NO_ROW, TableMapping, segment_sum, with_zero_row
+from tp_flower.joins.mapping import (
+    NO_ROW,
+    Number,
+    TableMapping,
+    segment_sum,
+    with_zero_row,
+)
 from tp_flower.randomness import NoiseSource
 
 IntArray = npt.NDArray[np.int64]
@@ -73,8 +79,11 @@ class BatchPlan:
         return slice(int(self.start[batch]), int(self.start[batch + 1]))
 
     def sum_scores(
-        self, batch: int, base: FloatArray, local: Mapping[str, FloatArray]
-    ) -> FloatArray:
+        self,
+        batch: int,
+        base: npt.NDArray[Number],
+        local: Mapping[str, npt.NDArray[Number]],
+    ) -> npt.NDArray[Number]:
         """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
         span = self.slice(batch)
         total = np.tile(base, (span.stop - span.start, 1))

@@ -13,6 +13,7 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import MappingError
 
 IntArray = npt.NDArray[np.int32]
+
+Number = TypeVar("Number", np.float64, np.uint32)
+"""Scores, or masked words of them, whose sums are modulo 2^32."""
 
 NO_ROW = -1
 MAX_RUNS = 64
@@ -86,7 +90,9 @@ class TableRows:
         self.add_expanded(values, total)
         return total
 
-    def add_expanded(self, values: FloatArray, total: FloatArray) -> None:
+    def add_expanded(
+        self, values: npt.NDArray[Number], total: npt.NDArray[Number]
+    ) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
         if self.runs:
             for joined, rows in self.runs:
@@ -117,13 +123,13 @@ class TableRows:
         return np.where(self.row_of < 0, self.rows, self.row_of).astype(np.int32)
 
 
-def with_zero_row(values: FloatArray) -> FloatArray:
+def with_zero_row(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
     """Return values (n, ...) with a row of zeros appended, for index -1.
 
     >>> with_zero_row(np.array([3.0, 4.0]))[[1, -1]].tolist()
     [4.0, 0.0]
     """
-    return np.concatenate([values, np.zeros((1, *values.shape[1:]))])
+    return np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
 
 
 def segment_sum(
@@ -164,10 +170,10 @@ class TableMapping:
         )
 
     def sum_scores(
-        self, base: FloatArray, local_scores: Mapping[str, FloatArray]
-    ) -> FloatArray:
+        self, base: npt.NDArray[Number], local_scores: Mapping[str, npt.NDArray[Number]]
+    ) -> npt.NDArray[Number]:
         """Return h = b + sum_i expand_i(local_scores_i), (N, d_c)."""
-        total = np.empty((self.joined_rows, len(base)))
+        total = np.empty((self.joined_rows, len(base)), base.dtype)
         total[:] = base
         for table, values in local_scores.items():
             self.tables[table].add_expanded(values, total)

@@ -8,7 +8,10 @@ One epoch, with kappa = c * rho (Boyd et al. 2011, section 7.3; paper Eq. 7, 8, 
     z        = prox(h~ + duals / rho)
     duals   += rho (h~ - z)                             == grad loss(z), exactly
     v        = duals + rho (h - z)
-    target_i = h_i - seg_i(v) / (kappa G_i)             sent to the sites of table i
+    step_i   = -seg_i(v) / (kappa G_i)                  sent to the sites of table i
+    target_i = h_i + step_i                             at the sites
+
+The server needs the sum of the tables' scores, and no table's own.
 
 The paper's Eq. 9/16 has c = 1 (Jacobi: every table corrects the whole residual at
 once), which in general does not converge for three tables; c = M (sharing) converges
@@ -24,9 +27,9 @@ makes a shorter step there, never a wrong one.)
 If joined rows have weights w_j of mean 1, the whole augmented Lagrangian of row j is
 multiplied by w_j. This changes neither its z- nor its dual update (the multiplier of
 the constraint is w_j duals_j, and equals w_j grad loss(z_j)), and the tables' updates
-only through sums: target_i = h_i - seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w),
-which replaces G_i at the sites too. Equal weights change nothing; a weight of 2 has the
-effect of repeating the row.
+through sums only: step_i = -seg_i(w v) / (kappa G^w_i) with G^w_i = seg_i(w), which
+takes the place of G_i at the sites too. Equal weights leave all as it is; a
+weight of 2 is the row twice.
 
 Notation:
     h     ``scores``  (N, d_c)            h_i   ``local_scores``  (n_i, d_c)
@@ -42,10 +45,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
-from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
+from tp_flower.joins.mapping import TableRows
 from tp_flower.losses import Loss
-
-LocalScores = dict[str, FloatArray]
 
 RESIDUAL_VALUES = 8192
 """Values per block: few enough for the cache, and for BLAS to start no threads."""
@@ -116,14 +117,13 @@ def admm_step(
     return replace(state, z=z, duals=duals), message
 
 
-def targets(
+def score_steps(
     rows: TableRows,
-    local_scores: FloatArray,
     message: FloatArray,
     kappa: float,
     inverse: FloatArray | None = None,
 ) -> FloatArray:
-    """Return target_i = h_i - seg_i(v) / (kappa G_i), (n_i, d_c); h_i where G_i = 0.
+    """Return target_i - h_i = -seg_i(v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
 
     If rows are weighted, ``message`` is w v and ``inverse`` is 1 / G^w_i, (n_i,).
     """
@@ -131,7 +131,6 @@ def targets(
     out = rows.segment_sum(message)
     out *= inverse[:, None]
     out *= -1.0 / kappa
-    out += local_scores
     return out
 
 
@@ -203,7 +202,7 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
 
 
 Float32Array = npt.NDArray[np.float32]
-Weight = FloatArray | None
+Weights = FloatArray | None
 
 SETBACK = 10.0
 """Reject a step that is so many times longer than the best one: old steps mislead."""
@@ -217,16 +216,10 @@ BLOCK_VALUES = 8192
 
 @dataclass(frozen=True)
 class Point:
-    """The iterate of ADMM between two epochs: h, lambda, and h_i by table."""
+    """Where ADMM stands between two epochs: h and lambda, both (N, d_c)."""
 
     scores: FloatArray
     duals: FloatArray
-    local_scores: dict[str, FloatArray]
-
-    @property
-    def free(self) -> list[FloatArray]:
-        """The arrays to mix: duals, h_1 .. h_M; h follows from them."""
-        return [self.duals, *self.local_scores.values()]
 
 
 Sums = tuple[FloatArray, float]
@@ -239,41 +232,60 @@ def _total(parts: Sequence[Sums]) -> Sums:
     return np.sum(products, axis=0), sum(sizes)
 
 
-class _History:
+class _Changes:
     """The last ``memory`` changes of one array of the point, (n, d_c)."""
 
     def __init__(self, like: FloatArray, memory: int) -> None:
-        self._reached: Float32Array = np.zeros((memory, *like.shape), np.float32)
-        self._moved: Float32Array = np.zeros((memory, *like.shape), np.float32)
-        self._step: Float32Array = np.zeros(like.shape, np.float32)
+        self._changes: Float32Array = np.zeros((memory, *like.shape), np.float32)
         self._size = max(BLOCK_VALUES // like.shape[1], 1)
         self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
 
-    def reach(self, slot: int, after: FloatArray, earlier: FloatArray) -> None:
+    def store(self, slot: int, after: FloatArray, earlier: FloatArray) -> None:
         """Store the change of g since the previous epoch."""
 
-        def store(span: slice) -> None:
-            np.subtract(after[span], earlier[span], out=self._reached[slot, span])
+        def subtract(span: slice) -> None:
+            np.subtract(after[span], earlier[span], out=self._changes[slot, span])
 
-        in_threads(store, len(after), self._least_rows)
+        in_threads(subtract, len(after), self._least_rows)
 
-    def move(
-        self, slot: int, used: int, ends: tuple[FloatArray, FloatArray], weight: Weight
-    ) -> Sums:
+    def extrapolated(self, after: FloatArray, gamma: FloatArray) -> FloatArray:
+        """Return g - dG gamma, (n, d_c)."""
+        out = np.empty_like(after)
+        used = len(gamma)
+
+        def extrapolate(span: slice) -> None:
+            for block in blocks_of(span, self._size):
+                wide = self._changes[:used, block].reshape(used, -1)
+                back = gamma @ wide.astype(np.float64)
+                np.subtract(after[block], back.reshape(out[block].shape), out[block])
+
+        in_threads(extrapolate, len(after), self._least_rows)
+        return out
+
+
+class _Steps:
+    """The last step f = g - x of the duals, and its last ``memory`` changes."""
+
+    def __init__(self, like: FloatArray, memory: int, weights: Weights) -> None:
+        self._moved: Float32Array = np.zeros((memory, *like.shape), np.float32)
+        self._step: Float32Array = np.zeros(like.shape, np.float32)
+        self._weights = weights
+        self._size = max(BLOCK_VALUES // like.shape[1], 1)
+        self._least_rows = max(LEAST_VALUES // like.shape[1], 1)
+
+    def move(self, slot: int, used: int, before: FloatArray, after: FloatArray) -> Sums:
         """Store f = g - x, and its change since the previous epoch.
 
         ``used`` counts the stored changes including the new one, 0 at the first step;
-        ``ends`` are x and g, (n, d_c); ``weight`` (n, 1) is the norm's weight of each
-        row.
+        x and g are (n, d_c).
         """
-        before, after = ends
 
         def add_up(span: slice) -> Sums:
             products, size = np.zeros((used, 2)), 0.0
             for block in blocks_of(span, self._size):
                 step = after[block] - before[block]
-                if weight is not None:
-                    step *= weight[block]
+                if self._weights is not None:
+                    step *= self._weights[block]
                 rounded = step.astype(np.float32)
                 if used:
                     change = self._moved[slot, block]
@@ -287,126 +299,106 @@ class _History:
 
         return _total(in_threads(add_up, len(after), self._least_rows))
 
-    def extrapolated(self, after: FloatArray, gamma: FloatArray) -> FloatArray:
-        """Return g - dG gamma, (n, d_c)."""
-        out = np.empty_like(after)
-        count = len(gamma)
-
-        def extrapolate(span: slice) -> None:
-            for block in blocks_of(span, self._size):
-                wide = self._reached[:count, block].reshape(count, -1)
-                back = gamma @ wide.astype(np.float64)
-                np.subtract(after[block], back.reshape(out[block].shape), out[block])
-
-        in_threads(extrapolate, len(after), self._least_rows)
-        return out
-
 
 class AndersonMixer:
-    """Mix the last epochs of ADMM.
+    """Mix the last epochs of ADMM, by the duals, which the server has anyway.
+
+    The sites mix their parameters with the same ``coefficients``
+    (:func:`mixed_parameters`). Of linear models that makes the sum of their scores the
+    h that is mixed here.
 
     Changes are stored in float32, which halves the server's largest arrays, and summed
     in float64: gamma is then optimal for the stored changes, and does not depend on the
-    order of the rows. In the norm of f, duals have weight 1 and local scores h_i weight
-    sqrt(c G_i) rho, as in the augmented Lagrangian; h follows from them and has none.
-    With weighted rows duals have weight sqrt(w), and G^w replaces G. A ``memory`` of 0
-    epochs switches mixing off.
+    order of the rows. The norm of f is that of the duals; with weighted rows they have
+    weight sqrt(w). A ``memory`` of 0 epochs switches mixing off.
+
+    Attributes:
+        coefficients: gamma of the last mix, (used,), of the changes from the oldest to
+            the newest; empty after a plain step.
     """
 
-    def __init__(
-        self,
-        mapping: TableMapping,
-        memory: int,
-        corrections: int,
-        weights: RowWeights | None = None,
-    ) -> None:
-        self._mapping, self._memory, self._corrections = mapping, memory, corrections
-        self._row_weights = weights
-        self._histories: list[_History] = []
+    def __init__(self, memory: int, weights: FloatArray | None = None) -> None:
+        self._memory = memory
+        self._weights = None if weights is None else np.sqrt(weights)[:, None]
+        self._changes: list[_Changes] = []
         self._products: FloatArray = np.zeros((memory, memory))
         self.restart()
 
     def restart(self) -> None:
-        """Forget all stored changes, as a change of rho requires."""
+        """Forget the past, as a change of rho requires."""
         self._count = 0
         self._best = np.inf
         self._reached: list[FloatArray] = []
-        self._weights: list[Weight] = []
+        self.coefficients: FloatArray = np.zeros(0)
 
     @property
     def remembered(self) -> int:
-        """The number of changes that the next mix uses, at most ``memory``."""
+        """Changes that the next mix looks back on, at most ``memory``."""
         return min(self._count, self._memory)
 
-    def mix(self, rho: float, before: Point, after: Point) -> Point:
+    def mix(self, before: Point, after: Point) -> Point:
         """Return the next point from one step of the map, which led from x to g.
 
         The arrays of ``after`` must not change; a change of rho requires a restart.
         """
+        self.coefficients = np.zeros(0)
         if not self._memory:
             return after
-        if not self._histories:
-            self._histories = [_History(a, self._memory) for a in after.free]
-        if not self._weights:
-            self._weights = self._weights_of(rho, after)
-        earlier = self._reached
-        products, squared_size = self._measure(before, after, has_earlier=bool(earlier))
-        size = squared_size**0.5
+        if not self._changes:
+            self._changes = [_Changes(after.duals, self._memory) for _ in range(2)]
+            self._steps = _Steps(after.duals, self._memory, self._weights)
+        earlier, slot = self._reached, self._count % self._memory
+        used = min(self._count + 1, self._memory) if earlier else 0
+        products, square = self._steps.move(slot, used, before.duals, after.duals)
+        size = square**0.5
         if size > SETBACK * self._best:
             self.restart()
-            self._weights, earlier = self._weights_of(rho, after), []
+            earlier = []
         self._best = min(self._best, size)
-        self._reached = after.free
+        self._reached = [after.scores, after.duals]
         if not earlier:
             return after
         self._remember(earlier, products[:, 0])
-        return self._extrapolated(after, products[:, 1])
-
-    def _weights_of(self, rho: float, point: Point) -> list[Weight]:
-        """Return the row weights of duals and local scores in the norm."""
-        joined = self._row_weights
-        weights: list[Weight] = [None]
-        if joined is not None:
-            weights = [np.sqrt(joined.rows)[:, None]]
-        for table in point.local_scores:
-            rows = self._mapping.tables[table]
-            count = rows.multiplicity if joined is None else joined.multiplicity[table]
-            weights.append(rho * np.sqrt(self._corrections * count)[:, None])
-        return weights
-
-    def _measure(self, before: Point, after: Point, *, has_earlier: bool) -> Sums:
-        slot = self._count % self._memory
-        count = min(self._count + 1, self._memory) if has_earlier else 0
-        ends = zip(before.free, after.free, strict=True)
-        arrays = zip(self._histories, ends, self._weights, strict=True)
-        parts = [history.move(slot, count, pair, w) for history, pair, w in arrays]
-        return _total(parts)
+        return self._extrapolated(products[:, 1])
 
     def _remember(self, earlier: list[FloatArray], products: FloatArray) -> None:
         """Store the changes of g, and the products of the changes of f."""
         slot = self._count % self._memory
         self._count += 1
-        for history, new, old in zip(
-            self._histories, self._reached, earlier, strict=True
-        ):
-            history.reach(slot, new, old)
+        arrays = zip(self._changes, self._reached, earlier, strict=True)
+        for changes, new, old in arrays:
+            changes.store(slot, new, old)
         used = self.remembered
         self._products[slot, :used] = self._products[:used, slot] = products
 
-    def _extrapolated(self, after: Point, against: FloatArray) -> Point:
+    def _extrapolated(self, against: FloatArray) -> Point:
         """Return g - dG gamma, where gamma solves the normal equations."""
-        count = self.remembered
-        products = self._products[:count, :count]
+        used = self.remembered
+        products = self._products[:used, :used]
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny
-        gamma = np.linalg.solve(products + ridge * np.eye(count), against)
-        duals, *local = [
-            history.extrapolated(array, gamma)
-            for history, array in zip(self._histories, after.free, strict=True)
-        ]
-        scores = after.scores.copy()
-        for (table, old_scores), mixed in zip(
-            after.local_scores.items(), local, strict=True
-        ):
-            self._mapping.tables[table].add_expanded(mixed - old_scores, scores)
-        tables = zip(after.local_scores, local, strict=True)
-        return Point(scores, duals, dict(tables))
+        gamma = np.linalg.solve(products + ridge * np.eye(used), against)
+        self.coefficients = np.roll(gamma, -(self._count % used))
+        pairs = zip(self._changes, self._reached, strict=True)
+        scores, duals = (changes.extrapolated(array, gamma) for changes, array in pairs)
+        return Point(scores, duals)
+
+
+def mixed_parameters(reached: FloatArray, coefficients: FloatArray) -> FloatArray:
+    """Return theta where the next epoch starts, (p,): g - sum_k gamma_k dG_k.
+
+    ``reached`` has the parameters after each epoch, (epochs, p), the newest last, and
+    ``coefficients`` (used,) are of the changes between them, the newest last.
+
+    >>> reached = np.array([[9.0], [1.0], [3.0], [4.0]])
+    >>> mixed_parameters(reached, np.array([0.5, -1.0])).tolist()
+    [4.0]
+    """
+    used = len(coefficients)
+    changes = np.diff(reached[len(reached) - used - 1 :], axis=0)
+    mixed: FloatArray = reached[-1] - coefficients @ changes
+    return mixed
+
+
+def reached_with(reached: FloatArray, theta: FloatArray, memory: int) -> FloatArray:
+    """Return the parameters reached, (epochs, p), as far as mixing may look back."""
+    return np.vstack([reached, theta])[-(memory + 1) :]

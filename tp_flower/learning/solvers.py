@@ -125,6 +125,21 @@ class RidgeSolver:
         return np.vstack([weights, centre - self.mean @ weights])
 
 
+def exact_update(
+    solver: RidgeSolver,
+    theta: FloatArray,
+    moments: FloatArray,
+    kappa: float,
+    l2: float,
+) -> FloatArray:
+    """Return theta after its update, (p, d_c), from where the scores step off.
+
+    ``moments`` are [T, 1]^T (G * (target - h)), (p, d_c), summed over the shards, where
+    h are the scores of ``theta``, (p, d_c): their own moments need no row.
+    """
+    return solver.solve(solver.product(theta) + moments, kappa, l2)
+
+
 @dataclass(frozen=True)
 class Iterate:
     """The iterate z of an accelerated descent, the point ``ahead``, y, and t."""

@@ -51,13 +51,13 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.keyed_hash import KEY_BYTES
+from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP
 
 PUBLIC_KEY_BYTES: Final = 32
 _SIMULATION: Final = b"tp_flower group secret v1"
-_AGREED: Final = b"tp_flower sealed secret v2, agreed"
-_PINNED: Final = b"tp_flower sealed secret v2, pinned"
-_RUN: Final = b"tp_flower run key v1"
+_AGREED: Final = b"tp_flower sealed secret v3, agreed"
+_PINNED: Final = b"tp_flower sealed secret v3, pinned"
+_RUN: Final = b"tp_flower group key v2"
 _NONCE_BYTES: Final = 12
 _SIMULATED, _RANDOM = b"s", b"r"
 
@@ -124,18 +124,27 @@ class GroupSecret:
         value = hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256)
         return cls(value, is_simulated=True)
 
-    def of_run(self, run_id: int, public_keys: Collection[bytes]) -> bytes:
-        """Return the key of one run's hashes, which reveals nothing about other runs.
+    def of_run(
+        self, run_id: int, public_keys: Collection[bytes], group: str = RUN_GROUP
+    ) -> bytes:
+        """Return the key of one group of a run, which says nothing about any other key.
 
-        It depends on the sites' public keys of the run: a site that finds its own among
-        them, made for this run, knows that the key is new, even if a server reuses the
-        number of another run. The secret of a simulation is used as the key itself, so
-        that simulations with one seed repeat themselves.
+        The public keys of the group's sites in this run are part of it: a site that
+        finds its own among them, made for this run, knows that the key is new, even if
+        a server gives a run the number of another. The secret of a simulation is the
+        run's key itself, so that simulations with one seed repeat themselves.
         """
-        if self.is_simulated:
+        if self.is_simulated and group == RUN_GROUP:
             return self.value
-        named = _RUN + b"".join(sorted(public_keys)) + str(run_id).encode()
+        if self.is_simulated:
+            return hmac.digest(self.value, group.encode(), hashlib.sha256)
+        named = _RUN + b"".join(sorted(public_keys)) + f"{run_id} {group}".encode()
         return HKDF(hashes.SHA256(), KEY_BYTES, None, named).derive(self.value)
+
+    def mixed_with(self, other: "GroupSecret") -> "GroupSecret":
+        """Return a secret that nobody knows who does not know both."""
+        value = hmac.digest(self.value, other.value, hashlib.sha256)
+        return GroupSecret(value, self.is_simulated and other.is_simulated)
 
 
 class KeyPair:
@@ -193,20 +202,26 @@ class SiteKeys:
         """The public keys."""
         return PublicKeys(self.run.public, self.site.public if self.site else b"")
 
-    def seal(self, secret: GroupSecret, recipient: PublicKeys, run_id: int) -> bytes:
-        """Seal the secret so that only the holder of the recipient's keys opens it."""
+    def seal(
+        self,
+        secret: GroupSecret,
+        recipient: PublicKeys,
+        run_id: int,
+        group: str = RUN_GROUP,
+    ) -> bytes:
+        """Seal a group's secret so that only the recipient's keys open it."""
         kind = _SIMULATED if secret.is_simulated else _RANDOM
         nonce = secrets.token_bytes(_NONCE_BYTES)
-        cipher = _cipher(
-            self._exchanges(recipient, is_sender=True), self.public, recipient, run_id
-        )
+        exchanged = self._exchanges(recipient, is_sender=True)
+        cipher = _cipher(exchanged, self.public, recipient, f"{run_id} {group}")
         return nonce + cipher.encrypt(nonce, kind + secret.value, None)
 
-    def open(self, sealed: bytes, sender: PublicKeys, run_id: int) -> GroupSecret:
-        """Open the secret that the holder of the sender's keys sealed to this site."""
-        cipher = _cipher(
-            self._exchanges(sender, is_sender=False), sender, self.public, run_id
-        )
+    def open(
+        self, sealed: bytes, sender: PublicKeys, run_id: int, group: str = RUN_GROUP
+    ) -> GroupSecret:
+        """Return the secret of a group that the holder of the sender's keys sealed."""
+        exchanged = self._exchanges(sender, is_sender=False)
+        cipher = _cipher(exchanged, sender, self.public, f"{run_id} {group}")
         try:
             text = cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
         except (InvalidTag, ValueError):
@@ -228,12 +243,12 @@ class SiteKeys:
 
 
 def _cipher(
-    exchanged: bytes, sender: PublicKeys, recipient: PublicKeys, run_id: int
+    exchanged: bytes, sender: PublicKeys, recipient: PublicKeys, purpose: str
 ) -> ChaCha20Poly1305:
     """Return the cipher from sender to recipient; both ends derive the same one."""
     public = sender.run + sender.site + recipient.run + recipient.site
     # all keys have the same length, so the text has only one reading
-    info = (_PINNED if sender.site else _AGREED) + public + str(run_id).encode()
+    info = (_PINNED if sender.site else _AGREED) + public + purpose.encode()
     return ChaCha20Poly1305(
         HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
     )

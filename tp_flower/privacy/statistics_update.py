@@ -6,19 +6,19 @@ one product per epoch.
 
     G'_j     = min(G_j, R^2 / ||x_j||^2)                weights: long rows count less
     A        = X^T G' X + symmetric noise               once
-    q_j      = kappa (target_j - h_j)                   from the server
+    q_j      = kappa (target_j - h_j)                   kappa times the server's step
     q'_j     = q_j min(1, tau / (sqrt(G'_j) ||q_j||))
     b        = X^T (G' q') + noise                      every epoch
     theta   := argmin_t  beta R(t) + kappa/2N ||t - theta||_A^2 - <b, t - theta> / N
 
 With A = X^T G X and no clip, the last line is the update of
-:mod:`tp_flower.learning.solvers` with the square completed around the present theta:
-target = x theta + q / kappa. Of the two terms of its moments X^T G target = A theta + b
-/ kappa, the first is large and needs no rows once A is there, and the second vanishes
-as training converges: only it is clipped and gets noise. So a fixed point of training
-does not depend on A (b = N beta theta there); a noisy A makes other steps towards it,
-no other model. Re-weighting a long row keeps the model that it follows, whereas scaling
-it to length R would change it.
+:mod:`tp_flower.learning.solvers` (``exact_update``), the square around the present
+theta completed: target = x theta + q / kappa. Of the two terms of its moments X^T G
+target = A theta + b / kappa the first is large and needs no row once A is there, and
+the second fades as training converges: it alone is clipped and gets noise. So a fixed
+point of training does not depend on A (b = N beta theta there); a noisy A makes other
+steps towards it, no other model. Re-weighting a long row keeps the model that it
+follows, where scaling it to length R would change it.
 
 A's noise has the spectral norm s sqrt(2 p) (s: deviation on the diagonal); directions
 with less weight than that are unknown. :func:`usable_gram` sets negative eigenvalues to
@@ -55,13 +55,12 @@ How a run uses it (strategy ``admm``, linear models; without mixing of iterates 
 balancing of rho, which would follow the noise):
 
 1. Set-up: every site makes the plan of its part (``plan.py``) and reserves its cost. A
-   replaces the Gram matrix in everything that is sent or stored; its trace may be
-   negative. A table in one shard keeps a usable A, and factorises it; shards send A
-   with the deviation of its noise, and the server sums them.
-2. Every epoch: q = kappa (target - scores sent), with the scores from which the server
-   computed the target (the noisy ones with ``privacy.predictions``: the true ones would
-   reveal the noise). A single shard updates its theta; several shards send b, and the
-   server updates the theta that it keeps.
+   takes the place of the Gram matrix in all that is sent or kept; its trace may be
+   negative. A table in one shard keeps A, usable, and factorises it; shards send A with
+   the deviation of its noise, and the server sums.
+2. Every epoch: the server sends target - h, the step from the scores that it has (the
+   noisy ones with ``privacy.predictions``). One shard updates its theta; shards send b,
+   and the server updates the theta that it keeps.
 
 Notation:
     X    ``features`` [, 1]  (n, p)       G    ``multiplicity``  (n,)
@@ -80,7 +79,7 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import Features, moment, on_host
-from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.learning.solvers import gram
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.randomness import NoiseSource
 
@@ -201,18 +200,3 @@ def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:
     floored = np.maximum(values, 0.0) + DAMPING * spectral_norm
     usable: FloatArray = (vectors * floored) @ vectors.T
     return usable
-
-
-def private_update(
-    solver: RidgeSolver,
-    theta: FloatArray,
-    moments: FloatArray,
-    kappa: float,
-    l2: float,
-) -> FloatArray:
-    """Return the theta after an update, (p, d_c): post-processing of A and b.
-
-    A (usable, in the solver) and b (``moments``) are summed over the shards, kappa is c
-    * rho, and the residuals were computed with the present ``theta``, (p, d_c).
-    """
-    return solver.solve(solver.product(theta) + moments / kappa, kappa, l2)

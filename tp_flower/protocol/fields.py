@@ -98,6 +98,7 @@ class ArraySpec(NamedTuple):
     Attributes:
         nullable: whether NaN stands for a missing value.
         shorter: dtypes of fewer bytes that may be used instead.
+        masked: dtype of masked words in its place, which may have any value.
     """
 
     dtype: str
@@ -106,6 +107,7 @@ class ArraySpec(NamedTuple):
     high: float | None = None
     nullable: bool = False
     shorter: tuple[str, ...] = ()
+    masked: str = ""
 
 
 def _declaration(
@@ -127,6 +129,8 @@ positions = _declaration("int32", 0)
 """Row numbers, codes or counts."""
 nullable_positions = _declaration("int32", -1)
 """Row numbers or codes; -1 for none."""
+score_words = _declaration("float32", -LARGEST, LARGEST, masked="uint32")
+"""Scores of rows, or masked words of them."""
 unsigned = _declaration("uint32", None, shorter=("uint8",))
 """Unsigned positions or counts."""
 flags = _declaration("uint8", 0, 1)
@@ -275,8 +279,8 @@ def _array_spec(hint: Any) -> ArraySpec | None:
 def field_bytes(kind: type[Body], name: str, sizes: Mapping[str, float]) -> float:
     """Return the bytes of an array that a structure carries.
 
-    >>> from tp_flower.protocol.training_messages import AdmmTarget
-    >>> field_bytes(AdmmTarget, "target", {"trained": 3, "outputs": 2})
+    >>> from tp_flower.protocol.training_messages import AdmmStep
+    >>> field_bytes(AdmmStep, "step", {"trained": 3, "outputs": 2})
     24.0
     """
     spec = dict(layout_of(kind).arrays.values())[name]

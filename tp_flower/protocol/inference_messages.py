@@ -8,8 +8,8 @@ from tp_flower.arrays import AnyArray
 from tp_flower.losses import KMEANS, LOSSES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import RowKeyColumns
-from tp_flower.protocol.training_messages import PrivacyTerms
+from tp_flower.protocol.setup_messages import JoinSide, RowKeyColumns
+from tp_flower.protocol.training_messages import Masking, PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
@@ -24,10 +24,18 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
 
 class FinishedPart(PartBody, frozen=True):
-    """The SHA-256 of a saved part of the model; coefficients if they may be shown."""
+    """The outcome of a run at a participant.
+
+    Attributes:
+        digest: SHA-256 of the part of the model that is kept.
+        coefficients: of a linear model, if they may be shown.
+        score_sums: of the scores that left last, and of their squares, over the joined
+            training rows.
+    """
 
     digest: f.Digest | None = None
     coefficients: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
+    score_sums: Annotated[AnyArray, f.finite_values(2, "outputs")] | None = None
 
 
 class FinishReply(Reply, frozen=True, kw_only=True):
@@ -48,6 +56,14 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             kinds=("coefficients",),
             policy="coefficients",
         ),
+        Discloses(
+            "the mean and the variance of each table's scores",
+            fields=("score_sums",),
+            covered_by="scores",
+            kinds=("scores",),
+            policy="scores",
+            when="has_joins",
+        ),
     )
     schedule = ("ledger",)
     is_complete = False
@@ -59,6 +75,8 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
     model_part: Annotated[int, f.between(0, 1_000_000)]
     digest: f.Digest
     rows: Annotated[AnyArray, f.bits("rows")]
+    joins: list[JoinSide] = []
+    unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
 
 
 class ScoreRequest(Request, frozen=True, kw_only=True):
@@ -67,12 +85,21 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     model_name: f.Name
     model_version: f.Name
     privacy: PrivacyTerms
+    masking: Masking | None = None
     device: f.Device
     parts: dict[int, ScorePart]
 
-    discloses = (Discloses("which rows of the site are joined", fields=("rows",)),)
+    discloses = (
+        Discloses("which rows of the site are joined", fields=("rows",)),
+        Discloses(
+            "which own rows a LEFT JOIN finds no partner for",
+            fields=("unmatched",),
+            when="masks_outer",
+        ),
+    )
     schedule = (
-        *("model_name", "model_version", "privacy", "device", "model_part", "digest"),
+        *("model_name", "model_version", "privacy", "masking", "device"),
+        *("model_part", "digest", "joins"),
     )
 
 
@@ -80,7 +107,7 @@ class ScoredPart(PartBody, frozen=True, kw_only=True):
     """The scores of a participant's rows, each once."""
 
     rows: f.Count
-    scores: Annotated[AnyArray, f.float32("scored", "outputs")]
+    scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
 
 
 class ScoreReply(Reply, frozen=True, kw_only=True):

@@ -12,6 +12,8 @@ from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 PublicKey = f.Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
+GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|join-[0-9]{1,4})\Z")]
+"""Sites that share a key: all of the run, or those of the two sides of a join."""
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
 
@@ -77,37 +79,67 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
 
 
 class SealRequest(Request, frozen=True, kw_only=True):
-    """Make the run's secret and seal it to every site.
+    """Make the secrets of some groups and seal each to the sites of its group.
 
     Attributes:
-        public_keys: for the run, by node.
+        public_keys: of the run, by node.
         site_keys: long-term, by node, if sites pin each other's; otherwise "".
-        simulated: whether the secret may be a simulation's, which follows the seed.
+        groups: the nodes of each group that the node makes the secret for.
+        simulated: whether secrets may be a simulation's, which depend on the seed.
     """
 
     keys: KeySourceName
     public_keys: dict[Number, PublicKey]
     site_keys: dict[Number, Hexadecimal]
+    groups: dict[GroupName, list[Number]]
     simulated: bool
     seed: f.Seed
 
-    schedule = ("keys", "public_keys", "site_keys", "simulated", "seed")
+    schedule = ("keys", "public_keys", "site_keys", "groups", "simulated", "seed")
 
 
 class SealReply(Reply, frozen=True):
-    """The secret, sealed to each node (X25519)."""
+    """The secrets, by group sealed to each of its nodes (X25519)."""
 
-    sealed: dict[Number, Hexadecimal]
+    sealed: dict[GroupName, dict[Number, Hexadecimal]]
 
     discloses = (
         Discloses(
-            "the key of the hashes, by way of the server",
+            "the keys of hashes and masks, by way of the server",
             fields=("sealed",),
             covered_by="sealed",
             when="seals_key",
             reader=f.SITES,
         ),
     )
+
+
+class SealedSecret(Body, frozen=True, kw_only=True):
+    """A group's secret, sealed to one of its nodes.
+
+    Attributes:
+        members: the nodes of the group.
+        leader_key: of the run, of the node that made the secret.
+    """
+
+    members: list[Number]
+    leader_key: PublicKey
+    leader_site_key: Hexadecimal | None = None
+    text: Hexadecimal
+
+
+class JoinSide(Body, frozen=True):
+    """A participant's side of a join equality, for the masks of its scores.
+
+    Attributes:
+        group: that has the key of the masks.
+        key: position among the fragment's join keys.
+        is_positive: whether the masks are added; at the other side they are not.
+    """
+
+    group: GroupName
+    key: f.Count
+    is_positive: bool
 
 
 class RowKeyColumns(Body, frozen=True):
@@ -159,15 +191,13 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     """Run the query's fragments.
 
     Attributes:
-        public_keys: of all nodes, for the run.
-        leader_key: of the node that made the secret and sealed it to this one.
+        public_keys: of the run, by node, of all its nodes.
+        sealed: the secrets of the groups that the node is in.
     """
 
     keys: KeySourceName
-    public_keys: list[PublicKey]
-    leader_key: PublicKey | None = None
-    leader_site_key: Hexadecimal | None = None
-    sealed: Hexadecimal | None = None
+    public_keys: dict[Number, PublicKey]
+    sealed: dict[GroupName, SealedSecret]
     parts: dict[int, ExtractPart]
 
     discloses = (
@@ -177,7 +207,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     )
     # the message in which the secret was sealed discloses it
     schedule = (
-        *("keys", "public_keys", "leader_key", "leader_site_key", "sealed"),
+        *("keys", "public_keys", "sealed"),
         *("shard", "groups", "label_privacy", "local_label"),
     )
 

@@ -18,11 +18,14 @@ from tp_flower.methods import (
 )
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.protocol.setup_messages import JoinSide
 
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
+MOST_MEMORY: Final = 100
+"""Epochs that are mixed: the sites keep the parameters of each."""
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
 """Units of noise, bounded so that all arithmetic with them stays finite."""
@@ -78,6 +81,13 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
         return self.predictions > 0
 
 
+class Masking(Body, frozen=True):
+    """The fixed point of masked scores, see :class:`FixedPoint`."""
+
+    bits: Annotated[int, f.between(-128, 128)]
+    tables: Annotated[int, f.between(1, 1 << 16)]
+
+
 class Outline(Body, frozen=True, kw_only=True):
     """The announced schedule of a run, from which sites plan their releases.
 
@@ -109,6 +119,8 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         mean_multiplicity: mean number of joined rows of a trained row.
         batch_start: in SGD, where each batch starts in ``batch_rows``.
         batch_rows: in SGD, the distinct trained rows of every batch.
+        joins: with masked scores, the sides of the joins that the table is in.
+        unmatched: by join, the rows that a LEFT JOIN finds no partner for.
     """
 
     encoder: f.Document
@@ -128,13 +140,22 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     expanded_tested: Annotated[AnyArray, f.positions("tested")] | None = None
     batch_start: Annotated[AnyArray, f.positions("batches+1")] | None = None
     batch_rows: Annotated[AnyArray, f.positions("batch_rows")] | None = None
+    joins: list[JoinSide] = []
+    unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
 
 
 class PrepareRequest(Request, frozen=True, kw_only=True):
-    """Encode the features, make the models, plan the releases."""
+    """Encode the features, make the models, plan the releases.
+
+    Attributes:
+        masking: of the run's scores; None if they leave in the clear.
+        sends_scores: whether scores of untrained models are needed, of all tables.
+    """
 
     privacy: PrivacyTerms
     outline: Outline
+    masking: Masking | None = None
+    sends_scores: bool = False
     parts: dict[int, PreparePart]
 
     discloses = (
@@ -151,8 +172,16 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
             fields=("batch_start", "batch_rows"),
             when="has_batches",
         ),
+        Discloses(
+            "which own rows a LEFT JOIN finds no partner for",
+            fields=("unmatched",),
+            when="masks_outer",
+        ),
     )
-    schedule = ("privacy", "outline", "model", "update", "l2", "device")
+    schedule = (
+        *("privacy", "outline", "masking", "sends_scores"),
+        *("model", "update", "l2", "device", "joins"),
+    )
 
 
 class PreparedPart(PartBody, frozen=True, kw_only=True):
@@ -173,7 +202,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
     gram_deviation: f.NonNegative | None = None
     penalised: Annotated[AnyArray, f.flags("parameters")]
     gram: Annotated[AnyArray, f.float64("width", "width")] | None = None
-    scores: Annotated[AnyArray, f.float32("total", "outputs")] | None = None
+    scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
 
 class PrepareReply(Reply, frozen=True, kw_only=True):
@@ -211,7 +240,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
 
 
 class LocalFit(Body, frozen=True, kw_only=True):
-    """How a site fits a table's model to targets in ADMM.
+    """How a site fits a table's model to its targets in ADMM.
 
     ``rho_in`` is the penalty of the consensus between shards, by table; 0
     ``local_epochs`` of a torch model, or a ``learning_rate`` of 0, means the default.
@@ -225,41 +254,54 @@ class LocalFit(Body, frozen=True, kw_only=True):
     learning_rate: f.NonNegative
 
 
-class AdmmTarget(PartBody, frozen=True):
-    """The target of the trained rows' scores, Y (paper, Eq. 15)."""
+class AdmmStep(PartBody, frozen=True):
+    """How far the trained rows' scores are from their target Y (paper, Eq. 15)."""
 
-    target: Annotated[AnyArray, f.float32("trained", "outputs")]
+    step: Annotated[AnyArray, f.float32("trained", "outputs")]
 
 
 class AdmmRequest(Request, frozen=True, kw_only=True):
-    """One epoch of ADMM: fit the model to the target, and ``evaluate`` it."""
+    """One epoch of ADMM: fit the model to the target, and ``evaluate`` it.
+
+    Attributes:
+        scores_number: of the scores that answer it, in the run: it names their masks.
+        memory: epochs that later ones may mix, of a table whose fit is exact.
+        mixing: coefficients of the changes of the parameters in the last epochs, the
+            newest last, which are taken back before the fit.
+    """
 
     fit: LocalFit
     more_rounds: f.Count
     evaluate: bool
-    parts: dict[int, AdmmTarget]
+    scores_number: f.Count
+    memory: Annotated[int, f.between(0, MOST_MEMORY)]
+    mixing: Annotated[list[f.Finite], msgspec.Meta(max_length=MOST_MEMORY)]
+    parts: dict[int, AdmmStep]
 
     discloses = (
         Discloses(
-            "a target per {row}, made from labels and all tables' scores",
-            fields=("target",),
+            "a step of the score per {row}, made from labels and all tables' scores",
+            fields=("step",),
             covered_by="messages",
         ),
     )
-    schedule = ("fit", "more_rounds", "evaluate")
+    schedule = (
+        *("fit", "more_rounds", "evaluate", "scores_number"),
+        *("memory", "mixing"),
+    )
 
 
 class ConsensusUpdate(PartBody, frozen=True):
     """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20)."""
 
-    scores: Annotated[AnyArray, f.float32("scored", "outputs")] | None = None
+    scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
     proposal: Annotated[AnyArray, f.float64("parameters")] | None = None
 
 
 class AdmmUpdate(ConsensusUpdate, frozen=True):
     """Scores of a table in one shard; for a sharded table, the terms needed first.
 
-    ``moments`` are features times targets, sent if the server solves.
+    ``moments`` are features times the steps of the scores, where the server solves.
     """
 
     moments: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
@@ -290,7 +332,7 @@ class AdmmReply(Reply, frozen=True):
 
     discloses = (
         Discloses(
-            "features times targets, summed per shard of {gram}",
+            "features times score steps, summed per shard of {gram}",
             fields=("moments",),
             covered_by="models",
             kinds=("moments",),
@@ -317,6 +359,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
     fit: LocalFit | None = None
     more_rounds: f.Count
     evaluate: bool
+    scores_number: f.Count
     parts: dict[int, CommonParameters]
 
     discloses = (
@@ -327,7 +370,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
             when="takes_parameters",
         ),
     )
-    schedule = ("fit", "more_rounds", "evaluate")
+    schedule = ("fit", "more_rounds", "evaluate", "scores_number")
 
 
 class ConsensusReply(Reply, frozen=True):
@@ -343,6 +386,7 @@ class BatchStep(Body, frozen=True, kw_only=True):
 
     next_batch: f.Count | None = None
     evaluate: Annotated[str, f.one_of("tested", "all")] | None = None
+    scores_number: f.Count
     learning_rates: dict[str, f.NonNegative]
     momentum: f.Share
 
@@ -394,9 +438,11 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 class StepUpdate(PartBody, frozen=True):
     """Scores after a step: of the next batch, of held-out rows, or of all rows."""
 
-    batch_scores: Annotated[AnyArray, f.float32("next_rows", "outputs")] | None = None
-    tested_scores: Annotated[AnyArray, f.float32("tested", "outputs")] | None = None
-    scores: Annotated[AnyArray, f.float32("total", "outputs")] | None = None
+    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = (
+        None
+    )
+    tested_scores: Annotated[AnyArray, f.score_words("tested", "outputs")] | None = None
+    scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
 
 class BatchUpdate(StepUpdate, frozen=True):

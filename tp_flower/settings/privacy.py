@@ -14,6 +14,7 @@ from tp_flower.methods import (
     CLEAR,
     DP_SGD,
     LAPLACE,
+    MASKED,
     NOISY_STATISTICS,
     OUTSIDER,
     RANDOMISED_RESPONSE,
@@ -141,6 +142,12 @@ class PrivacySettings:
     )
     target_clip: float = setting(
         1.0, '"statistics": clip of a row\'s target.', _CLIP, _FEATURES
+    )
+    scores: str = setting(
+        MASKED,
+        'Scores: "masked" (the server sees their sum over the tables of each joined '
+        'row), or "clear".',
+        OneOf((MASKED, CLEAR)),
     )
     predictions: float = setting(
         0.0,

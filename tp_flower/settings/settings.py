@@ -16,6 +16,7 @@ from tp_flower.methods import (
     BY_DATA,
     BY_FEATURES,
     JOINING,
+    MASKED,
     METHODS,
     NOISY_STATISTICS,
     Method,
@@ -237,6 +238,13 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
         yield (
             f"on-missing: 'stale' needs the last scores of all rows, which strategy "
             f"{values.strategy!r} does not have at the server: use admm, or stop"
+        )
+    is_masked = values.strategy in JOINING and values.privacy.scores == MASKED
+    if on_missing == run.STALE and values.method.can_be_stale and is_masked:
+        yield (
+            "on-missing: 'stale' puts the last scores of a missing site beside new "
+            "ones, whose masks they do not cancel: set privacy.scores to 'clear', "
+            "which the sites' owners must allow, or use stop"
         )
     if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
         yield (

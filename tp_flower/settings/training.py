@@ -16,6 +16,7 @@ from tp_flower.methods import (
     of_families,
 )
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
+from tp_flower.protocol.training_messages import MOST_MEMORY
 from tp_flower.settings.declare import (
     Form,
     OneOf,
@@ -59,7 +60,7 @@ class AdmmSettings:
     anderson_memory: int = setting(
         5,
         "Epochs that Anderson acceleration looks back; 0 = off.",
-        Range(0),
+        Range(0, MOST_MEMORY + 1),
     )
     lou: str = setting(
         AUTO,

@@ -13,7 +13,8 @@ release      levels, each allowing all before it
 labels       never, private (noise on each label), clear
 weights      never, clear (values by which a query weights joined rows)
 models       never, private (DP-SGD or noisy statistics), clear
-scores       never, private (noise on each row's scores), clear
+scores       never, private (noise on each row's scores), masked (the server reads their
+             sums over joined rows; the default of a policy without a budget), clear
 rows         never, clear (encoded features of the rows that a run has drawn); never
              by default
 statistics   never (encoders that need none, such as declared ranges, are left), moments
@@ -42,6 +43,7 @@ from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
+MASKED = "masked"
 LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
 WEIGHTS, ROWS = "weights", "rows"
 
@@ -49,7 +51,7 @@ LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
     STATISTICS: (NEVER, MOMENTS, CLEAR),
     MODELS: (NEVER, PRIVATE, CLEAR),
-    SCORES: (NEVER, PRIVATE, CLEAR),
+    SCORES: (NEVER, PRIVATE, MASKED, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
 }
@@ -80,6 +82,11 @@ class Releases:
     scores: str = CLEAR
     weights: str = ""
     rows: str = NEVER
+
+    @classmethod
+    def of_policy(cls) -> "Releases":
+        """Return the defaults for a table with a policy."""
+        return cls(scores=MASKED)
 
     @classmethod
     def within_budget(cls) -> "Releases":
@@ -235,16 +242,24 @@ class Policy:
             f"no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
-    def check_release(self, kind: str, *, is_private: bool) -> None:
-        """Refuse a kind of release that may not leave, or not without noise."""
+    def check_release(
+        self, kind: str, *, is_private: bool, is_masked: bool = False
+    ) -> None:
+        """Refuse a kind of release that may not leave, or not without noise or mask."""
         level = self.releases.level(kind)
-        is_refused = level == NEVER or (level == PRIVATE and not is_private)
-        if is_refused:
-            allowed = (
-                "none may leave the site"
-                if level == NEVER
-                else f"they may leave with noise only (run config {_HOW[kind]})"
-            )
+        is_covered = {
+            NEVER: False,
+            PRIVATE: is_private,
+            MASKED: is_private or is_masked,
+        }.get(level, True)
+        if not is_covered:
+            allowed = {
+                NEVER: "none may leave the site",
+                PRIVATE: "they may leave with noise only (run config "
+                f"{_HOW.get(kind)})",
+                MASKED: "they may leave masked only (run config privacy.scores), and a "
+                "table that is not joined has nothing to mask them with",
+            }[level]
             rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
             raise _refused(rule, request, allowed)
 
@@ -273,7 +288,10 @@ def read_policy(
     )
     merged = {**of_table, **of_shard}
     levels = {**_levels(of_table, where), **_levels(of_shard, where)}
-    defaults = Releases.within_budget() if "epsilon" in merged else Releases()
+    defaults = Releases()
+    if merged:
+        has_budget = "epsilon" in merged
+        defaults = Releases.within_budget() if has_budget else Releases.of_policy()
     merged["releases"] = {**vars(defaults), **levels}
     policy = entries.read(Policy, merged, where)
     if policy.epsilon is None and "delta" in merged:

@@ -70,7 +70,7 @@ SERVER_EPOCHS = 12
 FIRST_STEADY = 7  # Anderson's history is full
 COPIES = 15
 TIMED: tuple[tuple[type, str, str], ...] = (
-    (admm.AdmmServer, "targets", "targets"),
+    (admm.AdmmServer, "steps", "steps"),
     (admm.AdmmServer, "take", "take"),
     (TrainingProblem, "train_metrics", "metrics"),
     (TrainingProblem, "test_metrics", "metrics"),

@@ -165,20 +165,17 @@ def _feature_kernels(rows: int) -> Iterator[Kernel]:
 def _mixing(rows: int) -> Iterator[Kernel]:
     """One mix with a full memory, against a copy of the memory."""
     draw = np.random.default_rng(4)
-    users = USERS * rows // ROWS
-    table = TableRows(draw.integers(0, users, rows).astype(np.int32), users)
-    mixer = AndersonMixer(TableMapping({"u": table}), MEMORY, 2)
+    mixer = AndersonMixer(MEMORY)
 
     def point() -> Point:
-        scores, duals = draw.normal(size=(2, rows, CLASSES))
-        return Point(scores, duals, {"u": draw.normal(size=(users, CLASSES))})
+        return Point(*draw.normal(size=(2, rows, CLASSES)))
 
     points = [(point(), point()) for _ in range(MEMORY + 1)]
     for before, after in points:
-        mixer.mix(RHO, before, after)
-    # how duals and h_i changed, and their steps
-    history = np.ones((MEMORY, 2 * (rows + users) * CLASSES), np.float32)
-    run = partial(mixer.mix, RHO, *points[0])
+        mixer.mix(before, after)
+    # how duals and h changed, and their steps
+    history = np.ones((MEMORY, 3 * rows * CLASSES), np.float32)
+    run = partial(mixer.mix, *points[0])
     yield "Anderson mixing", run, "a copy of its memory", history.copy, 12.0
 
 

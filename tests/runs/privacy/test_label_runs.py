@@ -11,7 +11,7 @@ from client_apps.privacy import noisy_labels
 from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
 from strategies.setup.labels import label_plan, read_private_labels
-from strategies.setup.problem import TrainingProblem
+from strategies.setup.problem import TrainingProblem, sum_local
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tp_flower.errors import ReplyError, SettingsError, SiteError
@@ -123,8 +123,8 @@ def labels_sent(grid):
 def guessed_by_other_site(grid, method, action, array):
     """What b's site guesses of a's labels by the sign of what it is sent per row.
 
-    Its rows' derivatives of the loss, p - y, are below zero where y = 1; a target
-    moves against them.
+    Its rows' derivatives of the loss, p - y, are below zero where y = 1; a step goes
+    against them.
     """
     a, b = pairs()
     truth = a.set_index("id")["y"][b["id"]].to_numpy()
@@ -137,7 +137,7 @@ def guessed_by_other_site(grid, method, action, array):
     masks = grid.arrays("train.prepare")
     trained = masks[part.number, "trained"]
     rows = np.flatnonzero(np.unpackbits(trained, count=len(b)))
-    if array == "target":
+    if array == "step":
         return ((told[:, 0] > 0) == truth[rows]).mean(), len(rows)
     start = masks[part.number, "batch-start"]
     first = grid.sent("train.sgd")[0].header["batch"]
@@ -165,7 +165,7 @@ def test_labels_are_guessed_from_messages_as_often_as_the_noise_allows(
     keep = plan.noise.keep if plan else 1.0
     assert keep == pytest.approx(expected, abs=5e-4)
     assert_as_often((labels_sent(grid) == true_labels()).mean(), ROWS, keep)
-    found, rows = guessed_by_other_site(grid, method, "train.admm", "target")
+    found, rows = guessed_by_other_site(grid, method, "train.admm", "step")
     assert rows == ROWS
     assert_as_often(found, rows, keep)
 
@@ -204,9 +204,11 @@ def learned(monkeypatch, privacy):
     kept = []
     measure = TrainingProblem.test_metrics
 
-    def keep(federation, local_scores):
-        kept.append(federation.test.sum_scores(federation.base_score, local_scores))
-        return measure(federation, local_scores)
+    def keep(federation, local):
+        scores = federation.test.sum_scores
+        point = federation.fixed_point
+        kept.append(sum_local(scores, federation.base_score, local, point))
+        return measure(federation, local)
 
     with monkeypatch.context() as patch:
         patch.setattr(TrainingProblem, "test_metrics", keep)

@@ -244,37 +244,30 @@ def test_no_statistic_leaves_as_it_is(layout):
     assert not replies(private, "proposal")
 
 
-def test_moments_are_of_what_the_server_told_less_the_scores_it_had():
-    """With noisy scores the residual is of those sent, else it would undo the noise."""
-    # scores with noise move the targets further than any label does
+def test_moments_are_of_the_steps_that_the_server_sent():
+    # scores with noise move the steps further than any label does
     privacy = dataclasses.replace(UNBOUNDED, target_clip=100.0, predictions=2.0)
     finished = trained(privacy, loss="squared", **PLAIN)
-    parts, scores = parts_of(finished), replies(finished, "scores")
-    requests = finished.sent("train.admm")
-    kappas = {seen.round: seen.header["fit"]["kappa"] for seen in requests}
-    targets = {
+    parts = parts_of(finished)
+    steps = {
         (seen.round, number): array
-        for seen in requests
+        for seen in finished.sent("train.admm")
         for (number, name), array in seen.arrays.items()
-        if name == "target"
+        if name == "step"
     }
-    checked = 0
-    for (turn, number), sums in replies(finished, "moments").items():
+    sent = replies(finished, "moments")
+    for (turn, number), sums in sent.items():
         features, counts, intercept = parts[number]
-        target = targets[turn, number]
-        before = [own for own in scores if own[1] == number and own[0] < turn]
-        had = scores[max(before)][: len(counts)] if before else np.zeros_like(target)
-        residual = kappas[turn] * (target.astype(np.float64) - had)
-        expected = moment(features, counts[:, None] * residual, intercept=intercept)
+        weighted = counts[:, None] * steps[turn, number].astype(np.float64)
+        expected = moment(features, weighted, intercept=intercept)
         scale = np.abs(expected).max()
         np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4 * scale)
-        checked += bool(before)
-    assert checked == 7 * (EPOCHS - 1)
+    assert len(sent) == 7 * EPOCHS
 
 
 def test_what_leaves_has_the_noise_that_the_ledger_says():
     """Scores of constant models are clipped, and differ by their noise alone."""
-    privacy = PrivacySettings(predictions=2.0, prediction_clip=0.5)
+    privacy = PrivacySettings(scores="clear", predictions=2.0, prediction_clip=0.5)
     finished = trained(privacy, layout="whole", l2=1e6)
     (mechanism,) = {
         msgspec.convert(own["release"]["mechanism"], Mechanism)

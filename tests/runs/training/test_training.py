@@ -160,24 +160,28 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss, memory
 @pytest.mark.parametrize("l2", [0.0, L2])
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
     how = {"num_epochs": 120, "l2": l2, "tolerance": 1e-8, "one_site": True}
-    # without a penalty softmax is flat in some directions
-    assert_optimal(trained(loss, layout, **how), gradient=1e-5, excess=1e-6)
+    # masked scores are rounded to a millionth of the label's deviation; without a
+    # penalty softmax is flat in some directions
+    within = 100.0 if loss == "softmax" and not l2 else 1.0
+    finished = trained(loss, layout, **how)
+    assert_optimal(finished, gradient=2e-5 * within, excess=3e-6 * within)
 
 
 @pytest.mark.parametrize(
-    ("loss", "how", "gradient"),
+    ("loss", "how", "gradient", "excess"),
     [
-        ("logistic", {"anderson_memory": 0}, 1e-5),
-        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.0}, 1e-5),
-        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.8}, 1e-5),
-        # far from the automatic rho it takes longer, but it does not diverge
-        *((loss, {"rho": rho}, 1e-4) for loss in LABELS for rho in (0.02, 5.0)),
+        ("logistic", {"anderson_memory": 0}, 1e-5, 1e-8),
+        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.0}, 1e-5, 1e-8),
+        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.8}, 1e-5, 1e-8),
+        *((loss, {"rho": 0.02}, 1e-4, 1e-8) for loss in LABELS),
+        # far above the automatic rho, shifts between tables whose sum stays take longer
+        *((loss, {"rho": 5.0}, 4e-3, 3e-3) for loss in LABELS),
     ],
 )
-def test_plain_admm_and_any_rho_converge_too(loss, how, gradient):
+def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
     epochs = 150 if "rho" in how else 250
     finished = trained(loss, num_epochs=epochs, one_site=True, **how)
-    assert np.abs(reference_of(finished).gradient(finished.flat)).max() <= gradient
+    assert_optimal(finished, gradient=gradient, excess=excess)
 
 
 @pytest.mark.parametrize(

@@ -109,11 +109,14 @@ def _array(
         else:
             side = size
         shape.append(side)
-    dtype = np.dtype(draw(st.sampled_from((spec.dtype, *spec.shorter))))
+    dtypes = [name for name in (spec.dtype, spec.masked, *spec.shorter) if name]
+    dtype = np.dtype(draw(st.sampled_from(dtypes)))
     return draw(hnp.arrays(dtype, tuple(shape), elements=_numbers(spec, dtype)))
 
 
 def _numbers(spec: ArraySpec, dtype: np.dtype) -> st.SearchStrategy[Any]:
+    if dtype == spec.masked:
+        return st.integers(0, np.iinfo(dtype).max)
     if dtype.kind != "f":
         limits = np.iinfo(dtype)
         low = limits.min if spec.low is None else int(spec.low)
@@ -288,7 +291,7 @@ def _wrong_forms(
     spec: ArraySpec, array: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield arrays of other dtypes, dimensions and ranges than are declared."""
-    for dtype in sorted(WIRE_DTYPES - {spec.dtype, *spec.shorter}):
+    for dtype in sorted(WIRE_DTYPES - {spec.dtype, spec.masked, *spec.shorter}):
         with np.errstate(all="ignore"):
             yield dtype, array.astype(dtype)
     yield "deeper", array[..., None]

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tests.support.reference import losses as slow
-from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.learning import admm
 from tp_flower.learning.admm import (
     BALANCE_WINDOW,
@@ -15,6 +14,8 @@ from tp_flower.learning.admm import (
     admm_step,
     balanced_rho,
     initial_state,
+    mixed_parameters,
+    reached_with,
     residuals,
 )
 from tp_flower.losses import LOSSES, make_loss
@@ -23,10 +24,6 @@ ALL_LOSSES = [
     make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()
 ]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)
-
-
-def rows_of(*row_of: int, rows: int) -> TableRows:
-    return TableRows(np.array(row_of, np.int32), rows)
 
 
 @pytest.fixture(autouse=True)
@@ -105,59 +102,45 @@ def test_rho_follows_a_lasting_imbalance_only(recent, expected):
     assert balanced_rho(3.0, recent) == expected
 
 
-ROWS, OWN, OUTPUTS = 900, 200, 3
-RHO, CORRECTIONS = 0.7, 2
+ROWS, OUTPUTS = 900, 3
+RHO = 0.7
 HALF_ULP = 2.0**-24
 """Relative rounding of float32."""
 
 
-def mapping_of(row_of) -> TableMapping:
-    return TableMapping({"t": TableRows(row_of.astype(np.int32), OWN)})
-
-
 def random_steps(count: int):
     """Pairs of points (before, after) whose changes have nothing in common."""
-    rng = np.random.default_rng(11)
-    mapping = mapping_of(rng.integers(0, OWN, ROWS))
-
-    def point() -> Point:
-        local = {"t": rng.normal(size=(OWN, OUTPUTS))}
-        scores = mapping.sum_scores(np.zeros(OUTPUTS), local)
-        return Point(scores, rng.normal(size=(ROWS, OUTPUTS)), local)
-
-    return mapping, [(point(), point()) for _ in range(count)]
+    draws = np.random.default_rng(11).normal(size=(count, 2, 2, ROWS, OUTPUTS))
+    return [(Point(*before), Point(*after)) for before, after in draws]
 
 
 def flat(point: Point) -> np.ndarray:
-    arrays = (point.scores, point.duals, point.local_scores["t"])
-    return np.concatenate([array.ravel() for array in arrays])
+    return np.concatenate([point.scores.ravel(), point.duals.ravel()])
 
 
-def textbook(mapping, steps, memory):
-    """The last point by Walker and Ni's type II, and its |dG| |gamma|."""
-    count = mapping.tables["t"].multiplicity
-    weights = np.concatenate(
-        [
-            np.zeros(ROWS * OUTPUTS),  # h follows
-            np.ones(ROWS * OUTPUTS),
-            np.repeat(RHO * np.sqrt(CORRECTIONS * count), OUTPUTS),
-        ]
-    )
+def textbook(steps, memory, row_weights):
+    """The last point by Walker and Ni's type II, its |dG| |gamma|, and gamma."""
+    size = np.repeat(np.sqrt(row_weights), OUTPUTS)
+    weights = np.concatenate([0.0 * size, size])  # h is not in the norm
     reached = np.array([flat(after) for _, after in steps])
     moved = np.array([weights * (flat(after) - flat(start)) for start, after in steps])
     changes = np.diff(moved, axis=0)[-memory:]
     gamma = np.linalg.lstsq(changes.T, moved[-1])[0]
     back = np.diff(reached, axis=0)[-memory:]
-    return reached[-1] - gamma @ back, np.abs(gamma) @ np.abs(back)
+    return reached[-1] - gamma @ back, np.abs(gamma) @ np.abs(back), gamma
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("memory", [1, 3, 5])
-def test_a_mix_is_the_textbooks_to_the_rounding_of_what_is_kept(memory):
-    mapping, steps = random_steps(7)
-    mixer = AndersonMixer(mapping, memory, CORRECTIONS)
+def test_a_mix_is_the_textbooks_to_the_rounding_of_what_is_kept(memory, is_weighted):
+    steps, weights = random_steps(7), np.ones(ROWS)
+    if is_weighted:
+        weights = np.random.default_rng(2).uniform(0.5, 2.0, ROWS)
+    mixer = AndersonMixer(memory, weights if is_weighted else None)
     for before, after in steps:
-        mixed = mixer.mix(RHO, before, after)
-    expected, size = textbook(mapping, steps, memory)
+        mixed = mixer.mix(before, after)
+    expected, size, gamma = textbook(steps, memory, weights)
+    np.testing.assert_allclose(mixer.coefficients, gamma, rtol=1e-4)
     # gamma is off by the rounding of dF, times its condition, which is below 10 here
     error = np.abs(flat(mixed) - expected)
     assert error.max() <= 10 * HALF_ULP * size.max()
@@ -166,44 +149,65 @@ def test_a_mix_is_the_textbooks_to_the_rounding_of_what_is_kept(memory):
 
 
 def test_a_mix_does_not_depend_on_the_order_of_the_rows():
-    mapping, steps = random_steps(5)
     order = np.random.default_rng(1).permutation(ROWS)
-    moved = mapping_of(mapping.tables["t"].row_of[order])
 
     def in_order(point: Point) -> Point:
-        return Point(point.scores[order], point.duals[order], point.local_scores)
+        return Point(point.scores[order], point.duals[order])
 
-    mixer, other = (AndersonMixer(each, 3, CORRECTIONS) for each in (mapping, moved))
-    for before, after in steps:
-        mixed = mixer.mix(RHO, before, after)
-        actual = other.mix(RHO, in_order(before), in_order(after))
-    np.testing.assert_allclose(actual.duals, mixed.duals[order], rtol=1e-10, atol=1e-10)
+    mixer, other = AndersonMixer(3), AndersonMixer(3)
+    for before, after in random_steps(5):
+        mixed = mixer.mix(before, after)
+        actual = other.mix(in_order(before), in_order(after))
     np.testing.assert_allclose(
-        actual.local_scores["t"], mixed.local_scores["t"], rtol=1e-10, atol=1e-10
+        flat(actual), flat(in_order(mixed)), rtol=1e-10, atol=1e-10
     )
 
 
+@pytest.mark.parametrize("memory", [1, 2, 4])
+def test_the_sum_of_mixed_linear_models_is_the_mixed_score(memory):
+    """Sites mix theta, the server h and the duals, by the same coefficients."""
+    rng = np.random.default_rng(4)
+    rows = {name: rng.normal(size=(ROWS, 5)) for name in "ab"}
+    mixer, base = AndersonMixer(memory), rng.normal(size=OUTPUTS)
+    reached = {name: np.zeros((1, 5 * OUTPUTS)) for name in rows}
+    start = Point(np.tile(base, (ROWS, 1)), np.zeros((ROWS, OUTPUTS)))
+    for _ in range(7):
+        for name in rows:
+            theta = rng.normal(size=5 * OUTPUTS)
+            reached[name] = reached_with(reached[name], theta, memory)
+        scores = base + sum(
+            rows[name] @ kept[-1].reshape(5, OUTPUTS) for name, kept in reached.items()
+        )
+        end = Point(scores, rng.normal(size=(ROWS, OUTPUTS)))
+        start = mixer.mix(start, end)
+        mixed = base + sum(
+            rows[name] @ mixed_parameters(kept, mixer.coefficients).reshape(5, OUTPUTS)
+            for name, kept in reached.items()
+        )
+        np.testing.assert_allclose(start.scores, mixed, atol=1e-5)
+        assert {len(kept) for kept in reached.values()} <= set(range(2, memory + 2))
+
+
 def test_first_steps_and_steps_far_beyond_the_best_are_plain():
-    mapping, steps = random_steps(6)
-    mixer = AndersonMixer(mapping, 3, CORRECTIONS)
+    steps = random_steps(6)
+    mixer = AndersonMixer(3)
     for number, (before, after) in enumerate(steps[:5]):
-        mixed = mixer.mix(RHO, before, after)
+        mixed = mixer.mix(before, after)
         assert (mixed is after) == (number == 0)
-        assert mixer.remembered == min(number, 3)
-        assert AndersonMixer(mapping, 0, CORRECTIONS).mix(RHO, before, after) is after
+        assert mixer.remembered == len(mixer.coefficients) == min(number, 3)
+        assert AndersonMixer(0).mix(before, after) is after
     before, after = steps[5]
-    local = {"t": 100.0 * after.local_scores["t"]}
-    far = Point(100.0 * after.scores, 100.0 * after.duals, local)
-    assert mixer.mix(RHO, before, far) is far
-    assert mixer.remembered == 0
-    mixer.mix(RHO, *steps[0])
+    far = Point(100.0 * after.scores, 100.0 * after.duals)
+    assert mixer.mix(before, far) is far
+    assert mixer.remembered == len(mixer.coefficients) == 0
+    mixer.mix(*steps[0])
     mixer.restart()
-    assert mixer.mix(RHO, before, after) is after
+    assert mixer.mix(before, after) is after
 
 
 def test_mixing_at_a_fixed_point_stays_there():
-    mapping, ((point, _),) = random_steps(1)
-    mixer = AndersonMixer(mapping, 3, CORRECTIONS)
+    ((point, _),) = random_steps(1)
+    mixer = AndersonMixer(3)
     for _ in range(4):
-        mixed = mixer.mix(RHO, point, point)
+        mixed = mixer.mix(point, point)
         np.testing.assert_allclose(flat(mixed), flat(point), atol=1e-8)

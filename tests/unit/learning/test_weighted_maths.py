@@ -10,7 +10,7 @@ from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
-from tp_flower.learning.admm import AdmmState, residuals, targets
+from tp_flower.learning.admm import AdmmState, residuals, score_steps
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
 from tp_flower.learning.metrics import auc, evaluate
 from tp_flower.learning.models.local_model import FitProblem
@@ -115,7 +115,7 @@ def test_metrics_of_classes_are_scikit_learns():
     outputs=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
+def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     rng = np.random.default_rng(seed)
     rows = TableRows(np.array(row_of, np.int32), 4)
     drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
@@ -127,18 +127,17 @@ def test_targets_row_by_row(is_weighted, row_of, outputs, seed):
     np.testing.assert_allclose(masses, expected, rtol=1e-6)
     # what the site multiplies by is what the server has divided by
     assert (masses.astype(np.float32) == masses).all()
-    local = rng.normal(size=(4, outputs))
     message = rng.normal(size=(len(row_of), outputs))
     if is_weighted:
         message = weights.rows[:, None] * message
-        actual = targets(rows, local, message, 0.7, weights.inverse_multiplicity["t"])
+        actual = score_steps(rows, message, 0.7, weights.inverse_multiplicity["t"])
     else:
         masses = rows.multiplicity
-        actual = targets(rows, local, message, 0.7)
+        actual = score_steps(rows, message, 0.7)
     for row in range(4):
         mine = [message[j] for j, r in enumerate(row_of) if r == row]
         moved = sum(mine) / (0.7 * masses[row]) if mine else 0.0
-        np.testing.assert_allclose(actual[row], local[row] - moved, atol=1e-12)
+        np.testing.assert_allclose(actual[row], -moved, atol=1e-12)
 
 
 def test_weighted_residuals_are_those_of_rows_repeated():

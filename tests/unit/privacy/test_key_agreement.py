@@ -82,7 +82,7 @@ def test_seal_is_hkdf_of_the_four_exchanges():
         + exchange(site.site, leader.site)
     )
     ends = leader.run.public + leader.site.public + site.run.public + site.site.public
-    info = b"tp_flower sealed secret v2, pinned" + ends + b"77"
+    info = b"tp_flower sealed secret v3, pinned" + ends + b"77 run"
     key = HKDF(hashes.SHA256(), 32, None, info).derive(shared)
     text = ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None)
     assert text == b"r" + SECRET.value
@@ -131,7 +131,9 @@ def test_key_of_a_run_is_its_own():
         SECRET.of_run(RUN, [*keys[:2], bytes(32)]),
         SECRET.of_run(RUN, keys[:2]),
         GroupSecret(bytes(32)).of_run(RUN, keys),
+        SECRET.of_run(RUN, keys, "join-0"),
+        SECRET.of_run(RUN, keys, "join-1"),
     }
-    assert len(others | {key}) == 6
-    info = b"tp_flower run key v1" + b"".join(keys) + b"77"
+    assert len(others | {key}) == 8
+    info = b"tp_flower group key v2" + b"".join(keys) + b"77 run"
     assert key == HKDF(hashes.SHA256(), 32, None, info).derive(SECRET.value)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import moment
-from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.learning.solvers import RidgeSolver, exact_update, gram
 from tp_flower.privacy.plan import PartPlan, Schedule, plan_statistics
 from tp_flower.privacy.statistics_update import (
     GRAM_SHARE,
@@ -18,7 +18,6 @@ from tp_flower.privacy.statistics_update import (
     StatisticsPlan,
     noisy_gram,
     noisy_moments,
-    private_update,
     usable_gram,
 )
 from tp_flower.randomness import KEY_BYTES, NoiseSource
@@ -78,7 +77,7 @@ class TestWithoutNoise:
             np.testing.assert_array_equal(matrix, clear)
             sums = noisy_moments(plan, rows, residual, noise())
         private = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
-        updated = private_update(private, theta, sums, KAPPA, L2)
+        updated = exact_update(private, theta, sums / KAPPA, KAPPA, L2)
         np.testing.assert_allclose(updated, expected, rtol=1e-8, atol=1e-10)
 
     @few
@@ -197,7 +196,7 @@ class TestUsableGram:
         for _ in range(200):
             residual = KAPPA * (target - dense(rows) @ theta)
             moments = noisy_moments(plan, rows, residual, noise())
-            theta = private_update(solver, theta, moments, KAPPA, L2)
+            theta = exact_update(solver, theta, moments / KAPPA, KAPPA, L2)
         best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
             dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
         )

@@ -43,7 +43,7 @@ from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, Extracted
 from tp_flower.protocol.training_messages import (
     AdmmReply,
     AdmmRequest,
-    AdmmTarget,
+    AdmmStep,
     LocalFit,
 )
 
@@ -169,18 +169,24 @@ def test_a_failure_stands_in_place_of_a_reply():
     assert decode_reply(AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
-        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): TARGET}))
+        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
 
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
 FIT |= {"local_epochs": 0, "learning_rate": 0.0}
-TARGET = np.zeros((3, 2), np.float32)
+STEP = np.zeros((3, 2), np.float32)
 
 
-def admm(target=TARGET, fit=None, **facts):
+def admm(step=STEP, fit=None, **facts):
     fit = LocalFit(**{**FIT, **(fit or {})})
     request = AdmmRequest(
-        fit=fit, more_rounds=0, evaluate=False, parts={4: AdmmTarget(target)}
+        fit=fit,
+        more_rounds=0,
+        evaluate=False,
+        scores_number=1,
+        memory=2,
+        mixing=[0.5],
+        parts={4: AdmmStep(step)},
     )
     return msgspec.structs.replace(request, **facts)
 
@@ -213,10 +219,10 @@ WRONG = [
     (admm(fit={"kappa": 0.0}), "'fit' is {.*; allowed: .*> 0.0 - at `\\$.fit.kappa`"),
     (draw(scale=1.5), "'scale' is 1.5; allowed: `float` <= 1.0"),
     (draw(count=1.0), "'count' is 1.0; allowed: `int`"),
-    (admm(TARGET.astype(float)), r"'target' is float64 of shape \(3, 2\); allowed"),
-    (admm(TARGET[0]), r"'target' .* \(2,\); allowed: float32 of shape trained x "),
-    (admm(TARGET + np.float32(1e31)), r"'target' has numbers .* -1e\+30 to 1e\+30"),
-    (admm(TARGET * np.float32(np.nan)), "'target' has numbers that are not finite"),
+    (admm(STEP.astype(float)), r"'step' is float64 of shape \(3, 2\); allowed"),
+    (admm(STEP[0]), r"'step' .* \(2,\); allowed: float32 of shape trained x "),
+    (admm(STEP + np.float32(1e31)), r"'step' has numbers .* -1e\+30 to 1e\+30"),
+    (admm(STEP * np.float32(np.nan)), "'step' has numbers that are not finite"),
     (
         check({"0": np.zeros(2, np.int32)}, {"0": MASKS}),
         r"'weights/0' is uint32 of shape \(3,\); allowed: uint32 of shape 2 ",
@@ -251,7 +257,7 @@ def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
 
 
 def test_sizes_that_the_reader_knows_are_compared():
-    body = AdmmTarget(TARGET)
+    body = AdmmStep(STEP)
     check_sizes(body, trained=3)
     check_sizes(body, trained=3, outputs=2, scored=9)
     with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
@@ -274,11 +280,11 @@ def test_members_of_a_family_have_sizes_of_their_own():
 
 def test_bytes_of_an_array():
     sizes = {"trained": 9, "outputs": 2, "rows": 9}
-    assert field_bytes(AdmmTarget, "target", sizes) == 72
+    assert field_bytes(AdmmStep, "step", sizes) == 72
     assert field_bytes(ScorePart, "rows", sizes) == 2
     assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
     with pytest.raises(KeyError, match="trained"):
-        field_bytes(AdmmTarget, "target", {})
+        field_bytes(AdmmStep, "step", {})
 
 
 IMPORTS = """

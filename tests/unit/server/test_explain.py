@@ -222,10 +222,11 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     words = {
         "label of every row": "randomised response on each label (epsilon 1.5)",
         "a score per row": scores,
+        "the mean and the variance": scores,
         "scores of every row": scores,
         "per row of the site": "made from labels and scores that are covered",
         **dict.fromkeys(["gradients", "final coefficients", "parameters"], dp_sgd),
-        **dict.fromkeys(["second moments", "features times targets"], dp_sgd),
+        **dict.fromkeys(["second moments", "features times score steps"], dp_sgd),
     }
     for carries, protection in changed.items():
         assert any(k in carries and v in protection for k, v in words.items()), carries

@@ -16,7 +16,7 @@ from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGri
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.protocol.setup_messages import ExtractRequest, SealRequest
+from tp_flower.protocol.setup_messages import ExtractRequest, SealedSecret, SealRequest
 
 SOURCES = ("file", "pinned", "agreed")
 PAIRS = list(permutations(SOURCES, 2))
@@ -51,9 +51,11 @@ def test_sites_share_a_key_that_no_message_carries(make, source):
         assert header["keys"] == source
         assert ("site-key" in header) == (source == "pinned")
         assert ("secret-digest" in header) == (source == "file")
-    assert bool(grid.sent("query.seal")) == (source != "file")
-    extracts = [seen.header for seen in grid.sent("query.extract")]
-    assert any("sealed" in header for header in extracts) == (source != "file")
+    # the key of a join's masks is sealed in any case
+    headers = [*grid.sent("query.seal"), *grid.sent("query.extract")]
+    groups = [{*s.header.get("groups", s.header.get("sealed"))} for s in headers]
+    expected = {"join-0"} if source == "file" else {"join-0", "run"}
+    assert groups == [expected] * 3
     assert sorted(grid.secrets) == sorted(grid.nodes.values())
     (key,) = set(grid.secrets.values())
     texts = [str(seen.header) for seen in grid.seen]
@@ -154,7 +156,7 @@ def test_sites_that_are_not_set_up_are_refused_at_first(make, source, change, ma
         ),
         (
             ("b", "a"),
-            "'b-0'.*: the site key of the site that made the run's secret",
+            "'b-0'.*: the site key of the site that made the secret of group 'run'",
         ),
     ],
 )
@@ -187,23 +189,28 @@ def test_pinned_leader_makes_no_simulated_secret(make):
         keys="pinned",
         public_keys={"3": member["public_key"]},
         site_keys={"3": member["site_key"]},
+        groups={"run": ["3"]},
         simulated=True,
         seed=0,
     )
-    sealed = keys.seal(site, request).sealed["3"]
-    request = ExtractRequest(
-        keys="pinned",
-        public_keys=[member["public_key"]],
+    sealed = SealedSecret(
+        members=["3"],
         leader_key=leader["public_key"],
         leader_site_key=leader["site_key"],
-        sealed=sealed,
+        text=keys.seal(site, request).sealed["run"]["3"],
+    )
+    request = ExtractRequest(
+        keys="pinned",
+        public_keys={"3": member["public_key"]},
+        sealed={"run": sealed},
         parts={},
     )
-    keys.take_secret(pair, request)
+    keys.take_secrets(pair, request)
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
 
-NOTHING = {"public_keys": {}, "site_keys": {}, "simulated": False, "seed": 0}
+NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
+NOTHING = {**NODES, "simulated": False, "seed": 0}
 
 
 @pytest.mark.parametrize(("source", "named"), PAIRS)
@@ -213,15 +220,21 @@ def test_server_does_not_choose_the_source(make, source, named):
     match = f"takes the key of a run's hashes from '{source}', and the server asks"
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
+    request = ExtractRequest(keys=named, public_keys={}, sealed={}, parts={})
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
-        keys.take_secret(site, ExtractRequest(keys=named, public_keys=[], parts={}))
+        keys.take_secrets(site, request)
     assert not site.store.has("secret")
 
 
-def test_site_with_a_secret_file_seals_nothing(make):
+def test_site_with_a_secret_file_seals_no_secret_of_the_run(make):
     site = site_of(make("file"), "a")
-    with pytest.raises(SiteError, match="reads its secret-file: it seals no secret"):
-        keys.seal(site, SealRequest(keys="file", **NOTHING))
+    match = "reads its secret-file: it seals no run's secret"
+    request = {**NOTHING, "groups": {"run": []}}
+    with pytest.raises(SiteError, match=match):
+        keys.seal(site, SealRequest(keys="file", **request))
+
+
+OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
 def with_groups(*groups):
@@ -233,17 +246,31 @@ def without(field):
     return lambda header: header.pop(field)
 
 
+def sealed(**fields):
+    """Change what is sealed to the site, of all its groups; None leaves a field out."""
+
+    def change(header):
+        for secret in header["sealed"].values():
+            secret |= {name.replace("_", "-"): own for name, own in fields.items()}
+            for name in [name for name, own in secret.items() if own is None]:
+                del secret[name]
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("source", "change", "match"),
     [
         ("agreed", without("sealed"), "request: it has no 'sealed'"),
-        ("agreed", {"sealed": "ab" * 61}, "cannot be opened"),
-        ("agreed", without("leader-key"), "request: it has no 'leader-key'"),
-        ("agreed", {"leader-key": "00" * 32}, "not an X25519 key"),
-        ("agreed", {"public-keys": []}, "the public keys of the run lack this site's"),
-        ("file", {"public-keys": ["ab" * 32]}, "the public keys of the run lack this"),
-        ("pinned", without("leader-site-key"), "request: it has no 'leader-site-key'"),
-        ("pinned", {"leader-site-key": ""}, "is not in this site's allowed-keys"),
+        ("agreed", {"sealed": {}}, "'sealed' lacks the secret of group 'run'"),
+        ("agreed", sealed(text="ab" * 61), "cannot be opened"),
+        ("agreed", sealed(leader_key=None), "missing required field `leader-key`"),
+        ("agreed", sealed(leader_key="00" * 32), "not an X25519 key"),
+        ("agreed", sealed(members=["2"]), "keys of group 'run' lack this site's"),
+        ("agreed", {"public-keys": {}}, r"'public-keys' lacks nodes \['2', '3'\]"),
+        ("file", {"public-keys": OTHERS}, "keys of group 'join-0' lack this site's"),
+        ("pinned", sealed(leader_site_key=None), "it has no 'leader-site-key'"),
+        ("pinned", sealed(leader_site_key=""), "is not in this site's allowed-keys"),
         ("agreed", with_groups(), "key-groups'"),
         ("agreed", with_groups("a", "b"), "key-groups'"),
         ("agreed", with_groups("A"), "key-groups'"),
@@ -276,8 +303,8 @@ class Repeating(KeyedGrid):
             fields = {"run": header["run"], "round": 0, "after": None}
             reply = self.send("query.describe", Packet({"tables": ["b"], **fields}))
             # the private key is gone, and the site has no other one in this run
-            assert [reply.header["public-key"]] == header["public-keys"][1:]
-            header["public-keys"] = [reply.header["public-key"]]
+            assert reply.header["public-key"] == header["public-keys"]["3"]
+            del header["public-keys"]["2"]
         header["round"] = last["round"]
         self.again = self.send("query.extract", self.request)
 

@@ -14,6 +14,7 @@ from tests.support.federated import WatchedGrid
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
 ROWS = 30
@@ -73,7 +74,8 @@ def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
     ],
 )
 def test_saved_model_scores_as_the_run_did(tmp_path, method, settings):
-    sent = train(tmp_path, method, **settings)
+    privacy = PrivacySettings(scores="clear")
+    sent = train(tmp_path, method, privacy=privacy, **settings)
     orders, people = frames()
     parts = saved_parts(tmp_path)
     assert sorted(parts) == [0, 1, 2]
@@ -123,7 +125,7 @@ def test_damaged_model_is_refused(tmp_path):
 
 def test_models_that_are_not_linear_show_no_coefficients(tmp_path):
     orders, _ = frames()
-    policies = {"o": "coefficients = true"}
+    policies = {"o": "coefficients = true\nreleases = { scores = 'clear' }"}
     path = federated.write_site(tmp_path, {"o": orders}, policies)
     sql = "SELECT qty AS label, price FROM o"
     strategy = federated.train({"shop": path}, sql, num_epochs=1, model="mlp")

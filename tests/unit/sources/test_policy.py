@@ -281,13 +281,19 @@ def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
 
 @pytest.mark.parametrize("kind", LEVELS)
 @pytest.mark.parametrize("is_private", [True, False])
-def test_releases_by_level(kind, is_private):
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_releases_by_level(kind, is_private, is_masked):
+    how = {"is_private": is_private, "is_masked": is_masked}
     for level in LEVELS[kind]:
         policy = Policy(releases=Releases(**{kind: level}))
-        is_refused = level == "never" or (level == "private" and not is_private)
+        is_covered = {
+            "never": False,
+            "private": is_private,
+            "masked": is_private or is_masked,
+        }.get(level, True)
         match = f"releases.{kind} = {level}.*the run asks for {kind}"
-        with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
-            policy.check_release(kind, is_private=is_private)
+        with nullcontext() if is_covered else pytest.raises(PolicyError, match=match):
+            policy.check_release(kind, **how)
 
 
 def test_the_guards_schema_has_the_visible_columns_only(tmp_path):

@@ -1,0 +1,99 @@
+"""The terms of masked scores: their fixed point, and every table's sides of the joins.
+
+The server also names the rows that a LEFT JOIN finds no partner for. A row of a table
+must have a partner in all its joined rows or in none, or its mask would have to be
+there and not be there in one message.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.run.exchange import Part
+from strategies.setup.extract import Extracted, join_group
+from tp_flower.arrays import AnyArray, BoolArray
+from tp_flower.errors import QueryError
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.privacy.score_masks import FixedPoint
+from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.setup_messages import JoinSide
+from tp_flower.protocol.training_messages import Masking
+from tp_flower.query import BoundQuery
+
+
+@dataclass(frozen=True)
+class ScoreMasking:
+    """The masks of a run's scores.
+
+    Attributes:
+        sides: of every join, by table.
+        unmatched: by part and by group, a bit for each row of the shard.
+    """
+
+    point: FixedPoint
+    sides: Mapping[str, Sequence[JoinSide]]
+    unmatched: Mapping[int, Mapping[str, AnyArray]]
+
+    @property
+    def terms(self) -> Masking:
+        """The masking as sites are told it."""
+        return Masking(self.point.bits, self.point.tables)
+
+    def sides_of(self, part: Part) -> list[JoinSide]:
+        """Return the sides of the joins that a participant's table is in."""
+        return list(self.sides.get(part.table, ()))
+
+    def unmatched_at(self, number: int) -> dict[str, AnyArray]:
+        """Return, by group, the rows of a part without a partner, a bit each."""
+        return dict(self.unmatched.get(number, {}))
+
+
+def mask_scores(
+    bound: BoundQuery, extracted: Extracted, mapping: TableMapping, unit: float
+) -> ScoreMasking:
+    """Return the masks of scores whose size is about ``unit``.
+
+    ``mapping`` is of all joined rows whose scores are summed, over the tables' rows.
+
+    Raises:
+        QueryError: a LEFT JOIN finds partners for a row in some joined rows only.
+    """
+    sides: dict[str, list[JoinSide]] = {table: [] for table in bound.tables}
+    unmatched: dict[int, dict[str, AnyArray]] = {}
+    for number, join in enumerate(bound.joins):
+        group = join_group(number)
+        for table, other, key, is_positive in (
+            (join.left, join.right, join.left_key, True),
+            (join.right, join.left, join.right_key, False),
+        ):
+            sides[table].append(JoinSide(group, key, is_positive))
+            if not mapping.tables[other].has_missing:
+                continue
+            alone = _without_partner(mapping, table, other, join.text)
+            for part, rows in extracted.shards_of(table):
+                if alone[rows].any():
+                    bits = pack_bits(alone[rows])
+                    unmatched.setdefault(part.number, {})[group] = bits
+    point = FixedPoint.for_scores(unit, len(bound.tables))
+    return ScoreMasking(point, sides, unmatched)
+
+
+def _without_partner(
+    mapping: TableMapping, table: str, other: str, text: str
+) -> BoolArray:
+    """Return which rows (n_i,) of a table have joined rows without the other table."""
+    row_of, partner = mapping.tables[table].row_of, mapping.tables[other].row_of
+    rows = mapping.tables[table].rows
+    is_here, is_alone = row_of >= 0, partner < 0
+    alone, matched = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+    alone[row_of[is_here & is_alone]] = True
+    matched[row_of[is_here & ~is_alone]] = True
+    if both := int(np.count_nonzero(alone & matched)):
+        raise QueryError(
+            f"the LEFT JOIN of {other} ON {text} and other tables finds partners for "
+            f"{both} rows of {table} in some of their joined rows only: such scores "
+            "cannot be masked. Join "
+            f"{other} by one table, or allow privacy.scores = 'clear'"
+        )
+    return alone

@@ -1,0 +1,150 @@
+"""What a server and a site on its side make of masked scores."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from client_apps.rounds.site import Site
+from tests.support.federated import SOURCE, WatchedGrid, store, train
+from tp_flower.errors import DivergedError, SiteError
+from tp_flower.settings import PrivacySettings
+
+SQL = f"SELECT o.qty AS label, c.age {SOURCE}"
+CLEAR = PrivacySettings(scores="clear")
+NODES = {"orders": 2, "customers": 3, "items": 4}
+
+
+class Grid(WatchedGrid):
+    """A site per table, a server that may change requests, and the sites' keys."""
+
+    def __init__(self, forge=None):
+        frames = store(400, 150)
+        super().__init__([{name: frames[name]} for name in NODES], self._look)
+        self.forge, self.keys = forge, {}
+
+    def _look(self, seen):
+        if seen.action == "query.extract" and seen.is_reply:
+            site = Site(self.contexts[seen.node], self.run_name)
+            stored = site.store.load("secret").arrays
+            self.keys[seen.node] = {name: key.tobytes() for name, key in stored.items()}
+        if self.forge is not None and not seen.is_reply:
+            self.forge(seen)
+
+    def scores(self, table):
+        """A table's scores of trained rows, by epoch."""
+        sent = [s for s in self.seen if s.is_reply and s.node == NODES[table]]
+        arrays = [a for s in sent for (_, name), a in s.arrays.items()]
+        return [a for a in arrays if a.dtype in (np.uint32, np.float32)]
+
+
+def lattice(scores) -> int:
+    """How many different scores there are: those of one feature are its values."""
+    return len(np.unique(scores))
+
+
+def test_one_feature_is_read_from_clear_scores_and_not_from_masked_ones():
+    grids = [Grid(), Grid()]
+    for grid, privacy in zip(grids, (PrivacySettings(), CLEAR), strict=True):
+        train(grid, SQL, num_epochs=3, privacy=privacy)
+    masked, clear = (grid.scores("customers")[-1] for grid in grids)
+    ages = store(400, 150)["customers"]["age"]
+    # of equal ages the scores are equal, in the clear
+    assert lattice(clear) <= ages.nunique(dropna=False) < len(clear)
+    assert lattice(masked) == len(masked)
+    numbers = masked.view(np.int32)[:, 0].astype(float)
+    assert abs(np.corrcoef(numbers, clear[:, 0])[0, 1]) < 4 / np.sqrt(len(masked))
+
+
+def test_differences_between_epochs_are_masked_too():
+    grid = Grid()
+    train(grid, SQL, num_epochs=8)
+    epochs = [own for own in grid.scores("customers") if len(own) > 100]
+    assert len(epochs) == 8
+    for earlier, later in pairwise(epochs):
+        changed = (later - earlier).view(np.int32).astype(float) / 2.0**31
+        # uniform on (-1, 1): of deviation 1 / sqrt(3)
+        assert abs(changed.std() - 3**-0.5) < 0.15
+
+
+def test_a_site_has_the_keys_of_its_own_joins_only():
+    grid = Grid()
+    train(grid, SQL, num_epochs=1)
+    groups = {node: set(keys) for node, keys in grid.keys.items()}
+    assert groups == {
+        NODES["orders"]: {"run", "join-0", "join-1"},
+        NODES["customers"]: {"run", "join-0"},
+        NODES["items"]: {"run", "join-1"},
+    }
+    keys = [key for own in grid.keys.values() for key in own.values()]
+    assert len(set(keys)) == 3
+
+
+def change(action, what):
+    """A server that changes the requests of an action."""
+
+    def apply(seen):
+        if seen.action == action:
+            what(seen)
+
+    return apply
+
+
+def without_joins(seen):
+    for part in seen.header["parts"]:
+        part["joins"] = []
+
+
+def of_another_group(seen):
+    for part in seen.header["parts"]:
+        part["joins"] = [{**side, "group": "join-7"} for side in part["joins"]]
+
+
+def of_another_key(seen):
+    for part in seen.header["parts"]:
+        part["joins"] += [{**part["joins"][0], "key": 9}]
+
+
+def without_number(seen):
+    seen.header["scores-number"] = 1
+
+
+@pytest.mark.parametrize(
+    ("action", "what", "match"),
+    [
+        ("train.prepare", without_joins, "'joins' has no side of join keys"),
+        ("train.prepare", of_another_group, "no key of group 'join-7'"),
+        ("train.prepare", of_another_key, "names join key 9; the table has"),
+        ("train.admm", without_number, "'scores-number' is 1; the run is at 1"),
+    ],
+)
+def test_sites_refuse_to_leave_masks_out_or_to_use_them_twice(action, what, match):
+    with pytest.raises(SiteError, match=match):
+        train(Grid(change(action, what)), SQL, num_epochs=2)
+
+
+def test_scores_beyond_the_fixed_point_stop_the_run_and_name_the_site():
+    def small(seen):
+        seen.header["masking"]["bits"] = 60
+
+    match = "site '.*', table '.*': train.* a score is .*; the run's fixed point allows"
+    with pytest.raises(DivergedError, match=match):
+        train(Grid(change("train.prepare", small)), SQL, num_epochs=2)
+
+
+def test_rows_that_are_said_to_have_no_partner_leave_without_that_mask():
+    """The limit that PRIVACY.md states: a server may lie about a LEFT JOIN, once."""
+
+    frames = store(400, 150)
+    sizes = {NODES[name]: len(frames[name]) for name in NODES}
+
+    def unmask(seen):
+        for part in seen.header["parts"]:
+            for side in part["joins"]:
+                bits = np.packbits(np.ones(sizes[seen.node], np.bool_))
+                seen.arrays[part["id"], f"unmatched/{side['group']}"] = bits
+
+    grid = Grid(change("train.prepare", unmask))
+    train(grid, SQL, num_epochs=2)
+    words = grid.scores("customers")[-1].view(np.int32)[:, 0].astype(float)
+    assert lattice(words) < len(words)

@@ -1,0 +1,75 @@
+"""Masked scores train the model that scores in the clear do, at the same bytes."""
+
+import numpy as np
+import pytest
+
+from tests.support.examples.store_runs import LEFT, SOURCE, trained
+from tests.support.federated import Run
+from tp_flower.errors import QueryError
+from tp_flower.settings import PrivacySettings
+
+MASKED, CLEAR = PrivacySettings(scores="masked"), PrivacySettings(scores="clear")
+TWICE = f"{SOURCE} JOIN customers d ON o.item = d.id"
+CYCLE = f"{SOURCE} AND c.id = i.item"
+SCORES = ("scores", "batch-scores", "tested-scores")
+
+
+def history(finished: Run) -> np.ndarray:
+    """The metrics of all epochs, one after the other."""
+    metrics = [own for e in finished.strategy.history for own in (e.train, e.test)]
+    return np.array([value for own in metrics for value in own.values()])
+
+
+def scores_sent(finished: Run) -> list[np.ndarray]:
+    """The arrays of scores that sites have sent."""
+    return [
+        array
+        for seen in finished.seen
+        for (_, name), array in seen.arrays.items()
+        if seen.is_reply and name in SCORES
+    ]
+
+
+def traffic(finished: Run) -> list[tuple[str, int, int]]:
+    """What every round sends up and down, without what LEFT JOINs need."""
+    rounds = finished.strategy.report.history
+    return [
+        (r.phase, sum(r.bytes_up.values()), sum(r.bytes_down.values()))
+        for r in rounds
+        if r.phase != "prepare"
+    ]
+
+
+@pytest.mark.parametrize("source", [SOURCE, LEFT, TWICE, CYCLE])
+@pytest.mark.parametrize(
+    ("loss", "layout", "how"),
+    [
+        ("squared", "whole", {}),
+        ("squared", "sharded", {}),
+        ("logistic", "sharded", {"lou": "consensus"}),
+        ("softmax", "sharded", {}),
+        ("logistic", "whole", {"models": "o=mlp"}),
+        ("squared", "whole", {"strategy": "sgd", "batch_size": 20}),
+        ("softmax", "sharded", {"strategy": "sgd", "batch_size": 20, "staleness": 1}),
+        ("logistic", "whole", {"strategy": "vfl-admm"}),
+        ("squared", "sharded", {"coreset_size": 30, "coreset_kind": "uniform"}),
+    ],
+)
+def test_masked_scores_train_the_same_model(source, loss, layout, how):
+    how = {"source": source, "num_epochs": 4, **how}
+    masked, clear = (
+        trained(loss, layout, privacy=privacy, **how) for privacy in (MASKED, CLEAR)
+    )
+    np.testing.assert_allclose(history(masked), history(clear), rtol=1e-4, atol=1e-6)
+    for finished, dtype in ((masked, "uint32"), (clear, "float32")):
+        sent = scores_sent(finished)
+        assert {array.dtype.name for array in sent} == {dtype}
+    assert traffic(masked) == traffic(clear)
+
+
+def test_a_row_with_a_partner_in_some_joined_rows_only_cannot_be_masked():
+    source = """FROM orders o JOIN items i ON o.item = i.item
+    LEFT JOIN customers c ON o.customer = c.id AND i.item = c.id"""
+    match = "partners for .* rows of .* in some of their joined rows only: such scores "
+    with pytest.raises(QueryError, match=match):
+        trained("squared", source=source, num_epochs=1)

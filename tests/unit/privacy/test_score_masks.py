@@ -1,0 +1,233 @@
+"""Masks cancel in joined rows and nowhere else; every score has a mask of its own."""
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tp_flower.errors import DivergedError
+from tp_flower.joins.mapping import TableMapping, TableRows
+from tp_flower.privacy.score_masks import FixedPoint, JoinMask, masked
+
+SHAPES = {
+    "star": [(0, 1), (0, 2), (0, 3)],
+    "chain": [(0, 1), (1, 2), (2, 3)],
+    "snowflake": [(0, 1), (0, 2), (1, 3), (2, 4)],
+    "triangle": [(0, 1), (1, 2), (0, 2)],
+    "square": [(0, 1), (1, 2), (2, 3), (0, 3)],
+}
+ACYCLIC = ["star", "chain", "snowflake"]
+PRIME = (1 << 31) - 1
+
+
+@dataclass(frozen=True)
+class Join:
+    """A small join: the key of every side's rows, and the joined rows.
+
+    ``outer`` is a leaf that joined rows may lack, None where all joins are inner.
+    """
+
+    edges: list[tuple[int, int]]
+    keys: dict[tuple[int, int], np.ndarray]
+    rows: list[int]
+    outer: int | None
+
+    @property
+    def joined(self) -> list[tuple[int, ...]]:
+        """The row of every table behind each joined row; -1 for none."""
+        inner = [e for e, edge in enumerate(self.edges) if self.outer not in edge]
+        tables = [t for t in range(len(self.rows)) if t != self.outer]
+        found = []
+        for chosen in itertools.product(*(range(self.rows[t]) for t in tables)):
+            row_of = dict(zip(tables, chosen, strict=True))
+            if not all(self.meets(e, row_of) for e in inner):
+                continue
+            if self.outer is None:
+                found.append(chosen)
+                continue
+            (last,) = set(range(len(self.edges))) - set(inner)
+            partners = [
+                row
+                for row in range(self.rows[self.outer])
+                if self.meets(last, {**row_of, self.outer: row})
+            ]
+            found += [
+                tuple(row_of.get(t, row) for t in range(len(self.rows)))
+                for row in partners or [-1]
+            ]
+        return found
+
+    def meets(self, edge: int, row_of: dict[int, int]) -> bool:
+        """Whether both sides of an equality hold the same key."""
+        left, right = self.edges[edge]
+        keys = self.keys
+        return keys[edge, left][row_of[left]] == keys[edge, right][row_of[right]]
+
+    def key_of(self, edge: int, table: int, row: int) -> int | None:
+        """The key that masks a row; None where the LEFT JOIN finds no partner."""
+        key = int(self.keys[edge, table][row])
+        if self.outer in self.edges[edge] and table != self.outer:
+            return key if key in self.keys[edge, self.outer] else None
+        return key
+
+    def masks(self, table: int) -> list[JoinMask]:
+        """The masks of a table's rows, with a key of its own for every equality."""
+        masks = []
+        for edge, (left, right) in enumerate(self.edges):
+            for side, is_positive in ((left, True), (right, False)):
+                if side != table:
+                    continue
+                codes = [self.key_of(edge, table, r) for r in range(self.rows[table])]
+                of = np.array([-1 if code is None else code for code in codes])
+                tags = np.arange(8, dtype=np.uint64).reshape(4, 2)
+                secret = bytes([edge]) * 32
+                masks.append(JoinMask(secret, tags, of.astype(np.int32), is_positive))
+        return masks
+
+
+@st.composite
+def joins(draw, shapes, *, outer=False):
+    edges = SHAPES[draw(st.sampled_from(shapes))]
+    tables = 1 + max(max(edge) for edge in edges)
+    rows = [draw(st.integers(1, 4)) for _ in range(tables)]
+    keys = {
+        (e, t): np.array(draw(st.lists(st.integers(0, 2), min_size=n, max_size=n)))
+        for e, edge in enumerate(edges)
+        for t in edge
+        for n in [rows[t]]
+    }
+    is_leaf = sum(tables - 1 in edge for edge in edges) == 1
+    missing = tables - 1 if outer and is_leaf and draw(st.booleans()) else None
+    join = Join(edges, keys, rows, missing)
+    assume(join.joined)
+    return join
+
+
+def words_of(join: Join, table: int, scores, point, name="1 scores", rows=slice(None)):
+    return masked(scores, point, join.masks(table), rows, name)
+
+
+@settings(deadline=None, max_examples=150)
+@given(joins(list(SHAPES), outer=True), st.integers(1, 9), st.integers(0, 99))
+def test_masks_cancel_in_every_joined_row(join, outputs, seed):
+    rng = np.random.default_rng(seed)
+    point = FixedPoint.for_scores(1.0, len(join.rows))
+    scores = [rng.normal(size=(n, outputs)) for n in join.rows]
+    mapping = TableMapping(
+        {
+            str(t): TableRows(np.array(of, np.int32), join.rows[t])
+            for t, of in enumerate(zip(*join.joined, strict=True))
+        }
+    )
+    words = {str(t): words_of(join, t, own, point) for t, own in enumerate(scores)}
+    total = point.numbers(mapping.sum_scores(np.zeros(outputs, np.uint32), words))
+    # exactly: of the fixed points themselves
+    rounded = [np.rint(own * 2**point.bits) for own in scores]
+    for j, row_of in enumerate(join.joined):
+        expected = sum(rounded[t][row] for t, row in enumerate(row_of) if row >= 0)
+        assert (total[j] * 2**point.bits == expected).all()
+
+
+def rank(matrix: list[list[int]]) -> int:
+    """The rank over the integers modulo a prime, at most that over the rationals."""
+    rows, found = [[x % PRIME for x in row] for row in matrix], 0
+    for column in range(len(rows[0]) if rows else 0):
+        pivot = next((i for i in range(found, len(rows)) if rows[i][column]), None)
+        if pivot is None:
+            continue
+        rows[found], rows[pivot] = rows[pivot], rows[found]
+        inverse = pow(rows[found][column], PRIME - 2, PRIME)
+        rows[found] = [x * inverse % PRIME for x in rows[found]]
+        for i, row in enumerate(rows):
+            if i != found and (factor := row[column]):
+                pairs = zip(row, rows[found], strict=True)
+                rows[i] = [(a - factor * b) % PRIME for a, b in pairs]
+        found += 1
+    return found
+
+
+def ranks(join: Join) -> tuple[int, int]:
+    """What the server can form of the words without a mask, and of the joined sums."""
+    joined = [{(t, r) for t, r in enumerate(of) if r >= 0} for of in join.joined]
+    used = sorted(set().union(*joined))
+    sums = [[int(row in rows) for row in used] for rows in joined]
+    signs = [signs_of(join, *row) for row in used]
+    masks = sorted(set().union(*signs))
+    weights = [[own.get(mask, 0) for mask in masks] for own in signs]
+    return len(used) - rank(weights), rank(sums)
+
+
+def signs_of(join: Join, table: int, row: int) -> dict[tuple[int, int], int]:
+    """The sign of every mask on a row, by equality and key."""
+    return {
+        (edge, key): 1 if table == left else -1
+        for edge, (left, right) in enumerate(join.edges)
+        if table in (left, right) and (key := join.key_of(edge, table, row)) is not None
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(joins(ACYCLIC, outer=True))
+def test_the_server_can_form_the_span_of_the_joined_sums_and_no_more(join):
+    formed, joined = ranks(join)
+    assert formed == joined
+
+
+def test_of_a_cycle_the_server_can_form_more():
+    """A triangle of three tables, found by a search: joins in a circle hide less."""
+    keys = {
+        (0, 0): [0, 0, 1, 1, 1],
+        (0, 1): [0, 1],
+        (1, 1): [1, 0],
+        (1, 2): [0, 1, 0, 1, 0],
+        (2, 0): [1, 0, 0, 1, 0],
+        (2, 2): [1, 0, 0, 1, 1],
+    }
+    arrays = {side: np.array(own) for side, own in keys.items()}
+    assert ranks(Join(SHAPES["triangle"], arrays, [5, 2, 5], None)) == (7, 6)
+
+
+@pytest.mark.parametrize("outputs", [1, 4, 5])
+def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
+    keys = {(0, 0): np.arange(4), (0, 1): np.arange(4)}
+    join = Join([(0, 1)], keys, [4, 4], None)
+    point, scores = FixedPoint(20, 2), np.zeros((4, outputs))
+    names = ["1 scores", "2 scores", "1 tested-scores", "11 scores"]
+    words = [words_of(join, 0, scores, point, name) for name in names]
+    again = words_of(join, 0, scores, point, names[0])
+    np.testing.assert_array_equal(words[0], again)
+    # one word in 2^32 is equal by chance
+    together = np.concatenate([own.ravel() for own in words])
+    assert len(np.unique(together)) == len(together)
+
+
+def test_masks_are_uniform_words():
+    rows = 1 << 14
+    tags = np.random.default_rng(0).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
+    mask = JoinMask(b"k" * 32, tags, np.arange(rows, dtype=np.int32), True)
+    words = mask.of_keys(3, "1 scores").ravel()
+    bits = np.unpackbits(words.view(np.uint8)).mean()
+    assert abs(bits - 0.5) < 5 * 0.5 / math.sqrt(32 * words.size)
+
+
+@pytest.mark.parametrize(("unit", "tables"), [(1.0, 2), (37.5, 3), (1e-6, 7)])
+def test_fixed_point_rounds_to_its_last_bit_and_refuses_what_is_out_of_range(
+    unit, tables
+):
+    point = FixedPoint.for_scores(unit, tables)
+    assert 512 * unit <= point.limit * tables <= 2048 * unit
+    scores = unit * np.random.default_rng(1).normal(size=(50, 2))
+    back = point.numbers(point.words(scores))
+    assert np.abs(back - scores).max() <= 2.0 ** -(point.bits + 1)
+    assert np.abs(back - scores).max() < 1e-6 * unit
+    largest = np.nextafter(point.limit, 0)
+    # the sum of all tables' largest scores does not wrap around
+    total = np.uint32(tables) * point.words(np.array([[largest]]))
+    assert point.numbers(total)[0, 0] == pytest.approx(tables * largest, rel=1e-5)
+    for bad in (point.limit, -point.limit, math.nan, math.inf):
+        with pytest.raises(DivergedError, match="fixed point allows up to"):
+            point.words(np.array([[0.0], [bad]]))

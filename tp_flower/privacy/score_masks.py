@@ -1,0 +1,164 @@
+"""Masks on the scores of a table's rows, which cancel in every joined row.
+
+Where rows of two tables meet, both sides of every join equality e hold the same key. A
+row's score leaves its site as
+
+    w_i(r) = fix(h_i(r)) + sum_e sign(i, e) PRF(K_e; tag(key_e(r)), n)      mod 2^32
+
+with the sign + at one side of the equality and - at the other. K_e is known to the
+sites of the two sides alone, ``tag`` is a keyed hash of the key's value, and n numbers
+the scores of the run: no two of them share a mask. In a joined row the masks of every
+equality cancel, so that the server adds the words of all tables and reads the sum of
+their scores; from words that do not add up to joined rows it learns nothing (PRIVACY.md
+has the proof).
+
+A row that a LEFT JOIN finds no partner for keeps no mask of that equality.
+
+fix is a number in fixed point: x 2^b, rounded. Of M tables each may use the M-th part
+of the 32 bits, so that no sum wraps around.
+
+Notation:
+    n  rows           k  distinct keys of a side of an equality        d_c  outputs
+"""
+
+import hashlib
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import DivergedError
+from tp_flower.keyed_hash import HashArray
+
+WordArray = npt.NDArray[np.uint32]
+
+_BLOCK_BYTES: Final = 16
+_WORDS: Final = _BLOCK_BYTES // 4
+_PURPOSE: Final = b"tp_flower score mask v1 "
+
+RANGE_BITS: Final = 10
+"""The sum of the scores stays within 2^10 times their unit."""
+
+NO_MASK: Final = -1
+
+
+@dataclass(frozen=True)
+class FixedPoint:
+    """The fixed point of a run's scores.
+
+    Attributes:
+        bits: b, after the point; negative for large scores.
+        tables: M, whose scores are summed.
+    """
+
+    bits: int
+    tables: int
+
+    @classmethod
+    def for_scores(cls, unit: float, tables: int) -> "FixedPoint":
+        """Return the fixed point for scores whose size is about ``unit`` > 0.
+
+        >>> round(FixedPoint.for_scores(1.0, 3).limit, 3)
+        341.333
+        """
+        return cls(31 - RANGE_BITS - round(np.log2(unit)), tables)
+
+    @property
+    def limit(self) -> float:
+        """The absolute score of one table that none may reach.
+
+        With it the sum of M rounded scores stays below 2^31.
+        """
+        return (2.0**31 / self.tables - 1.0) / 2.0**self.bits
+
+    def words(self, scores: FloatArray) -> WordArray:
+        """Return fix(h) of scores (n, d_c).
+
+        Raises:
+            DivergedError: a score is out of range.
+        """
+        largest = float(np.abs(scores).max(initial=0.0))
+        # false for NaN
+        if not largest < self.limit:
+            raise DivergedError(
+                f"a score is {largest:g}; the run's fixed point allows up to "
+                f"{self.limit:g}: training diverged. Lower learning-rate (0 chooses "
+                "one), or look for extreme values in the data"
+            )
+        scaled = np.rint(scores * 2.0**self.bits)
+        return scaled.astype(np.int64).astype(np.uint32)
+
+    def numbers(self, words: WordArray) -> FloatArray:
+        """Return the numbers whose fixed point the words are, (n, d_c).
+
+        >>> point = FixedPoint(bits=20, tables=2)
+        >>> point.numbers(point.words(np.array([[-1.5], [0.25]]))).tolist()
+        [[-1.5], [0.25]]
+        """
+        return words.view(np.int32) / 2.0**self.bits
+
+
+@dataclass(frozen=True)
+class JoinMask:
+    """One side of a join equality, at the rows of one participant.
+
+    Attributes:
+        key: K_e.
+        tags: uint64 (k, 2), of the distinct keys.
+        codes: int32 (n,), which tag a row has; -1 for a row without a mask.
+        is_positive: whether the masks are added.
+    """
+
+    key: bytes = field(repr=False)
+    tags: HashArray
+    codes: npt.NDArray[np.int32]
+    is_positive: bool
+
+    def of_keys(self, outputs: int, name: str) -> WordArray:
+        """Return the masks of the distinct keys, (k, d_c), for the scores of a name."""
+        # reading tables and answering other messages needs no cipher
+        from cryptography.hazmat.primitives.ciphers import Cipher
+        from cryptography.hazmat.primitives.ciphers.algorithms import AES
+        from cryptography.hazmat.primitives.ciphers.modes import ECB
+
+        blocks = -(-outputs // _WORDS)
+        numbered = np.repeat(self.tags[:, None, :], blocks, axis=1)
+        # different inputs of one permutation; two tags that differ in a few bits only
+        # are as unlikely as two that are equal
+        numbered[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
+        derived = hmac.digest(self.key, _PURPOSE + name.encode(), hashlib.sha256)
+        cipher = Cipher(AES(derived), ECB()).encryptor()
+        text = cipher.update(np.ascontiguousarray(numbered, "<u8").tobytes())
+        words = np.frombuffer(text, "<u4").reshape(len(self.tags), blocks * _WORDS)
+        return words[:, :outputs].astype(np.uint32)
+
+
+RowIndex = slice | npt.NDArray[np.integer | np.bool_]
+
+
+def masked(
+    scores: FloatArray,
+    point: FixedPoint,
+    masks: Sequence[JoinMask],
+    rows: RowIndex,
+    name: str,
+) -> WordArray:
+    """Return the words of the scores (n, d_c) of some rows of a participant.
+
+    ``name`` is unique to these scores in the run: the same at all participants, and for
+    no other scores.
+    """
+    words = point.words(scores)
+    outputs = scores.shape[1]
+    for mask in masks:
+        # the last row is for those without a mask
+        of_keys = np.vstack(
+            [mask.of_keys(outputs, name), np.zeros((1, outputs), np.uint32)]
+        )
+        of_rows = of_keys.take(mask.codes[rows], axis=0, mode="wrap")
+        words = words + of_rows if mask.is_positive else words - of_rows
+    return words
