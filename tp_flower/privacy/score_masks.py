@@ -29,12 +29,16 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import ECB
 
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError
 from tp_flower.keyed_hash import HashArray
 
 WordArray = npt.NDArray[np.uint32]
+RowIndex = slice | npt.NDArray[np.integer | np.bool_]
 
 _BLOCK_BYTES: Final = 16
 _WORDS: Final = _BLOCK_BYTES // 4
@@ -118,26 +122,34 @@ class JoinMask:
     codes: npt.NDArray[np.int32]
     is_positive: bool
 
-    def of_keys(self, outputs: int, name: str) -> WordArray:
-        """Return the masks of the distinct keys, (k, d_c), for the scores of a name."""
-        # reading tables and answering other messages needs no cipher
-        from cryptography.hazmat.primitives.ciphers import Cipher
-        from cryptography.hazmat.primitives.ciphers.algorithms import AES
-        from cryptography.hazmat.primitives.ciphers.modes import ECB
+    def of_rows(self, rows: RowIndex, outputs: int, name: str) -> WordArray:
+        """Return the masks of some rows, (n, d_c), for the scores of a name."""
+        codes = self.codes[rows]
+        if not (len(codes) and len(self.tags)):
+            return np.zeros((len(codes), outputs), np.uint32)
+        # one of the two is cheaper; "wrap" reads any tag for a row without a mask
+        if len(codes) < len(self.tags):
+            tags = self.tags.take(codes, axis=0, mode="wrap")
+            words = self._of_tags(tags, outputs, name)
+        else:
+            of_keys = self._of_tags(self.tags, outputs, name)
+            words = of_keys.take(codes, axis=0, mode="wrap")
+        bare = codes == NO_MASK
+        return np.where(bare[:, None], np.uint32(0), words) if bare.any() else words
 
+    def _of_tags(self, tags: HashArray, outputs: int, name: str) -> WordArray:
+        """Return the masks of keys (n, d_c), by their tags (n, 2)."""
         blocks = -(-outputs // _WORDS)
-        numbered = np.repeat(self.tags[:, None, :], blocks, axis=1)
-        # different inputs of one permutation; two tags that differ in a few bits only
-        # are as unlikely as two that are equal
-        numbered[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
+        if blocks > 1:
+            # different inputs of one permutation; two tags that differ in a few bits
+            # only are as unlikely as two that are equal
+            tags = np.repeat(tags[:, None, :], blocks, axis=1)
+            tags[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
         derived = hmac.digest(self.key, _PURPOSE + name.encode(), hashlib.sha256)
         cipher = Cipher(AES(derived), ECB()).encryptor()
-        text = cipher.update(np.ascontiguousarray(numbered, "<u8").tobytes())
-        words = np.frombuffer(text, "<u4").reshape(len(self.tags), blocks * _WORDS)
-        return words[:, :outputs].astype(np.uint32)
-
-
-RowIndex = slice | npt.NDArray[np.integer | np.bool_]
+        text = cipher.update(np.ascontiguousarray(tags, "<u8").data.cast("B"))
+        words = np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)
+        return words[:, :outputs]
 
 
 def masked(
@@ -153,12 +165,10 @@ def masked(
     no other scores.
     """
     words = point.words(scores)
-    outputs = scores.shape[1]
     for mask in masks:
-        # the last row is for those without a mask
-        of_keys = np.vstack(
-            [mask.of_keys(outputs, name), np.zeros((1, outputs), np.uint32)]
-        )
-        of_rows = of_keys.take(mask.codes[rows], axis=0, mode="wrap")
-        words = words + of_rows if mask.is_positive else words - of_rows
+        of_rows = mask.of_rows(rows, scores.shape[1], name)
+        if mask.is_positive:
+            words += of_rows
+        else:
+            words -= of_rows
     return words

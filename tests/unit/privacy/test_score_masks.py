@@ -209,9 +209,24 @@ def test_masks_are_uniform_words():
     rows = 1 << 14
     tags = np.random.default_rng(0).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
     mask = JoinMask(b"k" * 32, tags, np.arange(rows, dtype=np.int32), True)
-    words = mask.of_keys(3, "1 scores").ravel()
+    words = mask.of_rows(slice(None), 3, "1 scores").copy().ravel()
     bits = np.unpackbits(words.view(np.uint8)).mean()
     assert abs(bits - 0.5) < 5 * 0.5 / math.sqrt(32 * words.size)
+
+
+@pytest.mark.parametrize("outputs", [1, 5])
+def test_a_batch_has_the_masks_of_its_rows(outputs):
+    rng = np.random.default_rng(0)
+    tags = rng.integers(0, 1 << 63, (40, 2)).astype(np.uint64)
+    codes = rng.integers(-1, 40, 300).astype(np.int32)
+    mask = JoinMask(b"k" * 32, tags, codes, True)
+    every = mask.of_rows(slice(None), outputs, "1 scores")
+    np.testing.assert_array_equal((every == 0).all(axis=1), codes == -1)
+    # none, fewer rows than keys, and more
+    for size in (0, 10, 100):
+        rows = np.sort(rng.choice(300, size, replace=False))
+        of_rows = mask.of_rows(rows, outputs, "1 scores")
+        np.testing.assert_array_equal(of_rows, every[rows])
 
 
 @pytest.mark.parametrize(("unit", "tables"), [(1.0, 2), (37.5, 3), (1e-6, 7)])
