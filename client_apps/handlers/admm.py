@@ -89,8 +89,7 @@ def _fit_exactly(
     start = mixed_parameters(reached, np.array(request.mixing))
     moments = part.moments(step, kappa)
     theta = exact_update(
-        *(solver, start.reshape(-1, model.outputs), moments),
-        *(kappa, part.data.l2),
+        solver, start.reshape(-1, model.outputs), moments, kappa, part.data.l2
     )
     model.parameters = theta.ravel()
     if request.memory:

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import ScoreMasks, score_masks
+from client_apps.operator.masks import ScoreMasks, are_masked, score_masks, sent_scores
 from client_apps.operator.participant import Releaser, make_model
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
@@ -43,7 +43,7 @@ from tp_flower.protocol.inference_messages import (
     ScoreRequest,
 )
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import row_numbers, unpack_bits
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import (
@@ -83,9 +83,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         scores = releaser.scores(model.scores(features))
         parts[number] = ScoredPart(
             rows=len(rows),
-            scores=row_numbers(scores)
-            if masks is None
-            else masks.words(scores, slice(None), "scores"),
+            scores=sent_scores(scores, masks, slice(None), "scores"),
         )
     site.pay()
     return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=parts)
@@ -93,7 +91,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
 
 def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _Ready:
     source, extracted = site.source(number), site.extracted(number)
-    is_masked = request.masking is not None and bool(body.joins)
+    is_masked = are_masked(request.masking, body)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
     check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
@@ -105,16 +103,8 @@ def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _
     if request.privacy.covers_predictions:
         check_scores(model, width)
     plan = plan_prediction(request.privacy, saved.spec.output_scale or 1.0)
-    masks = None
-    if request.masking is not None:
-        masks = score_masks(
-            request.masking,
-            body.joins,
-            body.unmatched,
-            site.join_keys(number),
-            rows,
-            site.group_key,
-        )
+    join_keys = site.join_keys(number)
+    masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
     return _Ready(model, saved.encoder, rows, site.releaser(number, plan), masks)
 
 

@@ -22,7 +22,7 @@ from client_apps.handlers.training_rows import (
     read_batches,
     read_rows,
 )
-from client_apps.operator.masks import score_masks
+from client_apps.operator.masks import are_masked, score_masks
 from client_apps.operator.participant import (
     SCORE_SUMS,
     Participant,
@@ -118,7 +118,7 @@ def _prepare_part(
         source,
         (ROWS if sends_rows else MODELS, SCORES),
         privacy,
-        is_masked=request.masking is not None and bool(body.joins),
+        is_masked=are_masked(request.masking, body),
     )
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
@@ -152,16 +152,13 @@ def _prepare_part(
         sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
-    masks = None
-    if request.masking is not None:
-        masks = score_masks(
-            request.masking,
-            body.joins,
-            body.unmatched,
-            site.join_keys(number),
-            rows.positions if rows.place is None else rows.positions[rows.place],
-            site.group_key,
-        )
+    masks = score_masks(
+        request.masking,
+        body,
+        site.join_keys(number),
+        rows.positions if rows.place is None else rows.positions[rows.place],
+        site.group_key,
+    )
     forget(site.store, number)
     data = ShardData(
         features=place(site.store, number, features, body.device, spec.kind),

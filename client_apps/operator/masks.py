@@ -23,9 +23,10 @@ from tp_flower.privacy.score_masks import (
     WordArray,
     masked,
 )
-from tp_flower.protocol.packet import unpack_bits
+from tp_flower.protocol.inference_messages import ScorePart
+from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.protocol.setup_messages import JoinSide
-from tp_flower.protocol.training_messages import Masking
+from tp_flower.protocol.training_messages import Masking, PreparePart
 
 if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
@@ -80,22 +81,36 @@ class ScoreMasks:
         return cls(FixedPoint(*facts["point"]), sides, joins)
 
 
+def sent_scores(
+    scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
+) -> AnyArray:
+    """Return scores (k, d_c) of some rows as they leave: numbers, or masked words."""
+    return row_numbers(scores) if masks is None else masks.words(scores, rows, name)
+
+
+def are_masked(masking: Masking | None, body: PreparePart | ScorePart) -> bool:
+    """Return whether masks hide the scores; a table without joins has none."""
+    return masking is not None and bool(body.joins)
+
+
 def score_masks(
-    masking: Masking,
-    sides: Sequence[JoinSide],
-    unmatched: Mapping[str, AnyArray],
+    masking: Masking | None,
+    body: PreparePart | ScorePart,
     join_keys: "Sequence[ExtractedKey]",
     rows: npt.NDArray[np.integer],
     keys: GroupKeys,
-) -> ScoreMasks:
-    """Return the masks of rows (n,), which are positions in the table.
+) -> ScoreMasks | None:
+    """Return the masks of rows (n,), positions in the table; None without masking.
 
-    ``join_keys`` are those of the fragment that joins compare, and ``unmatched``, by
-    group, the rows of the table that a LEFT JOIN finds no partner for, a bit each.
+    ``join_keys`` are those of the fragment that joins compare. The body of the request
+    has the sides of the joins, and the rows that a LEFT JOIN finds no partner for.
 
     Raises:
         MessageError: a join key has no mask, or a row lacks the key of a join.
     """
+    if masking is None:
+        return None
+    sides, unmatched = body.joins, body.unmatched
     if bare := sorted(set(range(len(join_keys))) - {side.key for side in sides}):
         raise MessageError(
             f"'joins' has no side of join keys {bare}: they mask nothing"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
-from client_apps.operator.masks import GroupKeys, ScoreMasks
+from client_apps.operator.masks import GroupKeys, ScoreMasks, sent_scores
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import (
     DivergedError,
@@ -56,7 +56,6 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.score_masks import RowIndex
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.protocol.fields import PartBody
-from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
 
@@ -234,10 +233,8 @@ class Participant:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
     def _encoded(self, scores: FloatArray, rows: RowIndex, name: str) -> AnyArray:
-        if self.data.masks is None:
-            return row_numbers(scores)
         number = int(self.vectors[SCORES_NUMBER][0])
-        return self.data.masks.words(scores, rows, f"{number} {name}")
+        return sent_scores(scores, self.data.masks, rows, f"{number} {name}")
 
     def begin_scores(self, number: int) -> None:
         """Take the number of the scores of this message, which names their masks.

@@ -193,24 +193,23 @@ class CostEstimate:
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
         masking = self._masking
-        prepare = prepare_round(
-            self._tables, self._batches, is_masked=masking is not None
-        )
+        is_masked = masking.point is not None
+        prepare = prepare_round(self._tables, self._batches, is_masked=is_masked)
         finish = finish_round(self._tables)
         return traffic + drawing + prepare + self._unmatched(masking) + finish
 
     @property
-    def _masking(self) -> ScoreMasking | None:
+    def _masking(self) -> ScoreMasking:
         settings, labels = self.method.settings, self._trained.train_labels
         preparation = Preparation(self._trained, settings, self.encoders, labels)
         return preparation.masking()
 
-    def _unmatched(self, masking: ScoreMasking | None) -> Traffic:
+    def _unmatched(self, masking: ScoreMasking) -> Traffic:
         """Return the bytes that name the rows without a partner in a LEFT JOIN."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            arrays = {} if masking is None else masking.unmatched_at(part.number)
-            sent = sum(array.nbytes for array in arrays.values())
+            unmatched = masking.unmatched_at(part.number)
+            sent = sum(bits.nbytes for bits in unmatched.values())
             down[part.table] = down.get(part.table, 0) + sent
         return Traffic(0, {}, down)
 

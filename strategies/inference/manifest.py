@@ -77,7 +77,7 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
         features: their expressions, in order (:func:`feature_texts`).
         mean_score: (d_c,), the mean of the table's local score over the joined training
             rows; a row without a match counts as 0.
-        share: cov(h_i, h) / var(h) over the same rows; sums to 1 over the tables.
+        share: of the tables' variances over the same rows; sums to 1 over the tables.
     """
 
     table: str
@@ -284,7 +284,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         loss=problem.loss.name,
         classes=problem.classes,
         base_score=tuple(problem.base_score.tolist()),
-        score_unit=getattr(problem, "score_unit", 1.0),
+        score_unit=problem.score_unit,
         tables=tuple(tables),
         train=finite(report.final_train),
         test=finite(report.final_test),

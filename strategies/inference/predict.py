@@ -36,7 +36,7 @@ from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.labels import Labels, gather_labels, loss_of
-from strategies.setup.masking import mask_scores
+from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, sum_local
 from strategies.setup.row_weights import (
     declared_weighting,
@@ -203,33 +203,31 @@ class ModelStrategy(RoundStrategy):
             for part, span in joined.extracted.shards_of(table)
         }
         parts = [part for part in all_parts if masks[part.number].any()]
-        masking = None
+        masking = ScoreMasking()
         if self.settings.privacy.scores == MASKED:
             masking = mask_scores(
-                *(joined.bound, joined.extracted, joined.mapping, manifest.score_unit)
+                joined.bound, joined.extracted, joined.mapping, manifest.score_unit
             )
         request = ScoreRequest(
             model_name=manifest.name,
             model_version=manifest.model_version,
             privacy=PrivacyTerms.of(self.settings.privacy),
-            masking=None if masking is None else masking.terms,
+            masking=masking.terms,
             device=self.settings.device,
             parts={
                 part.number: ScorePart(
                     model_part=part_numbers[part.number].number,
                     digest=part_numbers[part.number].digest,
                     rows=pack_bits(masks[part.number]),
-                    joins=[] if masking is None else masking.sides_of(part),
-                    unmatched={}
-                    if masking is None
-                    else masking.unmatched_at(part.number),
+                    joins=masking.sides_of(part),
+                    unmatched=masking.unmatched_at(part.number),
                 )
                 for part in parts
             },
         )
         replies = yield ask(request, parts)
-        point = None if masking is None else masking.point
-        dtype = np.float64 if point is None else np.uint32
+        is_masked = masking.point is not None
+        dtype = np.uint32 if is_masked else np.float64
         local: dict[str, LocalArray] = {}
         for table in joined.bound.tables:
             rows_of = joined.mapping.tables[table]
@@ -237,13 +235,12 @@ class ModelStrategy(RoundStrategy):
             for part, span in joined.extracted.shards_of(table):
                 used = masks[part.number]
                 if count := int(np.count_nonzero(used)):
-                    sent = scores_of(
-                        *(replies, part, "scores", (count, manifest.outputs)),
-                        is_masked=point is not None,
+                    shape = count, manifest.outputs
+                    local[table][span][used] = scores_of(
+                        replies, part, "scores", shape, is_masked=is_masked
                     )
-                    local[table][span][used] = sent
         base = np.array(manifest.base_score)
-        total = sum_local(joined.mapping.sum_scores, base, local, point)
+        total = sum_local(joined.mapping.sum_scores, base, local, masking.point)
         for table in joined.missing.tables - {joined.bound.label_table}:
             unmatched = joined.mapping.tables[table].row_of < 0
             total[unmatched] += manifest.table(table).mean_score

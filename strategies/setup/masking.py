@@ -6,7 +6,7 @@ there and not be there in one message.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,21 +24,22 @@ from tp_flower.query import BoundQuery
 
 @dataclass(frozen=True)
 class ScoreMasking:
-    """The masks of a run's scores.
+    """The masks of a run's scores; without a fixed point they leave in the clear.
 
     Attributes:
         sides: of every join, by table.
         unmatched: by part and by group, a bit for each row of the shard.
     """
 
-    point: FixedPoint
-    sides: Mapping[str, Sequence[JoinSide]]
-    unmatched: Mapping[int, Mapping[str, AnyArray]]
+    point: FixedPoint | None = None
+    sides: Mapping[str, Sequence[JoinSide]] = field(default_factory=dict)
+    unmatched: Mapping[int, Mapping[str, AnyArray]] = field(default_factory=dict)
 
     @property
-    def terms(self) -> Masking:
+    def terms(self) -> Masking | None:
         """The masking as sites are told it."""
-        return Masking(self.point.bits, self.point.tables)
+        point = self.point
+        return None if point is None else Masking(point.bits, point.tables)
 
     def sides_of(self, part: Part) -> list[JoinSide]:
         """Return the sides of the joins that a participant's table is in."""

@@ -259,8 +259,9 @@ class TrainedTable(PreparedTable):
 class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
-    ``base_score`` is b, (d_c,); ``fan_out`` has, by table, the number of joined
-    training rows of each row that is in at least one.
+    ``base_score`` is b, (d_c,); ``score_unit`` the size of scores that masks have room
+    for; ``fan_out`` has, by table, the number of joined training rows of each row that
+    is in at least one.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -273,6 +274,7 @@ class PreparedRun(ABC):
     names: Mapping[str, str]
     encoders: Mapping[str, TableEncoder]
     exposure: Exposure
+    score_unit: float = 1.0
 
     @property
     def parts(self) -> list[Part]:
@@ -319,7 +321,6 @@ class TrainingProblem(PreparedRun):
     tables: Mapping[str, TrainedTable]
     train: TableMapping
     test: TableMapping | None
-    score_unit: float
     fixed_point: FixedPoint | None
     train_labels: FloatArray
     test_labels: FloatArray

@@ -112,10 +112,10 @@ class Preparation:
             return float(max(sum(e.width for e in self.encoders.values()), 1))
         return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
 
-    def masking(self) -> ScoreMasking | None:
-        """Return the masks of the run's scores; None if they leave in the clear."""
+    def masking(self) -> ScoreMasking:
+        """Return the masks of the run's scores, if they do not leave in the clear."""
         if self.settings.privacy.scores != MASKED:
-            return None
+            return ScoreMasking()
         joined = self.joined
         return mask_scores(
             joined.bound, joined.extracted, joined.mapping, self.score_unit
@@ -190,13 +190,13 @@ def prepare(
                 mean_multiplicity=float(counts.mean()) if len(counts) else 1.0,
                 **fields,
                 **batches.get(number, {}),
-                joins=[] if masking is None else masking.sides_of(hosts[number]),
-                unmatched={} if masking is None else masking.unmatched_at(number),
+                joins=masking.sides_of(hosts[number]),
+                unmatched=masking.unmatched_at(number),
             )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
         outline=outline,
-        masking=None if masking is None else masking.terms,
+        masking=masking.terms,
         sends_scores=sends_scores,
         parts=parts,
     )
@@ -205,16 +205,13 @@ def prepare(
     initial: dict[str, LocalArray] = {}
     for name, layout in joined.layouts.items():
         prepared = _read_table(layout, specs[name], updates[name], replies)
-        prepared = replace(prepared, is_masked=masking is not None)
+        prepared = replace(prepared, is_masked=masking.point is not None)
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
         initial[name] = (
             prepared.gather_scores(replies) if has_first else prepared.no_scores()
         )
         tables[name] = prepared
-    return Prepared(
-        *(tables, initial, preparation.score_unit),
-        None if masking is None else masking.point,
-    )
+    return Prepared(tables, initial, preparation.score_unit, masking.point)
 
 
 def common_shape(

@@ -184,7 +184,9 @@ class BatchStrategy(JoinStrategy):
             span = plan.slice(step.batch)
             scores = sum_local(
                 partial(plan.sum_scores, step.batch),
-                *(problem.base_score, batch_scores, problem.fixed_point),
+                problem.base_score,
+                batch_scores,
+                problem.fixed_point,
             )
             last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
