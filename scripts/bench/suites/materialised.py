@@ -179,10 +179,10 @@ def measure_server() -> dict[str, Any]:
         settings = Settings(num_epochs=SERVER_EPOCHS)
         strategy = train(FLIGHTS_SQL, settings, flights_frames())
     frame = pd.DataFrame(calls, columns=["name", "seconds"])
-    frame["epoch"] = (frame["name"] == "targets").cumsum()
+    frame["epoch"] = (frame["name"] == "steps").cumsum()
     epochs = frame.pivot_table("seconds", "epoch", "name", "sum").loc[FIRST_STEADY:]
     # metrics are computed where the scores are taken
-    least = (epochs["targets"] + epochs["take"] - epochs["metrics"]).min()
+    least = (epochs["steps"] + epochs["take"] - epochs["metrics"]).min()
     arrays = touched_arrays(problem_of(strategy), Settings().anderson_memory)
     copies = [np.empty_like(array) for array in arrays]
 

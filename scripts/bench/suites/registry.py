@@ -8,6 +8,7 @@ its title in scripts/bench/results_page.toml. One that needs data of the user's 
 from collections.abc import Callable, Mapping
 
 from scripts.bench.harness import Options, Outcome
+from scripts.bench.suites.blind import measure_blind
 from scripts.bench.suites.bytes import measure_bytes
 from scripts.bench.suites.convergence import measure_convergence, measure_movielens
 from scripts.bench.suites.coreset import measure_coreset
@@ -34,6 +35,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "encode": measure_encode,
     "privacy": measure_privacy,
     "labels": measure_labels,
+    "blind": measure_blind,
     "movielens": measure_movielens,
     "rounds": measure_rounds,
     "simulation": measure_simulation,
