@@ -114,7 +114,7 @@ def extract(
             fragments[part] = fragment
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
-    groups: dict[str, set[int]] = {RUN_GROUP: {part.node for part in fragments}}
+    groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
     by_node = yield from relay_secrets(inventory, groups, settings.seed)
@@ -359,6 +359,23 @@ def join_groups(
 def join_group(number: int) -> str:
     """Return the name of the group of sites of a join."""
     return f"join-{number}"
+
+
+def table_groups(parts: Mapping[str, Sequence[Part]]) -> dict[str, set[int]]:
+    """Return the nodes that share the key of each table: those of its shards.
+
+    A table in one shard has nothing to share.
+    """
+    return {
+        table_group(number): {part.node for part in shards}
+        for number, shards in enumerate(parts.values())
+        if len(shards) > 1
+    }
+
+
+def table_group(number: int) -> str:
+    """Return the name of the group of the shards of a table of the query."""
+    return f"table-{number}"
 
 
 def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:

@@ -71,5 +71,7 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
         or {point, action} <= TRAINING
         # another draw of what was measured
         or (point, action) == (Action.WEIGH, Action.DRAW)
+        # until a site takes its keys, it makes any number of secrets that nobody uses
+        or (action == Action.SEAL and point in (Action.DESCRIBE, Action.EXTRACT))
         for point, action in accepted
     )

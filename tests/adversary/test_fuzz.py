@@ -205,7 +205,7 @@ def strangers(folder: Path) -> list[Path]:
 
 def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
     """Run a strategy among mutants of its requests."""
-    grid = FuzzingGrid(folder, np.random.default_rng(11), counts)
+    grid = FuzzingGrid(folder, np.random.default_rng(12), counts)
     before = outside(folder)
     try:
         strategy.start(grid)

@@ -12,8 +12,8 @@ from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 PublicKey = f.Digest
 KeyGroup = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9-]{1,64}\Z")]
-GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|join-[0-9]{1,4})\Z")]
-"""Sites that share a key: all of the run, or those of the two sides of a join."""
+GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|(join|table)-[0-9]{1,4})\Z")]
+"""Sites that share a key: all of the run, those of a join's sides, or of a table."""
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
 
