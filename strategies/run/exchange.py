@@ -15,6 +15,7 @@ from logging import DEBUG, WARNING
 from typing import Any, Final, TypeVar
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from msgspec.structs import replace
@@ -283,6 +284,8 @@ class PendingMessage:
         """Return why the message should be sent again, None if it should not."""
         if reply.has_error():
             code = reply.error.code
+            if code == ErrorCode.INVALID_FAB:
+                return None
             if code not in _PASSING:
                 self.crashes += 1
             reason = f"Flower error {code}"

@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 
 from strategies.run.exchange import Answer, Part, Replies, Requests, RunLog
 from tp_flower.arrays import AnyArray, FloatArray
@@ -157,14 +158,17 @@ _ERRORS: Mapping[ErrorKind, type[TPFlowerError]] = {
 def _crash(
     request: Requests, message: Message, node: int, name: str
 ) -> UnavailableError:
-    """Return the error that Flower made for a site that could not answer at all."""
+    """Return the error of a site that could not answer; SiteError if it would recur."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
     reason = next((line for line in reversed(lines) if line.strip()), "no reason given")
-    return UnavailableError(
+    text = (
         f"{name}{_tables_at(request, node)}: no answer to {request.action} "
         f"(Flower error {code}): {_one_line(reason)}"
     )
+    if code == ErrorCode.INVALID_FAB:
+        raise SiteError(text)
+    return UnavailableError(text)
 
 
 def _one_line(text: str) -> str:

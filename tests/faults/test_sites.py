@@ -29,7 +29,7 @@ from tests.support.peers.hostile import (
     train,
 )
 from tests.support.peers.hostile_runs import RUNS, refusals
-from tp_flower.errors import ReplyError, SchemaError, SiteError
+from tp_flower.errors import ReplyError, SchemaError, SiteError, UnavailableError
 from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
 
@@ -185,6 +185,23 @@ def test_crashed_app_is_named(change, match):
         train(TamperingGrid("train.admm", US, change), site_timeout=0.2)
     named = "site 'us' (table 'c'): no answer to train.admm (Flower error "
     assert str(caught.value).startswith(named + match)
+
+
+@pytest.mark.parametrize("action", ["query.describe", "train.admm"])
+def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
+    """Also where a run may go on without sites that are away."""
+    tries = []
+
+    def change(message, reply):
+        tries.append(message)
+        return crash(7, f"app bundle {'5a' * 32}")(message, reply)
+
+    grid, in_clear = TamperingGrid(action, US, change), PrivacySettings(scores="clear")
+    with pytest.raises(SiteError, match=f"{action} .*7.: app bundle 5a5a") as caught:
+        train(grid, on_missing="stale", privacy=in_clear)
+    # what has passed by the time that a run is resumed is another error
+    assert not isinstance(caught.value, UnavailableError)
+    assert len(tries) == 1
 
 
 def test_missing_reply_is_named():
