@@ -11,7 +11,7 @@ import sys
 import pytest
 import yaml
 
-from tests.support.files import ROOT
+from tests.support.files import ROOT, copy_app
 
 DEPLOY = ROOT / "scripts" / "deploy"
 SHELL_SCRIPTS = sorted(path.name for path in DEPLOY.glob("*.sh"))
@@ -113,6 +113,61 @@ def test_connections_have_absolute_paths_and_names_of_their_own(keys, tmp_path):
     assert f'root-certificates = "{keys}/ca/ca.crt"' in written
     assert "has a connection 'demo' already" in second.stderr
     assert (tmp_path / "config.toml").read_text() == written
+
+
+OTHERS = {
+    "umask": "077",
+    "TZ": "Asia/Tokyo",
+    "LC_ALL": "C",
+    "PYTHONHASHSEED": "7",
+    "SOURCE_DATE_EPOCH": "1",
+}
+
+
+def test_an_app_has_one_hash_wherever_whenever_and_by_whom(tmp_path):
+    expected = done("app_hash.sh")
+    assert re.fullmatch("[0-9a-f]{64}\n", expected)
+    copy = copy_app(tmp_path / "another" / "name")
+    stray = ("run.toml", "notes.md", "tests/test.py", ".git/refs/heads/x.py")
+    for name in (*stray, "client_apps/__pycache__/app.py", "docs/build.py"):
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).write_text("1")
+    for path in copy.rglob("*"):
+        os.utime(path, (1, 1))
+        path.chmod(0o755)
+    assert call("app_hash.sh", copy, **OTHERS).stdout == expected
+    as_another = ["unshare", "--user", "--map-user=4321"]
+    if subprocess.run([*as_another, "true"], check=False).returncode:
+        pytest.skip("cannot be another user here")
+    command = f'test "$(id -u)" = 4321 && bash {DEPLOY}/app_hash.sh {copy}'
+    environment = {"TP_FLOWER_VENV": sys.prefix, "PATH": os.environ["PATH"]}
+    other = [*as_another, "bash", "-c", command]
+    assert subprocess.check_output(other, env=environment, text=True) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["client_apps/app.py", "strategies/app.py", "pyproject.toml"]
+)
+def test_other_code_and_other_defaults_have_another_hash(name, tmp_path):
+    copy = copy_app(tmp_path / "copy")
+    text = (copy / name).read_text()
+    (copy / name).write_text(text.replace("app", "App", 1))
+    assert done("app_hash.sh", copy) != done("app_hash.sh")
+
+
+def test_no_code_of_a_checkout_runs_while_its_hash_is_made(tmp_path):
+    copy = copy_app(tmp_path / "copy")
+    for name in ("hashlib.py", "flwr.py", "sitecustomize.py", "tp_flower/__init__.py"):
+        (copy / name).write_text("raise SystemExit('this was run')")
+    arguments = ["bash", str(DEPLOY / "app_hash.sh"), "."]
+    environment = {**os.environ, "TP_FLOWER_VENV": sys.prefix, "PYTHONPATH": str(copy)}
+    answer = subprocess.run(
+        arguments, env=environment, cwd=copy, capture_output=True, text=True, check=True
+    )
+    assert re.fullmatch("[0-9a-f]{64}\n", answer.stdout)
+    assert "there is no file" in refused("app_hash.sh", tmp_path)
+    (copy / "pyproject.toml").write_text("[project]\nname = 'x'")
+    assert "no app bundle can be made" in refused("app_hash.sh", copy)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
-"""The root of the checkout, and case tables: a case a line, in TOML."""
+"""The root of the checkout, copies of its app, and case tables: a case a line."""
 
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -11,3 +12,14 @@ def case_table(test_file: str) -> dict[str, Any]:
     """Read the TOML file beside a test file, of the same name."""
     path = Path(test_file).with_suffix(".toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def copy_app(folder: Path) -> Path:
+    """Copy what the app bundle is made of into a new folder."""
+    folder.mkdir(parents=True)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copyfile(ROOT / name, folder / name)
+    for package in ("tp_flower", "strategies", "client_apps"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    return folder
