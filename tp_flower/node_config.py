@@ -17,6 +17,8 @@ SECRET_FILE: Final = "secret-file"
 """File with the secret, shared by all sites, from which the keys of hashes are made."""
 ALLOWED_KEYS: Final = "allowed-keys"
 """File with the public keys of the sites that may seal a run's secret to this one."""
+APP_SHA256: Final = "app-sha256"
+"""SHA-256 of the run's app bundle, set by :mod:`client_apps.supernode`."""
 PARTITION_ID: Final = "partition-id"
 """Number of the node in a simulation."""
 NUM_PARTITIONS: Final = "num-partitions"
@@ -38,6 +40,14 @@ def state_dir(node_config: NodeConfig) -> str:
         return folder
     # errors are cleaned of this path: a relative one, such as ".", matches too much
     return str(Path(folder).expanduser().absolute())
+
+
+def app_sha256(node_config: NodeConfig) -> str:
+    """Return the SHA-256 of the app bundle that runs, 64 hexadecimal digits.
+
+    It is "" in a simulation, and at a SuperNode that runs any bundle.
+    """
+    return str(node_config.get(APP_SHA256, ""))
 
 
 def site_id(node_config: NodeConfig, node_id: int) -> str:

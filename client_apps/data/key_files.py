@@ -1,4 +1,4 @@
-"""Keys in files of a site: its secret, the public keys it allows, its long-term key.
+"""Files of a site's owner: secret, allowed keys and app bundles, long-term key.
 
 Errors name the setting and say what is wrong with the file; because they may travel to
 the server, they contain neither the path nor any content of the file.
@@ -12,7 +12,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final
@@ -28,6 +28,7 @@ from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, GroupSecret, KeyPa
 
 SITE_KEY: Final = "site-key"
 ROW_ORDER_KEY: Final = "row-order-key"
+ALLOWED_APPS: Final = "allowed-apps"
 
 _CONTEXT: Final = b"tp_flower secret file v1"
 _DIGEST: Final = b"tp_flower digest of a secret file v1"
@@ -37,6 +38,7 @@ _FEWEST_VALUES: Final = 16
 
 _HEX: Final = re.compile(rb"[0-9a-fA-F]*")
 _KEY: Final = re.compile(rf"[0-9a-fA-F]{{{2 * PUBLIC_KEY_BYTES}}}")
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _OTHERS_READ: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
 
@@ -75,16 +77,8 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
     One site per line: its name and its public key, 64 hexadecimal digits. A ``#``
     starts a comment. A file that others may change is refused.
     """
-    content = _read(path, ALLOWED_KEYS, _OTHERS_WRITE, "changed")
-    try:
-        lines = content.decode().splitlines()
-    except UnicodeDecodeError:
-        raise SettingsError(f"{ALLOWED_KEYS} is not UTF-8 text") from None
     allowed: dict[bytes, str] = {}
-    for number, line in enumerate(lines, start=1):
-        words = line.partition("#")[0].split()
-        if not words:
-            continue
+    for number, words in _lines(path, ALLOWED_KEYS):
         if len(words) < 2 or not _KEY.fullmatch(words[-1]):
             raise SettingsError(
                 f"{ALLOWED_KEYS}, line {number}: it must be the name of a site and its "
@@ -102,6 +96,24 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
     if not allowed:
         raise SettingsError(f"{ALLOWED_KEYS} lists no key")
     return allowed
+
+
+def read_allowed_apps(path: str | Path) -> frozenset[str]:
+    """Return the SHA-256 of the app bundles that may run, in small letters.
+
+    One per line; a ``#`` starts a comment. A file that others may change is refused.
+    """
+    allowed = set()
+    for number, words in _lines(path, ALLOWED_APPS):
+        if len(words) > 1 or not _SHA256.fullmatch(words[0]):
+            raise SettingsError(
+                f"{ALLOWED_APPS}, line {number}: it must be the SHA-256 of an app "
+                "bundle, 64 hexadecimal digits"
+            )
+        allowed.add(words[0].lower())
+    if not allowed:
+        raise SettingsError(f"{ALLOWED_APPS} lists no app bundle")
+    return frozenset(allowed)
 
 
 def site_key(folder: str | Path) -> KeyPair:
@@ -147,6 +159,18 @@ def _decoded(content: bytes) -> bytes:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
         return content
+
+
+def _lines(path: str | Path, setting: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines of a list that others may not change: number and words."""
+    content = _read(path, setting, _OTHERS_WRITE, "changed")
+    try:
+        lines = content.decode().splitlines()
+    except UnicodeDecodeError:
+        raise SettingsError(f"{setting} is not UTF-8 text") from None
+    for number, line in enumerate(lines, start=1):
+        if words := line.partition("#")[0].split():
+            yield number, words
 
 
 def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:

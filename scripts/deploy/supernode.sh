@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Start an organisation's SuperNode, in the foreground. Stop it with Ctrl-C or SIGTERM.
 #   bash scripts/deploy/supernode.sh --superlink HOST:PORT --ca FILE --key FILE --tables FILE --state FOLDER
-#     [--port N] [--secret-file FILE] [--allowed-keys FILE] [--cache-gb N] [--check]
+#     --allowed-apps FILE [--port N] [--secret-file FILE] [--allowed-keys FILE] [--cache-gb N] [--check]
 #
 #   --superlink     the operator's; the certificate must name HOST
 #   --ca            ca.crt, as the operator gave it
 #   --key           this SuperNode's private key (make_node_key.sh), registered by the operator
 #   --tables        what this organisation holds (docs/how-to/connect-sources.md)
 #   --state         keys, privacy ledger, models and cache: one SuperNode to a folder, back it up
+#   --allowed-apps  lines with the SHA-256 of the app bundles that may run here (app_hash.sh)
 #   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
 #   --secret-file, --allowed-keys, --cache-gb   as in docs/how-to/
 #   --check         try the files, the tables and the way to the SuperLink, and start nothing
@@ -20,7 +21,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 superlink='' ca='' key='' tables='' state='' port=9094 is_check=false
-secret_file='' allowed_keys='' cache_gb=''
+allowed_apps='' secret_file='' allowed_keys='' cache_gb=''
 while [ $# -gt 0 ]; do
   case $1 in
     --check)
@@ -33,6 +34,7 @@ while [ $# -gt 0 ]; do
     --key) key=$(value "$@") ;;
     --tables) tables=$(value "$@") ;;
     --state) state=$(value "$@") ;;
+    --allowed-apps) allowed_apps=$(value "$@") ;;
     --port) port=$(value "$@") ;;
     --secret-file) secret_file=$(value "$@") ;;
     --allowed-keys) allowed_keys=$(value "$@") ;;
@@ -46,11 +48,13 @@ need --ca "$ca"
 need --key "$key"
 need --tables "$tables"
 need --state "$state"
+need --allowed-apps "$allowed_apps"
 [[ $superlink =~ ^[^/]+:[0-9]+$ ]] || fail "--superlink is HOST:PORT, not '$superlink'"
 ca=$(absolute "$ca")
 key=$(absolute "$key")
 tables=$(absolute "$tables")
 state=$(absolute "$state")
+allowed_apps=$(absolute "$allowed_apps")
 
 # the node config is read as key="value" pairs
 config=''
@@ -65,6 +69,7 @@ add state-dir "$state"
 need_file --ca "$ca"
 need_private --key "$key"
 need_file --tables "$tables"
+need_file --allowed-apps "$allowed_apps"
 if [ -n "$secret_file" ]; then
   secret_file=$(absolute "$secret_file")
   need_private --secret-file "$secret_file"
@@ -83,15 +88,16 @@ cd -- "$root"
 
 # files that cannot be used stop it here, and not in the middle of a run
 check_files() {
-  python - "$tables" "$secret_file" "$allowed_keys" <<'PYTHON'
+  python - "$tables" "$allowed_apps" "$secret_file" "$allowed_keys" <<'PYTHON'
 import sys
-from client_apps.data.key_files import read_allowed_keys, read_secret
+from client_apps.data.key_files import read_allowed_apps, read_allowed_keys, read_secret
 from tp_flower.errors import TPFlowerError
 from tp_flower.sources.shards import load_tables
 
-tables, secret_file, allowed_keys = sys.argv[1:]
+tables, allowed_apps, secret_file, allowed_keys = sys.argv[1:]
 try:
     load_tables(tables)
+    read_allowed_apps(allowed_apps)
     if secret_file:
         read_secret(secret_file)
     if allowed_keys:
@@ -150,6 +156,9 @@ flock -n 9 || fail "another SuperNode runs with the state folder $state"
 export FLWR_SUPEREXEC_TASK_POLL_INTERVAL=${FLWR_SUPEREXEC_TASK_POLL_INTERVAL:-0.1}
 umask 077
 cd -- "$state"
-exec flower-supernode \
+# Flower takes an installed bundle for the one it was sent if the first 8 digits of their hashes
+# agree: none is left of a time when others may have been let in
+rm -rf -- "$state/flower/apps"
+exec python -P -m client_apps.supernode --allowed-apps "$allowed_apps" \
   --superlink "$superlink" --root-certificates "$ca" --auth-supernode-private-key "$key" \
   --port "$port" --node-config "$config"

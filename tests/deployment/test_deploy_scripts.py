@@ -176,12 +176,14 @@ def site(keys, tmp_path):
     shutil.copy(keys / "node.key", tmp_path / "node.key")
     (tmp_path / "a.csv").write_text("a\n1\n")
     (tmp_path / "tables.toml").write_text('[tables.a]\npath = "a.csv"\n')
+    (tmp_path / "apps.txt").write_text("5a" * 32)
     return {
         "--superlink": "127.0.0.1:1",
         "--ca": keys / "ca" / "ca.crt",
         "--key": tmp_path / "node.key",
         "--tables": tmp_path / "tables.toml",
         "--state": tmp_path / "state",
+        "--allowed-apps": tmp_path / "apps.txt",
     }
 
 
@@ -214,6 +216,19 @@ def with_tables(name, path):
         ({"--key": "/no/such/key"}, "--key: there is no file /no/such/key"),
         ({"--tables": "/no/such/file"}, "--tables: there is no file"),
         ({"--tabels": "x"}, "unknown argument: --tabels"),
+        (lambda site: site.pop("--allowed-apps"), "--allowed-apps is missing"),
+        (
+            lambda site: site["--allowed-apps"].unlink(),
+            "--allowed-apps: there is no file",
+        ),
+        (
+            lambda site: site["--allowed-apps"].write_text("5a"),
+            "must be the SHA-256 of an app",
+        ),
+        (
+            lambda site: site["--allowed-apps"].chmod(0o620),
+            "allowed-apps may be changed",
+        ),
         (lambda site: site["--key"].chmod(0o644), "chmod 600"),
         (lambda site: site["--state"].mkdir(mode=0o755), "chmod 700"),
         (with_tables('the "tables".toml', "a.csv"), "a path with a quote"),

@@ -45,6 +45,7 @@ class Deployment:
         self.port = free_port()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: dict[str, int] = {}
+        self._options: dict[str, tuple[object, ...]] = {}
         folder.mkdir(mode=0o700)
         self._environment = {
             **os.environ,
@@ -58,6 +59,9 @@ class Deployment:
         self.script("make_ca.sh", folder / "ca", "localhost")
         address = f"127.0.0.1:{self.port}"
         self.script("connect.sh", CONNECTION, address, folder / "ca" / "ca.crt")
+        self.allowed_apps = folder / "apps.txt"
+        self.allowed_apps.touch(0o600)
+        self.allowed_apps.write_text(self.app_hash(ROOT))
 
     def script(self, name: str, *arguments: object) -> str:
         """Run a script of the deployment and return its output."""
@@ -66,6 +70,10 @@ class Deployment:
     def flwr(self, *arguments: object) -> str:
         """Run the operator's ``flwr`` and return its output."""
         return self._call(Path(sys.prefix) / "bin" / "flwr", *arguments)
+
+    def app_hash(self, checkout: Path) -> str:
+        """The hash of a checkout's app bundle, which owners list."""
+        return self.script("app_hash.sh", checkout).strip()
 
     def state(self, site: str) -> Path:
         """The state folder of a site."""
@@ -82,13 +90,16 @@ class Deployment:
         self._start("superlink", "superlink.sh", *options, "--port", self.port)
         self.wait(self._answers, "the SuperLink answers", SECONDS_TO_START)
 
-    def add_site(self, site: str, tables: str) -> None:
-        """Make a site's key and tables file, register the key, start its SuperNode."""
+    def add_site(self, site: str, tables: str, *options: object) -> None:
+        """Make a site's key and tables file, register the key, start its SuperNode.
+
+        The options are further ones of ``supernode.sh``.
+        """
         key = self.folder / site / "node.key"
         self.script("make_node_key.sh", key)
         self.script("register.sh", CONNECTION, f"{key}.pub", site)
         (self.folder / site / "tables.toml").write_text(tables)
-        self._ports[site] = free_port()
+        self._ports[site], self._options[site] = free_port(), options
         self.start_site(site)
 
     def start_site(self, site: str) -> None:
@@ -107,12 +118,14 @@ class Deployment:
         process.wait()
         _kill(under)
 
-    def submit(self, name: str, settings: Mapping[str, object]) -> str:
-        """Start a run with a file of settings; return its id."""
+    def submit(
+        self, name: str, settings: Mapping[str, object], checkout: Path = ROOT
+    ) -> str:
+        """Start a run of a checkout with a file of settings; return its id."""
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))
-        answer = self.flwr("run", ROOT, CONNECTION, "--format", "json", "-c", file)
+        answer = self.flwr("run", checkout, CONNECTION, "--format", "json", "-c", file)
         return str(json.loads(answer)["run-id"])
 
     def finish(self, run: str, seconds: float) -> tuple[str, str]:
@@ -174,7 +187,8 @@ class Deployment:
             *(site, "supernode.sh", "--superlink", f"127.0.0.1:{self.port}"),
             *("--ca", self.folder / "ca" / "ca.crt", "--key", own / "node.key"),
             *("--tables", own / "tables.toml", "--state", own / "state"),
-            *("--port", self._ports[site]),
+            *("--port", self._ports[site], "--allowed-apps", self.allowed_apps),
+            *self._options[site],
         )
         process = self._processes[site]
 

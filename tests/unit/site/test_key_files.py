@@ -10,6 +10,7 @@ import pytest
 
 from client_apps.cli import main
 from client_apps.data.key_files import (
+    read_allowed_apps,
     read_allowed_keys,
     read_secret,
     secret_digest,
@@ -114,6 +115,26 @@ class TestAllowedKeys:
         ):
             with pytest.raises(SettingsError, match=f"allowed-keys{match}"):
                 read_allowed_keys(write(text))
+
+
+class TestAllowedApps:
+    def test_hashes_and_comments(self, write):
+        path = write(f"# ours\n\n  {A.upper()} # release 1\n{A}\n{B}\n", 0o640)
+        assert read_allowed_apps(path) == {A, B.lower()}
+
+    def test_list_of_another_form(self, write):
+        form = "it must be the SHA-256 of an app bundle, 64 hexadecimal digits"
+        lines = (f"{A} {B}", f"{A}0", A[1:], f"{A[:-1]}g", "*", f"sha256:{A}")
+        for text, match in (
+            *((f"{B}\n{line}\n", f", line 2: {form}") for line in lines),
+            ("# none\n", " lists no app bundle"),
+            (b"\xff\xfe", " is not UTF-8 text"),
+        ):
+            with pytest.raises(SettingsError, match=f"allowed-apps{match}"):
+                read_allowed_apps(write(text))
+        for mode in (0o602, 0o620):
+            with pytest.raises(SettingsError, match="apps may be changed by others"):
+                read_allowed_apps(write(A, mode))
 
 
 WAIT_AND_PRINT = """
