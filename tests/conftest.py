@@ -25,7 +25,13 @@ SHARED = (
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
-    *("test_deployment", "test_tables", "test_end_to_end", "test_kills"),
+    *(
+        "test_deployment",
+        "test_strict_deployment",
+        "test_tables",
+        "test_end_to_end",
+        "test_kills",
+    ),
     *("test_flights_databases", "test_mapping", "test_scale"),
     *("test_prepare_mimic", *SHARED),
 )

@@ -1,0 +1,142 @@
+"""Owners list code, pin keys and have policies; the model is the simulation's."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.data.key_files import site_key
+from scripts.data.make_store import main as make_store
+from strategies import TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.deployment import deployed
+from tests.support.files import ROOT, copy_app
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+
+SQL = """
+SELECT o.quantity AS label, o.order_id, o.placed, o.discount, o.channel,
+  i.part, i.price, i.weight, i.fragile, c.country, c.age, c.income, c.segment
+FROM orders AS o
+JOIN items AS i ON o.item_id = i.item_id
+JOIN customers AS c ON o.customer_id = c.customer_id
+"""
+RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
+FILES = {
+    "shop": {"orders": "orders.csv"},
+    "office": {"items": "items.parquet", "customers": "customers_us.csv"},
+}
+POLICIES = {
+    "orders": """
+columns = ["order_id", "placed", "discount", "channel"]
+labels = ["quantity"]
+keys = ["item_id", "customer_id"]
+""",
+    "items": """
+columns = ["part", "price", "weight", "fragile"]
+keys = ["item_id"]
+""",
+    "customers": """
+columns = ["country", "age", "income", "segment"]
+keys = ["customer_id"]
+""",
+}
+STRICT = """
+filters = []
+expressions = false
+min-rows = 50
+min-count = 10
+releases = { scores = "masked", rows = "never" }
+"""
+
+
+def tables_file(store, site):
+    entries = (
+        f'[tables.{table}]\npath = "{store / file}"\nsite = "{site}"\n'
+        f"[tables.{table}.policy]\n{POLICIES[table]}{STRICT}"
+        for table, file in FILES[site].items()
+    )
+    return "\n".join(entries)
+
+
+def altered(folder):
+    """An app with one line more, which leaves a file where it runs."""
+    marker = folder / "was-run"
+    copy = copy_app(folder / "altered")
+    with (copy / "client_apps" / "app.py").open("a") as file:
+        file.write(f"\nPath({str(marker)!r}).touch()\n")
+    return copy, marker
+
+
+def simulated(store):
+    """The report of the run on the same tables in this process."""
+    orders = pd.read_csv(store / "orders.csv", parse_dates=["placed"])
+    items = pd.read_parquet(store / "items.parquet")
+    customers = pd.read_csv(store / "customers_us.csv")
+    sites = {
+        "shop": {"orders": orders},
+        "office": {"items": items, "customers": customers},
+    }
+    strategy = TablePuppetADMM(Query.from_sql(SQL), Settings.from_run_config(RUN))
+    strategy.start(InProcessGrid(app, sites))
+    return strategy.report
+
+
+def pin_keys(deployment):
+    """Make the sites' keys, and the list of all that each of them trusts."""
+    keys = deployment.folder / "keys.txt"
+    keys.touch(0o600)
+    for site in FILES:
+        deployment.state(site).mkdir(mode=0o700, parents=True)
+    lines = (f"{s} {site_key(deployment.state(s)).public.hex()}\n" for s in FILES)
+    keys.write_text("".join(lines))
+    return keys
+
+
+def plant_app(deployment, site, code):
+    """Leave an app where Flower looks for the installed one of the listed hash."""
+    digits = deployment.app_hash(ROOT)[:8]
+    name = f"tp-flower.tp-flower.0.1.0.{digits}"
+    copy = copy_app(deployment.state(site) / "flower" / "apps" / name)
+    (copy / "client_apps" / "app.py").write_text(code)
+
+
+@pytest.mark.slow
+def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
+    store = tmp_path / "store"
+    assert make_store([str(store), "--orders", "500", "--customers", "200"]) == 0
+    other_app, marker = altered(tmp_path)
+    with deployed(tmp_path / "deployment") as deployment:
+        keys = pin_keys(deployment)
+        plant_app(deployment, "shop", "raise SystemExit('not what was listed')")
+        for site in FILES:
+            file = tables_file(store, site)
+            deployment.add_site(site, file, "--allowed-keys", keys)
+
+        run = deployment.submit("altered", {**RUN, "min-sites": 2}, other_app)
+        status, details = deployment.finish(run, 120.0)
+        assert status == "finished:failed"
+        sha256 = deployment.app_hash(other_app)
+        assert f"not allowed the app bundle with SHA-256 {sha256}" in details
+        assert not marker.exists()
+        for site in FILES:
+            assert not list(deployment.state(site).glob("flower/apps/*"))
+            assert f"event=refused-app flower-run={run} sha256={sha256}" in (
+                deployment.log(site)
+            )
+
+        run = deployment.submit("listed", {**RUN, "min-sites": 2})
+        status, details = deployment.finish(run, 400.0)
+        assert status == "finished:completed", details
+        (report,) = deployment.folder.glob("superlink/runs/*/report.json")
+
+    final, expected = json.loads(report.read_text())["final"], simulated(store)
+    assert final["train"].keys() == expected.final_train.keys()
+    for part, metrics in (
+        ("train", expected.final_train),
+        ("test", expected.final_test),
+    ):
+        values = [final[part][name] for name in metrics]
+        np.testing.assert_allclose(values, list(metrics.values()), rtol=1e-6)
