@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # A whole deployment on this machine: five organisations with a SuperNode each, planes in PostgreSQL,
 # weather in MariaDB, the rest in files; a SuperLink over TLS with node authentication behind a
-# front. Trains, predicts, prints the report, and compares with the simulation of the same run.
+# front. The owners are strict: each has a policy, pins the others' keys, and lists the app that may
+# run. Trains, predicts, prints the report, and compares with the simulation of the same run.
 #   bash scripts/deploy/demo.sh [--install] [--keep FOLDER]
 #
 #   --install  install the Debian packages that are missing (apt-get, as root or with sudo)
@@ -91,7 +92,8 @@ read -r port front planes_port weather_port rejected_port node_ports < <(free_po
 supernode() {
   local site=$work/sites/$1
   command=(bash "$deploy/supernode.sh" --superlink "127.0.0.1:$front" --ca "${3:-$work/ca/ca.crt}"
-    --key "$site/node.key" --tables "$site/tables.toml" --state "$site/state" --port "$2")
+    --key "$site/node.key" --tables "$site/tables.toml" --state "$site/state" --port "$2"
+    --allowed-apps "$work/apps.txt" --allowed-keys "$work/keys.txt")
 }
 
 # rejected WHAT PATTERN ORGANISATION [CA]: its SuperNode must end by itself, for that reason.
@@ -113,15 +115,62 @@ nodes = json.load(sys.stdin)["nodes"]
 sys.exit(sum(node["status"] == "online" for node in nodes) != int(sys.argv[1]))' "$1"
 }
 
-# run_app NAME SETTINGS: run the app on the SuperLink; set results, the folder of its report.
+# run_app NAME SETTINGS [CHECKOUT]: run an app on the SuperLink; set results, the folder of its report.
 run_app() {
   local log=$work/log/run-$1 id details
-  follow flwr run . demo --stream -c "$2" > >(tee "$log") 2>&1 || fail_with_log "run-$1" "flwr run failed"
+  follow flwr run "${3:-.}" demo --stream -c "$2" > >(tee "$log") 2>&1 || fail_with_log "run-$1" "flwr run failed"
   id=$(sed -n 's/^Successfully started run \([0-9]*\).*/\1/p' "$log")
   # the exit status of flwr tells of the stream, not of the run
   details=$(flwr ls demo --run-id "$id" --format json)
   grep -q '"finished:completed"' <<<"$details" || fail "the run did not complete: $details"
   results=$(dirname "$(sed -n 's/^Report: //p' "$log")")
+}
+
+# the built-in query of columns alone: strict policies refuse expressions
+sql="SELECT f.arr_delay AS label, f.month, f.day, f.hour, f.minute, f.sched_arr_time, f.distance, f.carrier,
+  f.origin, p.year AS plane_year, p.type, p.manufacturer, p.model, p.engines, p.seats, p.engine, w.temp, w.dewp,
+  w.humid, w.wind_dir, w.wind_speed, w.precip, w.pressure, w.visib, a.lat, a.lon, a.alt, a.tz, a.dst, a.tzone
+FROM flights AS f
+JOIN planes AS p ON f.tailnum = p.tailnum
+JOIN weather AS w ON f.origin = w.origin AND f.time_hour = w.time_hour
+JOIN airports AS a ON f.dest = a.faa"
+
+# policy TABLE: print the policy of a table, for its owner's tables file.
+policy() {
+  local columns keys label=''
+  case $1 in
+    flights)
+      columns="month day hour minute sched_arr_time distance carrier origin" label='"arr_delay"'
+      keys="tailnum origin time_hour dest flight"
+      ;;
+    weather) columns="temp dewp humid wind_dir wind_speed precip pressure visib" keys="origin time_hour" ;;
+    planes) columns="year type manufacturer model engines seats engine" keys=tailnum ;;
+    airports) columns="lat lon alt tz dst tzone" keys=faa ;;
+  esac
+  cat <<TOML
+
+[tables.$1.policy]
+columns = ["${columns// /\", \"}"]
+keys = ["${keys// /\", \"}"]
+labels = [$label]
+filters = []
+expressions = false
+min-rows = 50
+min-count = 10
+releases = { scores = "masked", rows = "never" }
+
+TOML
+}
+
+# leave_out_cancelled FILE: flights that have not arrived; a strict policy lets no query choose rows.
+leave_out_cancelled() {
+  python - "$1" <<'PYTHON'
+import sys
+
+import pandas as pd
+
+pd.read_parquet(sys.argv[1]).dropna(subset="arr_delay").to_parquet(sys.argv[1], index=False)
+PYTHON
 }
 
 say "two database servers, and the tables of five organisations"
@@ -132,18 +181,24 @@ for name in "${organisations[@]}"; do
 done
 for name in EWR JFK LGA; do
   site=$work/sites/$name
-  mv "$work/data/flights-$name.parquet" "$site"
+  leave_out_cancelled "$work/data/flights-$name.parquet"
+  cp "$work/data/flights-$name.parquet" "$site"
   # the password stays out of the tables file
   printf '%s\n' "$weather_uri" >"$site/weather.uri"
-  printf '[tables.flights]\npath = "flights-%s.parquet"\nsite = "%s"\n\n' "$name" "$name" >"$site/tables.toml"
-  printf '[tables.weather]\nuri-file = "weather.uri"\ntable = "weather_%s"\nsite = "%s"\n' "${name,,}" "$name" \
-    >>"$site/tables.toml"
+  {
+    printf '[tables.flights]\npath = "flights-%s.parquet"\nsite = "%s"\n' "$name" "$name"
+    policy flights
+    printf '[tables.weather]\nuri-file = "weather.uri"\ntable = "weather_%s"\nsite = "%s"\n' "${name,,}" "$name"
+    policy weather
+  } >"$site/tables.toml"
 done
 printf '%s\n' "$planes_uri" >"$work/sites/registry/planes.uri"
 printf '[tables.planes]\nuri-file = "planes.uri"\ntable = "planes"\nsite = "registry"\n' \
   >"$work/sites/registry/tables.toml"
-mv "$work/data/airports.csv" "$work/sites/directory"
+policy planes >>"$work/sites/registry/tables.toml"
+cp "$work/data/airports.csv" "$work/sites/directory"
 printf '[tables.airports]\npath = "airports.csv"\nsite = "directory"\n' >"$work/sites/directory/tables.toml"
+policy airports >>"$work/sites/directory/tables.toml"
 
 say "a CA, the SuperLink's certificate, and a key for every SuperNode"
 bash "$deploy/make_ca.sh" "$work/ca" localhost
@@ -151,7 +206,14 @@ bash "$deploy/make_ca.sh" "$work/other-ca" localhost >"$work/log/other-ca" 2>&1
 for name in "${organisations[@]}" stranger; do
   bash "$deploy/make_node_key.sh" "$work/sites/$name/node.key" >>"$work/log/keys" 2>&1
 done
+# owners tell each other the keys by which their sites make keys that the server cannot read
+for name in "${organisations[@]}"; do
+  printf '%s %s\n' "$name" "$(python -m client_apps.cli site-key --state-dir "$work/sites/$name/state")"
+done >"$work/keys.txt"
 cp "$work/sites/directory/tables.toml" "$work/sites/directory/airports.csv" "$work/sites/stranger"
+
+say "the app that all owners have reviewed"
+bash "$deploy/app_hash.sh" | tee "$work/apps.txt"
 
 say "the SuperLink on port $port, and before it the front on port $front"
 start superlink bash "$deploy/superlink.sh" --certificates "$work/ca" --state "$work/link" --port "$port"
@@ -188,9 +250,20 @@ done
 wait_until 60 "five SuperNodes are online" superlink online 5
 flwr supernode list demo
 
+say "an app that no owner has listed"
+mkdir "$work/other"
+cp -r pyproject.toml LICENSE tp_flower strategies client_apps "$work/other"
+printf '\n' >>"$work/other/client_apps/app.py"
+printf 'min-sites = 5\n' >"$work/other.toml"
+if (run_app other "$work/other.toml" "$work/other") >"$work/log/refused" 2>&1; then
+  fail "an app that no owner has listed was run"
+fi
+grep -om 1 "the site's owner has not allowed the app bundle with SHA-256 [0-9a-f]*" "$work/log/refused" ||
+  fail_with_log refused "an app that no owner has listed failed for another reason"
+
 say "training over the five organisations"
 # ADMM needs no more on flights; by default it takes 12
-settings=('num-epochs = 6' 'model-name = "flights"')
+settings=('num-epochs = 6' 'model-name = "flights"' "sql = \"\"\"$sql\"\"\"")
 printf '%s\n' "${settings[@]}" 'min-sites = 5' 'site-timeout = 120' >"$work/train.toml"
 run_app train "$work/train.toml"
 trained=$results
@@ -214,8 +287,12 @@ if len(predictions) != expected:
     sys.exit(f"error: {expected:,} joined rows were trained and tested on")
 PYTHON
 
-say "the same settings in the simulation"
-printf '%s\n' "${settings[@]}" >"$work/simulate.toml"
+say "the same settings and policies in the simulation"
+for name in flights weather planes airports; do
+  policy "$name" >>"$work/data/tables.toml"
+done
+export PLANES_URI=$planes_uri WEATHER_URI=$weather_uri
+printf '%s\n' "${settings[@]}" "tables = \"$work/data/tables.toml\"" >"$work/simulate.toml"
 follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
   fail_with_log simulation "the simulation failed"
 say "metrics of the deployment, and of the simulation"
