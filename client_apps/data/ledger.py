@@ -96,12 +96,13 @@ _SPENT: Final = """
 SELECT json_extract(line, '$.release.mechanism'),
     sum(coalesce(times, json_extract(line, '$.limit')))
 FROM ledger AS own
-WHERE source = :source AND (event IN ('charge', 'settle') OR event = 'reserve'
+WHERE source = :source AND (:run IS NULL OR own.run = :run)
+    AND (event IN ('charge', 'settle') OR event = 'reserve'
     AND NOT EXISTS (SELECT 1 FROM ledger AS later WHERE later.run = own.run
         AND later.event = 'close' AND later.seq > own.seq))
 GROUP BY 1 ORDER BY min(seq)
 """
-"""The spending of a source, by mechanism."""
+"""The spending of a source in a run, or in all runs (NULL), by mechanism."""
 
 
 class Ledger:
@@ -154,9 +155,9 @@ class Ledger:
                 reserved_names.add(item.release.name)
                 costs = costs_of(item.release.mechanism, item.limit)
                 totals.setdefault(item.release.source, Counter()).update(costs)
-            tables = {item.release.source: item.release.table for item in planned}
+            payers = {item.release.source: item.release for item in planned}
             for source, costs in totals.items():
-                _check_budget(connection, source, tables[source], costs, budgets)
+                _check_budget(connection, run, payers[source], costs, budgets)
             common = {"event": RESERVE, "run": run, "ident": ident}
             self._append(
                 connection, [common | msgspec.to_builtins(item) for item in planned]
@@ -199,7 +200,7 @@ class Ledger:
                 if not _has_done(connection, run, CHARGE, ident):
                     self.note(run, [release])
                 return
-            _check_budget(connection, release.source, release.table, costs, budgets)
+            _check_budget(connection, run, release, costs, budgets)
             line = {
                 "event": CHARGE,
                 "run": run,
@@ -476,33 +477,36 @@ def _limit_and_used(
     return limit, used
 
 
-def _spent(connection: Connection, source: str) -> Costs:
+def _spent(connection: Connection, source: str, run: str | None = None) -> Costs:
     """Return the costs of a source, open reservations in full."""
     costs: Costs = Counter()
-    for mechanism, times in connection.execute(_SPENT, {"source": source}):
+    values = {"source": source, "run": run}
+    for mechanism, times in connection.execute(_SPENT, values):
         costs.update(costs_of(msgspec.json.decode(mechanism, type=Mechanism), times))
     return costs
 
 
 def _check_budget(
-    connection: Connection, source: str, table: str, costs: Costs, budgets: Budgets
+    connection: Connection, run: str, payer: Release, costs: Costs, budgets: Budgets
 ) -> None:
-    """Raise BudgetError if costs exceed what is left of a source's budget."""
-    budget = budgets.get(source)
+    """Raise BudgetError if costs exceed what is left of a source's budget or run's."""
+    budget = budgets.get(payer.source)
     if budget is None:
         return
-    spent = _spent(connection, source)
 
     def epsilon_of(costs: Costs) -> float:
         return epsilon(mechanisms_of(costs), budget.delta, budget.accountant)
 
-    together = epsilon_of(spent + costs)
-    if together > budget.epsilon * (1 + _ROUNDING):
-        raise BudgetError(
-            f"table {table} has spent epsilon {epsilon_of(spent):.4g} of "
-            f"{budget.epsilon:.4g} (delta {budget.delta:g}); requested: "
-            f"{epsilon_of(costs):.4g}, in total {together:.4g}"
-        )
+    limits = (("", None, budget.epsilon), (" in this run", run, budget.per_run))
+    for when, spender, limit in limits:
+        spent = _spent(connection, payer.source, spender)
+        together = epsilon_of(spent + costs)
+        if together > limit * (1 + _ROUNDING):
+            raise BudgetError(
+                f"table {payer.table} has spent epsilon {epsilon_of(spent):.4g} of "
+                f"{limit:.4g}{when} (delta {budget.delta:g}); requested: "
+                f"{epsilon_of(costs):.4g}, in total {together:.4g}"
+            )
 
 
 def _words(run: str, name: Name) -> str:

@@ -97,6 +97,7 @@ def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _
     check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
     saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
     _check_fits(saved, site.fragment(number))
+    source.policy.check_model(saved.spec.kind)
     width = saved.encoder.encoder.width
     model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters

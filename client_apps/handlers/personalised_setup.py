@@ -197,6 +197,7 @@ def _start(
     table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
     encoder = table_encoder.at_site(site.hasher())
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
+    source.policy.check_model(spec.kind)
     loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
     if spec.outputs != loss.outputs:
         raise MessageError(f"'model' must have {loss.outputs} outputs")

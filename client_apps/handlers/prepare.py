@@ -81,7 +81,7 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.randomness import Stream, generator
-from tp_flower.sources.policy import MODELS, ROWS, SCORES
+from tp_flower.sources.policy import MODELS, ROWS, SCORES, Policy
 
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
@@ -138,7 +138,7 @@ def _prepare_part(
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
-    _check_model(outline, privacy, update, spec)
+    _check_model(source.policy, outline, privacy, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, body.device)
     if privacy.features == DP_SGD:
@@ -247,12 +247,17 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
 
 
 def _check_model(
-    outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec
+    policy: Policy,
+    outline: Outline,
+    privacy: PrivacyTerms,
+    update: Update,
+    spec: ModelSpec,
 ) -> None:
-    """Refuse models that the server cannot solve, or that have no private mechanism.
+    """Refuse models that are not allowed or solvable, or have no private mechanism.
 
     A server may solve only if it has announced so.
     """
+    policy.check_model(spec.kind)
     is_given, by_server = update is Update.GIVEN, Update.GIVEN.value
     if is_given != bool(METHODS[outline.strategy].solvers):
         raise MessageError(

@@ -66,8 +66,9 @@ from tp_flower.sources.shards import ShardSource
 def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     """Reply with the columns, types and row counts of the requested shards.
 
-    Only the tables that the query names are opened; the others are listed by name. The
-    reply also carries the site's public key for the run.
+    Only the tables that the query names are opened; the others are listed by name, as
+    are those without a policy, which may not be requested. The reply also carries the
+    site's public key for the run.
     """
     for run in site.store.forget_stale():
         # a run that has been idle for so long will not use its reservations
@@ -77,7 +78,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     for position, source in enumerate(site.shards):
         if source.table.lower() not in requested:
             continue
-        schema = visible_schema(site, source)
+        schema = visible_schema(site, site.hosted(position))
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
             ShardDescription(
@@ -111,7 +112,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     hosted = len(site.shards)
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
-    source = site.shards[body.shard]
+    source = site.hosted(body.shard)
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     row_key = check_row_key(body.row_key, len(fragment.keys))
     groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)

@@ -38,6 +38,7 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
     """Refuse a fragment that reads forbidden columns, before reading any row."""
     if fragment.weight is not None:
         source.policy.check_release(WEIGHTS, is_private=False)
+    source.policy.check_features(fragment)
     if not source.policy.is_about_columns:
         return
     visible_schema(site, source)
@@ -113,9 +114,12 @@ def budgets(site: Site) -> dict[str, Budget]:
     for source in site.shards:
         policy, name = source.policy, source_id(source)
         if policy.epsilon is not None:
-            budget = Budget(policy.epsilon, policy.delta)
-            smaller = smallest.get(name, budget)
+            per_run = policy.epsilon_per_run or policy.epsilon
+            limits = Budget(policy.epsilon, policy.delta, per_run=per_run)
+            smaller = smallest.get(name, limits)
             smallest[name] = Budget(
-                min(budget.epsilon, smaller.epsilon), min(budget.delta, smaller.delta)
+                min(limits.epsilon, smaller.epsilon),
+                min(limits.delta, smaller.delta),
+                per_run=min(limits.per_run, smaller.per_run),
             )
     return smallest

@@ -171,7 +171,13 @@ class Site:
 
     def source(self, number: int) -> "ShardSource":
         """Return the shard of a participant of the run; SiteError if there is none."""
-        return self.shards[int(self._source_entry(number).meta["position"])]
+        return self.hosted(int(self._source_entry(number).meta["position"]))
+
+    def hosted(self, position: int) -> "ShardSource":
+        """Return a shard of this site; PolicyError if it has no policy."""
+        source = self.shards[position]
+        source.check_policy()
+        return source
 
     def fragment(self, number: int) -> "Fragment":
         """Return a participant's fragment; SiteError if it is not in the run."""

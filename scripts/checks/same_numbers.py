@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from scripts.checks.checkouts import Checkout, check_out
-from scripts.data.run_files import let_rows_leave
 
 STORE_SIZES = ("--orders", "2000", "--items", "100", "--customers", "300")
 
@@ -181,9 +180,6 @@ def make_data(checkout: Checkout, name: str, folder: Path) -> Path:
         sizes = STORE_SIZES if name.startswith("store") else ()
         script = "make_store" if sizes else "make_carriers"
         _run(checkout, script, [str(data), *sizes], folder, ONE_THREAD)
-        if name == "store-rows":
-            # what coresets need
-            let_rows_leave(data / "tables.toml", ["orders", "items", "customers"])
     return data
 
 

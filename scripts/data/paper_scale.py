@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from scripts.data.run_files import write_tables
 from tp_flower.arrays import FloatArray
+from tp_flower.sources.policy import OPEN
 
 SQL: Final = """
 SELECT reviews.label AS label, reviews.vector,
@@ -69,7 +70,9 @@ def write_paper_scale(folder: Path, factor: float = 1.0, seed: int = 0) -> Path:
         pq.write_table(pa.table(columns), folder / f"{name}.parquet")
         effects[name] = numbers @ draw.normal(0.0, 0.3, (NUMBERS[name], STARS))
     _write_reviews(folder, rows_of("reviews", factor), draw, effects)
-    return write_tables(folder, {name: [(f"{name}.parquet", name)] for name in ROWS})
+    return write_tables(
+        folder, {name: [(f"{name}.parquet", name)] for name in ROWS}, OPEN
+    )
 
 
 def _write_reviews(

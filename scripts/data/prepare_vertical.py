@@ -19,10 +19,8 @@ import numpy as np
 import pandas as pd
 
 from scripts.data.run_files import (
-    TABLES_FILE,
     DataError,
     check_columns,
-    let_rows_leave,
     script,
     write_dataset,
 )
@@ -112,7 +110,6 @@ def prepare(options: argparse.Namespace) -> None:
         tables = [f"party_{number + 1}" for number in range(options.parties)]
         sql = write_parties(rows, tables, output)
         write_dataset(output, source.title, source.question, sql, SETTINGS, tables)
-        let_rows_leave(output / TABLES_FILE, tables)
 
 
 def write_parties(rows: pd.DataFrame, tables: Sequence[str], folder: Path) -> str:

@@ -55,26 +55,26 @@ def write_dataset(
     print_commands(title, folder, [run])
 
 
-def write_tables(folder: Path, shards: Shards) -> Path:
-    """Write the tables file of a folder; return its path."""
+def write_tables(folder: Path, shards: Shards, policy: str = "") -> Path:
+    """Write the tables file of a folder; return its path.
+
+    A simulation needs no policy, and where there is none lets also rows leave.
+    """
     lines = ["# Where the tables are. Paths are relative to this file; a site is an"]
     lines += ["# organisation."]
     for table, parts in shards.items():
         name = f"[tables.{table}]" if len(parts) == 1 else f"[[tables.{table}.shards]]"
         for place, site in parts:
             keys = {"path": place} if isinstance(place, str) else place
-            values = {**keys, "site": site}.items()
-            lines += [name, *(f"{key} = {_toml(value)}" for key, value in values), ""]
+            values = {**keys, "site": site, **({"policy": policy} if policy else {})}
+            lines += [
+                name,
+                *(f"{key} = {_toml(value)}" for key, value in values.items()),
+                "",
+            ]
     path = folder / TABLES_FILE
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
-
-
-def let_rows_leave(path: Path, tables: Sequence[str]) -> None:
-    """Allow in a tables file that drawn rows leave, which the default forbids."""
-    with path.open("a", encoding="utf-8") as file:
-        for table in tables:
-            file.write(f'\n[tables.{table}.policy]\nreleases = {{ rows = "clear" }}\n')
 
 
 def write_run(path: Path, question: str, sql: str, settings: Mapping[str, Any]) -> Path:

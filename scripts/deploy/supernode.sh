@@ -115,6 +115,7 @@ from tp_flower.sources.shards import describe, load_tables
 
 try:
     for source in load_tables(sys.argv[1]):
+        source.check_policy()
         found = describe(source)
         print(f"  {source.table} of {source.site}: {found.rows:,} rows, {len(found.columns)} columns")
 except TPFlowerError as error:

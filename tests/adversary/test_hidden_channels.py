@@ -14,6 +14,7 @@ from torch import nn
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers import hostile
 from tests.support.peers.hostile import (
+    POLICIES,
     US,
     US_PART,
     HostileGrid,
@@ -193,7 +194,8 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
     module.make = lambda d, k, _: nn.Sequential(nn.BatchNorm1d(d), nn.Linear(d, k))
     monkeypatch.setitem(sys.modules, "mixing_models", module)
     private = PrivacySettings(predictions=1.0)
-    grid = HostileGrid(tmp_path)
+    rules = f"{POLICIES['orders']}\nmodels = ['mixing_models:make']"
+    grid = HostileGrid(tmp_path, policies={"orders": rules})
     with pytest.raises(SiteError, match="scores of a row depend on other rows"):
         train(grid, privacy=private, model="mixing_models:make")
 

@@ -19,7 +19,7 @@ def one_real(tmp_path):
     """A simulated site, and one with a tables file as a real site has it."""
     B.to_csv(tmp_path / "b.csv", index=False)
     file = tmp_path / "b.toml"
-    file.write_text('[tables.b]\npath = "b.csv"\n')
+    file.write_text('[tables.b]\npath = "b.csv"\npolicy = "open"\n')
     return [{"a": A}, file]
 
 

@@ -84,13 +84,16 @@ def tables(places, tmp_path, monkeypatch):
     file.write_text(
         f"""
         [tables.orders]
+        policy = "open"
         uri = "postgresql://${{TP_TEST_USER}}:${{TP_TEST_PASSWORD}}@{orders.host}:{orders.port}/{orders.database}?application_name=${{TP_TEST_OPTION}}"
         table = "{orders_name}"
         chunk-rows = 7
         [tables.customers]
+        policy = "open"
         uri-file = "uri"
         table = "{customers_name}"
         [tables.items]
+        policy = "open"
         uri = "sqlite:///{items.database}"
         table = "{items_name}"
         """

@@ -175,7 +175,9 @@ def site(keys, tmp_path):
     """The options of a SuperNode; none of them starts one in these tests."""
     shutil.copy(keys / "node.key", tmp_path / "node.key")
     (tmp_path / "a.csv").write_text("a\n1\n")
-    (tmp_path / "tables.toml").write_text('[tables.a]\npath = "a.csv"\n')
+    (tmp_path / "tables.toml").write_text(
+        '[tables.a]\npath = "a.csv"\npolicy = "open"\n'
+    )
     (tmp_path / "apps.txt").write_text("5a" * 32)
     return {
         "--superlink": "127.0.0.1:1",
@@ -203,7 +205,7 @@ def with_keys(option, content, mode):
 def with_tables(name, path):
     def change(site):
         site["--tables"] = site["--tables"].with_name(name)
-        site["--tables"].write_text(f'[tables.a]\npath = "{path}"\n')
+        site["--tables"].write_text(f'[tables.a]\npath = "{path}"\npolicy = "open"\n')
 
     return change
 

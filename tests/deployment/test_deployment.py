@@ -14,6 +14,7 @@ from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.deployment import deployed
+from tests.support.policies import OPEN
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
@@ -39,7 +40,7 @@ TRAINS = re.compile(r"Receiving: train\.admm.*\n.*Received successfully")
 
 def tables_file(store, files):
     entries = (
-        f'[tables.{table}]\npath = "{store / file}"\nsite = "{table}"\n'
+        f'[tables.{table}]\npath = "{store / file}"\nsite = "{table}"\n{OPEN}'
         for table, file in files.items()
     )
     return "\n".join(entries)

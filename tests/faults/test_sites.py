@@ -29,6 +29,7 @@ from tests.support.peers.hostile import (
     train,
 )
 from tests.support.peers.hostile_runs import RUNS, refusals
+from tests.support.policies import OPEN
 from tp_flower.errors import ReplyError, SchemaError, SiteError, UnavailableError
 from tp_flower.protocol.packet import LAYOUT, MESSAGE, Packet, pack, unpack
 from tp_flower.settings import PrivacySettings
@@ -485,8 +486,14 @@ def test_state_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        ("[tables.customers]\npath = 'a.csv'", r"\(its file\): the file does not"),
-        ("[tables.customers]\nuri = 'sqlite:///a.db'\ntable = 't'", r"\(its sqlite\)"),
+        (
+            f"[tables.customers]\n{OPEN}path = 'a.csv'",
+            r"\(its file\): the file does not",
+        ),
+        (
+            f"[tables.customers]\n{OPEN}uri = 'sqlite:///a.db'\ntable = 't'",
+            r"\(its sqlite\)",
+        ),
         ("[tables]", "the tables file of the site names no tables"),
     ],
 )

@@ -17,6 +17,7 @@ from client_apps.rounds.site import Site
 from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
+from tests.support.policies import OPEN, lenient
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.losses import LOSSES
 from tp_flower.privacy.plan import PartPlan
@@ -104,14 +105,20 @@ def write_site(
     policies: Mapping[str, str] | None = None,
     site: str = "",
 ) -> Path:
-    """Write tables, and return a tables file of a site, named like the folder."""
+    """Write tables, and return a tables file of a site, named like the folder.
+
+    A policy is ``lenient`` but for its rules; a table without any is open.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     text, policies = "", policies or {}
     for name, frame in tables.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
         text += f"[tables.{name}]\npath='{name}.csv'\nsite='{site or folder.name}'\n"
         if name in policies:
-            text += f"[tables.{name}.policy]\n{policies[name]}\n"
+            rules = lenient(frame.columns, policies[name])
+            text += f"[tables.{name}.policy]\n{rules}\n"
+        else:
+            text += OPEN
     file = folder / "tables.toml"
     file.write_text(text)
     return file

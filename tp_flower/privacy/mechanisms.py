@@ -78,11 +78,12 @@ Spend = tuple[int, str, int]
 
 @dataclass(frozen=True)
 class Budget:
-    """The most that a source may spend over all runs, by its policy."""
+    """The most that a source may spend over all runs and ``per_run``, by its policy."""
 
     epsilon: float
     delta: float
     accountant: str = RDP
+    per_run: float = math.inf
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

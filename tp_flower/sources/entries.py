@@ -15,6 +15,7 @@ from tp_flower.errors import SourceError, closest
 Text = Annotated[str, Meta(description="a string")]
 Texts = Annotated[tuple[str, ...], Meta(description="a list of strings")]
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
+WholeNumber = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
 Flag = Annotated[bool, Meta(description="true or false")]
 
 MEMORY_PREFIX: Final = "memory:"

@@ -2,8 +2,10 @@
 
 A policy is part of the site's tables file (``tp_flower/sources/tables_file.py`` reads
 it) and is checked at the site, on requests as they arrive. No setting of a run weakens
-it. A refusal names the rule, what was requested and what is allowed; it quotes no
-value, and does not distinguish a hidden column from one that does not exist.
+it. What it does not allow is refused, and a real site's table without a policy takes
+part in nothing; ``policy = "open"`` is the owner's consent to everything but rows. A
+refusal names the rule, what was requested and what is allowed; it quotes no value, and
+does not distinguish a hidden column from one that does not exist.
 
 The kinds of releases and their levels:
 
@@ -30,7 +32,7 @@ and ``epsilon`` its amount, over all runs.
 
 import sys
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final
 
 from msgspec import Meta
@@ -38,9 +40,9 @@ from msgspec import Meta
 from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import Read, Role
+from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.sources import entries
-from tp_flower.sources.entries import Count, Flag, Text, Texts
+from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
 MASKED = "masked"
@@ -102,9 +104,10 @@ class Releases:
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one shard; the default allows everything.
+    """The rules of one shard; the default allows everything but rows.
 
-    Columns are compared without case. A list that is None sets no rule.
+    Columns are compared without case. A list that is None sets no rule. Of a policy in
+    a tables file, ``STRICT`` has the rules that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
@@ -119,9 +122,15 @@ class Policy:
             expression fails on some value is an answer that no noise covers.
         min_rows: minimum rows of a fragment, of statistics and of training.
         min_count: categories with fewer rows never leave the site.
+        min_features: minimum features of a query that reads any: the scores of a few
+            are a lattice, on which the features can be read.
+        models: the kinds of models that may be trained, "module:callable" by name.
         epsilon: over all runs ever, for each row, with delta; None for no budget.
+        epsilon_per_run: the part of it that one run may spend; a quarter by default.
         budget_name: names the rows in the ledger; "" to use their location.
         coefficients: whether those of a linear model may leave when its run ends.
+        scores_tell_features: that the owner knows so, where scores may leave in the
+            clear beside an epsilon.
     """
 
     columns: Texts | None = None
@@ -133,11 +142,15 @@ class Policy:
     expressions: Flag = True
     min_rows: Count = 1
     min_count: Count = 1
+    min_features: WholeNumber = 0
+    models: Texts | None = None
     releases: Releases = field(default_factory=Releases)
     epsilon: Annotated[float, _ABOVE_0] | None = None
+    epsilon_per_run: Annotated[float, _ABOVE_0] | None = None
     delta: Annotated[float, _BELOW_1] = DEFAULT_DELTA
     budget_name: Text = ""
     coefficients: Flag = False
+    scores_tell_features: Flag = False
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -203,6 +216,28 @@ class Policy:
             return specific
         return "columns", self.columns
 
+    def check_features(self, fragment: Fragment) -> None:
+        """Raise PolicyError for fewer features than ``min_features``, but not for none.
+
+        Features of the same columns count as one.
+        """
+        columns = {
+            read.column.lower() for read in reads(fragment) if read.role is Role.FEATURE
+        }
+        count = len(fragment.features)
+        if count and min(count, len(columns)) < self.min_features:
+            raise _refused(
+                "min-features",
+                f"the query reads too few features of table {fragment.table!r}",
+                f"none, or at least {self.min_features} of different columns",
+            )
+
+    def check_model(self, kind: str) -> None:
+        """Raise PolicyError for a kind of model that is not allowed."""
+        if self.models is not None and kind not in self.models:
+            allowed = f"allowed: {', '.join(self.models) or 'none'}"
+            raise _refused("models", f"the run asks for a model {kind!r}", allowed)
+
     def check_rows(self, rows: int, what: str) -> None:
         """Raise PolicyError for a result from too few rows.
 
@@ -264,8 +299,28 @@ class Policy:
             raise _refused(rule, request, allowed)
 
 
-OPEN: Final = Policy(releases=Releases(rows=CLEAR))
+OPEN: Final = "open"
+"""What an owner writes as a policy that allows everything but rows."""
+SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
 """The policy of tables that whoever runs the server has, too."""
+STRICT: Final[Mapping[str, object]] = {
+    "columns": (),
+    "labels": (),
+    "filters": (),
+    "keys": (),
+    "expressions": False,
+    "min-rows": 50,
+    "min-count": 10,
+    "min-features": 4,
+    "models": ("linear", "mlp"),
+}
+"""The rules of a policy that does not mention them; for releases, see ``Releases``."""
+MISSING: Final = Policy(
+    columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
+)
+"""The policy of a table that has none."""
+RUNS_PER_BUDGET: Final = 4
+"""How many runs it takes at least to spend a budget, if the policy has no limit."""
 
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 
@@ -283,26 +338,53 @@ def read_policy(
 ) -> Policy:
     """Return a shard's policy, from its table's entry in the file and its own."""
     where = f"the policy of {where}"
-    of_table, of_shard = (
-        entries.as_table(entry.get("policy", {}), where) for entry in (common, shard)
-    )
-    merged = {**of_table, **of_shard}
-    levels = {**_levels(of_table, where), **_levels(of_shard, where)}
-    defaults = Releases()
-    if merged:
-        has_budget = "epsilon" in merged
-        defaults = Releases.within_budget() if has_budget else Releases.of_policy()
+    policies = [entry["policy"] for entry in (common, shard) if "policy" in entry]
+    if not policies:
+        return MISSING
+    if policies[-1] == OPEN:
+        return Policy()
+    if isinstance(policies[-1], str):
+        raise SourceError(f"{where} is a string other than {OPEN!r}: write a table")
+    merged: dict[str, object] = {}
+    levels: dict[str, str] = {}
+    for policy in policies:
+        # the rules of a shard hold for it though those of its table are "open"
+        rules = {} if policy == OPEN else entries.as_table(policy, where)
+        merged |= rules
+        levels |= _levels(rules, where)
+    has_budget = "epsilon" in merged
+    defaults = Releases.within_budget() if has_budget else Releases.of_policy()
     merged["releases"] = {**vars(defaults), **levels}
-    policy = entries.read(Policy, merged, where)
-    if policy.epsilon is None and "delta" in merged:
-        raise SourceError(f"{where} has a 'delta', but no 'epsilon'")
-    if policy.epsilon is None and PRIVATE in levels.values():
-        raise SourceError(
-            f"{where} has private releases but no 'epsilon': set one, or any amount of "
-            "noise, however small, would be allowed"
-        )
+    policy = entries.read(Policy, {**STRICT, **merged}, where)
+    _check_budget(policy, merged, levels, where)
     _check_consistent(policy, where)
+    if policy.epsilon is not None and policy.epsilon_per_run is None:
+        policy = replace(policy, epsilon_per_run=policy.epsilon / RUNS_PER_BUDGET)
     return policy
+
+
+def _check_budget(
+    policy: Policy, rules: Mapping[str, object], levels: Mapping[str, str], where: str
+) -> None:
+    """Refuse rules about a budget that is missing or says nothing."""
+    if policy.epsilon is None:
+        for key in ("a 'delta'", "an 'epsilon-per-run'"):
+            if key.split("'")[1] in rules:
+                raise SourceError(f"{where} has {key}, but no 'epsilon'")
+        if PRIVATE in levels.values():
+            raise SourceError(
+                f"{where} has private releases but no 'epsilon': set one, or any "
+                "amount of noise, however small, would be allowed"
+            )
+        return
+    if (policy.epsilon_per_run or 0) > policy.epsilon:
+        raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
+    if policy.releases.scores == CLEAR and not policy.scores_tell_features:
+        raise SourceError(
+            f"{where} has an 'epsilon' and lets scores leave in the clear, which tell "
+            "the features whatever the epsilon: let them leave masked, or confirm with "
+            "'scores-tell-features = true'"
+        )
 
 
 def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:

@@ -31,7 +31,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.flights import flights_tables
-from tp_flower.sources.policy import OPEN
+from tp_flower.sources.policy import MISSING, SIMULATED
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
     file_suffix,
@@ -138,7 +138,7 @@ def load_tables(path: str) -> tuple[ShardSource, ...]:
     site, tables = _registered(token)
     # whoever runs this process has all of their rows
     return tuple(
-        ShardSource(table=table, site=site, index=index, token=token, policy=OPEN)
+        ShardSource(table=table, site=site, index=index, token=token, policy=SIMULATED)
         for table, shards in tables.items()
         for index in range(len(shards))
     )
@@ -153,7 +153,6 @@ def hosted_shards(
     the built-in flights, describes all organisations, and they are divided among the
     nodes: organisation k goes to the node with partition-id k % num-partitions. This is
     for simulations: a server does not choose the files that a site reads.
-    simulations: a server does not choose what files a site reads.
     """
     if hosted := node_config.get(TABLES):
         return load_tables(str(hosted))
@@ -169,7 +168,11 @@ def hosted_shards(
     node = int(str(node_config.get(PARTITION_ID, 0)))
     nodes = int(str(node_config.get(NUM_PARTITIONS, 1)))
     mine = set(organisations[node % nodes :: nodes]) if nodes > 0 else set()
-    return tuple(source for source in sources if source.site in mine)
+    return tuple(
+        replace(source, policy=SIMULATED) if source.policy is MISSING else source
+        for source in sources
+        if source.site in mine
+    )
 
 
 def flights_sources() -> tuple[ShardSource, ...]:
@@ -178,7 +181,7 @@ def flights_sources() -> tuple[ShardSource, ...]:
     for table, files in flights_tables().items():
         sources += [
             ShardSource(
-                table=table, site=site, index=index, path=str(path), policy=OPEN
+                table=table, site=site, index=index, path=str(path), policy=SIMULATED
             )
             for index, (site, path) in enumerate(files.items())
         ]

@@ -30,9 +30,11 @@ lists the shards it hosts::
     sql = "SELECT * FROM visits WHERE consent = 1"
     order-by = ["visit_id"]
 
-The rules of what may leave a table are its policy (``policy.py``).
+The rules of what may leave a table are its policy (``policy.py``); a real site's table
+takes part in runs only if it has one.
 """
 
+import json
 import os
 import re
 import tomllib
@@ -42,10 +44,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from tp_flower.errors import SourceError
+from tp_flower.errors import PolicyError, SourceError
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts
-from tp_flower.sources.policy import Policy, read_policy
+from tp_flower.sources.policy import MISSING, OPEN, Policy, read_policy
 
 if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
@@ -107,6 +109,19 @@ class ShardSource:
     database: DatabaseShard | None = None
     min_count: int = 1
     policy: Policy = field(default_factory=Policy)
+
+    def check_policy(self) -> None:
+        """Raise PolicyError if the owner has not written a policy."""
+        if self.policy is MISSING:
+            raise PolicyError(
+                f"table {self.table!r} at site {self.site!r} has no policy, and takes "
+                "part in nothing without one. Its owner adds to the tables file\n"
+                f"  [tables.{json.dumps(self.table)}.policy]\n"
+                "  columns = []  # the columns that features may read\n"
+                "  keys = []     # the columns that may be joined on\n"
+                f'or policy = "{OPEN}" to its table, which allows everything but rows; '
+                "`python -m client_apps.cli policy --tables FILE` writes a first policy"
+            )
 
     @property
     def engine(self) -> str:

@@ -17,19 +17,20 @@ Reference:
     Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning, section 6.
 """
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from scripts.bench.datasets import Dataset, flights_delay
 from scripts.bench.harness import Options, Outcome, Results, train
-from scripts.data.run_files import let_rows_leave, write_tables
+from scripts.data.run_files import write_tables
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import (
@@ -254,6 +255,15 @@ def run_of(
     }
 
 
+ROWS_LEAVE: Final = """expressions = true
+min-features = 0
+min-rows = 1
+models = ["linear", "centres"]
+releases = { rows = "clear", scores = "clear" }
+"""
+"""The rest of a policy that lets sampled rows leave."""
+
+
 def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
     """Yield each table's site and its tables file: rows may leave it."""
     for name, frame in dataset.tables.items():
@@ -261,7 +271,10 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         site.mkdir()
         frame.to_parquet(site / "rows.parquet")
         path = write_tables(site, {name: [("rows.parquet", name)]})
-        let_rows_leave(path, [name])
+        names = json.dumps([str(column) for column in frame.columns])
+        lists = "".join(f"{key} = {names}\n" for key in ("columns", "labels", "keys"))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"\n[tables.{name}.policy]\n{lists}{ROWS_LEAVE}")
         yield name, path
 
 

@@ -42,6 +42,7 @@ from strategies.run.grid import InProcessGrid
 from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
+from tp_flower.sources.policy import OPEN
 
 EPOCHS = 8
 STEADY_EPOCH = 4
@@ -203,7 +204,7 @@ def _write_store(folder: Path, orders: int) -> Path:
             name = f"{table}-{k}"
             frame.to_parquet(folder / f"{name}.parquet", index=False)
             shards.setdefault(table, []).append((f"{name}.parquet", name))
-    return write_tables(folder, shards)
+    return write_tables(folder, shards, OPEN)
 
 
 def shard_set_up(shards: int) -> float:

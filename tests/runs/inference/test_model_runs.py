@@ -20,6 +20,7 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request
 from tests.support.federated import WatchedGrid, train, write_site
+from tests.support.policies import OPEN, lenient
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.learning.contributions import contributions, score_sums
@@ -50,13 +51,16 @@ def sites(folder, policy=""):
     tables = {"o": orders, "us": people[:5], "uk": people[5:]}
     for name, frame in tables.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-    (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n")
+    shop = "[tables.o]\npath='o.csv'\nsite='shop'\n"
+    (folder / "shop.toml").write_text(shop + OPEN)
     shards = "".join(
         f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
         for name in tables
         if name != "o"
     )
-    rules = f"[tables.c.policy]\n{policy}\n" if policy else ""
+    rules = f"[tables.c]\n{OPEN}"
+    if policy:
+        rules = f"[tables.c.policy]\n{lenient(people.columns, policy)}\n"
     (folder / "bank.toml").write_text(rules + shards)
     return {name: folder / f"{name}.toml" for name in ("shop", "bank")}
 

@@ -11,6 +11,7 @@ import pytest
 
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.federated import WatchedGrid, train
+from tests.support.policies import OPEN
 from tp_flower.errors import (
     MappingError,
     QueryError,
@@ -136,7 +137,7 @@ def test_queries_and_settings_that_are_refused(how, error, match):
         (None, "the tables file of the site does not exist"),
         ("[tables.customers]\npth = 'a.csv'", "unknown key 'pth'.*path"),
         (
-            "[tables.customers]\npath = 'a.csv'\nsite = 'us'",
+            "[tables.customers]\npath = 'a.csv'\nsite = 'us'\npolicy = 'open'",
             r"table 'customers' at site 'us' \(its file\): the file does not exist",
         ),
     ],
@@ -206,7 +207,7 @@ def test_failed_conversion_names_the_expression_not_the_value(note, change, matc
 def test_line_of_a_file_is_not_quoted(tmp_path):
     (tmp_path / "a.csv").write_text("id,age\n0,30\n1,sec'ret\n")
     text = "[tables.customers]\npath='a.csv'\nsite='us'\ntypes = { age = 'INTEGER' }"
-    (tmp_path / "tables.toml").write_text(text)
+    (tmp_path / "tables.toml").write_text(f"{text}\n{OPEN}")
     match = r"CSV Error on Line: 3; Error when converting column \"age\"; to INTEGER"
     with pytest.raises(SiteError, match=match) as caught:
         start({"us": tmp_path / "tables.toml"})
@@ -229,7 +230,7 @@ def test_enumerated_types_do_not_travel(tmp_path):
             "{'m': CAST('secret-a' AS mood)} AS note"
         )
     file, seen = tmp_path / "tables.toml", []
-    file.write_text('[tables.orders]\npath = "crm.duckdb"\ntable = "orders"\n')
+    file.write_text(f"[tables.orders]\npath='crm.duckdb'\ntable='orders'\n{OPEN}")
     with pytest.raises(SiteError, match=r"STRUCT\(m VARCHAR\), which cannot be used"):
         start({"shop": file}, SQL.replace("o.price", "o.note"), seen=seen)
     assert_no_secret(seen)
@@ -239,7 +240,7 @@ def test_rare_class_of_the_label_does_not_leave_the_site(tmp_path):
     notes = ["yes"] * 5 + ["no"] * 4 + ["secret"]
     shop(note=notes)["shop"]["orders"].to_csv(tmp_path / "orders.csv", index=False)
     file, seen, sql = tmp_path / "tables.toml", [], SQL.replace("o.qty", "o.note")
-    text = "[tables.orders]\npath = 'orders.csv'\nmin-count = "
+    text = f"[tables.orders]\n{OPEN}path = 'orders.csv'\nmin-count = "
     file.write_text(f"{text}4")
     with pytest.raises(SiteError, match="1 classes of fewer than min-count = 4 rows"):
         start({"shop": file}, sql, seen=seen)

@@ -6,6 +6,7 @@ from flwr.app import Context, RecordDict
 
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
+from tests.support.policies import lenient
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.protocol.codec import decode
@@ -16,13 +17,14 @@ from tp_flower.query.fragment import reads
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
-TABLE = "customer,amount,day,is_fraud,salary\n1,2.5,3,0,9\n2,1.5,4,1,8\n"
+COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
+TABLE = ",".join(COLUMNS) + "\n1,2.5,3,0,9\n2,1.5,4,1,8\n"
 
 
 def shards(folder, policy, more=""):
-    """The shards of a tables file with one policy."""
+    """The shards of a tables file with one policy, ``lenient`` but for its rules."""
     (folder / "t.csv").write_text(TABLE)
-    file = folder / "tables.toml"
+    file, policy = folder / "tables.toml", lenient(COLUMNS, policy)
     file.write_text(f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{policy}\n{more}")
     return load_tables(str(file))
 
@@ -60,7 +62,8 @@ def make_site(folder, run=7, policy="", state="state"):
     (folder / "orders.csv").write_text("qty\n" + "1\n5\n" * 2000)
     file = folder / "tables.toml"
     file.write_text(
-        "[tables.orders]\npath='orders.csv'\n[tables.orders.policy]\n" + policy
+        "[tables.orders]\npath='orders.csv'\n[tables.orders.policy]\n"
+        + lenient(["qty"], policy)
     )
     state_dir = state if state == ":memory:" else str(folder / state)
     node = {"tables": str(file), "state-dir": state_dir}

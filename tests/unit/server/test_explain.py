@@ -25,6 +25,7 @@ from tests.support.examples.explained import (
     run_app,
 )
 from tests.support.page_reading import Page
+from tests.support.policies import OPEN
 from tp_flower.errors import MappingError
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.messages import Action
@@ -337,7 +338,7 @@ def test_explain_names_the_database_and_its_filters(tmp_path):
         connection.commit()
     tables = tmp_path / "tables.toml"
     text = f"[tables.payments]\nuri = 'sqlite:///{database}'\ntable = 'payments'\n"
-    tables.write_text(text)
+    tables.write_text(text + OPEN)
     sql = """SELECT o.qty AS label, o.day, p.mean FROM orders o JOIN (
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,60 +25,135 @@ from tests.support.examples.site_examples import (
     check,
     features,
     fragment,
-    shards,
     site_of,
 )
 from tests.support.files import case_table
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
-from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Feature, SubQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.policy import LEVELS, Policy, Releases
+from tp_flower.sources.policy import LEVELS, MISSING, Policy, Releases
 from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
 
 
+def loaded(folder, text):
+    """The shards of a tables file, whose policies are as they stand in it."""
+    (folder / "tables.toml").write_text(text)
+    return load_tables(str(folder / "tables.toml"))
+
+
+def strict(folder, rules=""):
+    """A policy as a tables file has it, with all its defaults."""
+    (source,) = loaded(folder, f"[tables.t]\npath='t.csv'\n[tables.t.policy]\n{rules}")
+    return source.policy
+
+
 def test_a_policy_with_every_key(tmp_path):
     text = """
         columns = ["amount", "day"]
         labels = ["is_fraud"]
+        weights = ["salary"]
         filters = []
         keys = ["day"]
         join-only = ["customer"]
+        expressions = true
         coefficients = true
         min-rows = 5
         min-count = 3
+        min-features = 2
+        models = ["mlp", "models:make"]
         epsilon = 2
+        epsilon-per-run = 1.5
         delta = 1e-6
         budget-name = "payments"
-        releases = { labels = "clear", scores = "never" }
+        scores-tell-features = true
+        releases = { labels = "clear", scores = "clear" }
     """
-    (source,) = shards(tmp_path, text)
-    assert source.policy == Policy(
+    policy = strict(tmp_path, text)
+    assert policy == Policy(
         columns=("amount", "day"),
         labels=("is_fraud",),
+        weights=("salary",),
         filters=(),
         keys=("day",),
         join_only=("customer",),
+        expressions=True,
         min_rows=5,
         min_count=3,
-        releases=Releases("clear", "never", "private", "never"),
+        min_features=2,
+        models=("mlp", "models:make"),
+        releases=Releases("clear", "never", "private", "clear"),
         epsilon=2.0,
+        epsilon_per_run=1.5,
         delta=1e-6,
         budget_name="payments",
         coefficients=True,
+        scores_tell_features=True,
     )
-    assert source.min_count == 3
+    # one that this test does not write would go untested
+    same = {key for key, rule in vars(policy).items() if rule == vars(Policy())[key]}
+    assert same == {"expressions"}
 
 
-def test_without_a_policy_everything_is_allowed(tmp_path):
-    (tmp_path / "tables.toml").write_text("[tables.t]\npath='t.csv'\nmin-count=4\n")
-    (source,) = load_tables(str(tmp_path / "tables.toml"))
+@pytest.mark.parametrize("policy", ["[tables.t.policy]", "tables.t.policy = {}"])
+def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
+    (source,) = loaded(tmp_path, f"tables.t.path = 't.csv'\n{policy}")
+    assert source.policy == Policy(
+        columns=(),
+        labels=(),
+        filters=(),
+        keys=(),
+        expressions=False,
+        min_rows=50,
+        min_count=10,
+        min_features=4,
+        models=("linear", "mlp"),
+        releases=Releases(scores="masked"),
+    )
+    assert source.min_count == 10
+    source.check_policy()
+    for piece in ("feature", "label", "filter", "key", "group", "having"):
+        with pytest.raises(PolicyError, match="it may read no column"):
+            check(source.policy, fragment_of(f'{piece}: "day"'))
+    for kind in ("labels", "statistics", "models"):
+        source.policy.check_release(kind, is_private=False)
+    with pytest.raises(PolicyError, match=r"releases\.scores = masked"):
+        source.policy.check_release("scores", is_private=False)
+
+
+def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
+    policy = strict(tmp_path, "epsilon = 2")
+    assert policy.epsilon_per_run == 0.5
+    assert policy.releases == Releases.within_budget()
+    assert strict(tmp_path, "epsilon = 2\nepsilon-per-run = 2").epsilon_per_run == 2.0
+
+
+def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
+    text = "[tables.'a \"b\"']\npath='t.csv'\nsite = 's'\nmin-count=4\n"
+    (source,) = loaded(tmp_path, text)
+    assert (source.policy, source.min_count) == (MISSING, 4)
+    with pytest.raises(PolicyError, match="at site 's' has no policy, and") as caught:
+        source.check_policy()
+    # the lines that the error tells are a policy, from which the owner goes on
+    _, *lines, _ = str(caught.value).splitlines()
+    assert len(lines) == 3
+    (with_lines,) = loaded(tmp_path, f"{text}\n" + "\n".join(lines))
+    assert with_lines.policy == strict(tmp_path)
+    # were the check forgotten, nothing would leave all the same
+    for kind in LEVELS:
+        with pytest.raises(PolicyError, match="= never"):
+            MISSING.check_release(kind, is_private=True, is_masked=True)
+
+
+def test_an_open_policy_allows_everything(tmp_path):
+    text = "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
+    (source,) = loaded(tmp_path, text)
+    source.check_policy()
     assert (source.policy, source.min_count) == (Policy(), 4)
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
     # but for rows themselves
@@ -92,21 +168,65 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
         columns = ["a"]
         min-rows = 10
         epsilon = 1.0
+        scores-tell-features = true
         releases = { models = "never", scores = "clear" }
         [[tables.t.shards]]
         path = "a.csv"
-        policy = { min-rows = 2, min-count = 7, releases = { scores = "never" } }
+        policy = { min-rows = 2, min-count = 17, releases = { scores = "never" } }
         [[tables.t.shards]]
         path = "b.csv"
-        min-count = 5
+        min-count = 15
+        [[tables.t.shards]]
+        path = "c.csv"
+        policy = "open"
+        [tables.u]
+        policy = "open"
+        [[tables.u.shards]]
+        path = "a.csv"
+        [[tables.u.shards]]
+        path = "b.csv"
+        policy = { min-rows = 2 }
     """
-    (tmp_path / "tables.toml").write_text(text)
-    first, second = load_tables(str(tmp_path / "tables.toml"))
+    first, second, third, fourth, fifth = loaded(tmp_path, text)
     assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
-    assert (first.min_count, second.min_count) == (7, 5)
+    assert (first.min_count, second.min_count) == (17, 15)
     assert first.policy.columns == second.policy.columns == ("a",)
     assert first.policy.releases == Releases("private", "never", "never", "never")
     assert second.policy.releases == Releases("private", "never", "never", "clear")
+    assert third.policy == fourth.policy == Policy()
+    assert fifth.policy == replace(strict(tmp_path), min_rows=2)
+
+
+@pytest.mark.parametrize(
+    ("sql", "is_refused"),
+    [
+        ((), False),
+        (("amount", "day", "salary"), False),
+        (("amount", "day"), True),
+        # one column by three names, or beside what depends on it alone
+        (("amount", "amount", "amount"), True),
+        (("amount", "amount * 2", "day"), True),
+        (("amount + day + salary",), True),
+    ],
+)
+def test_few_features(sql, is_refused):
+    policy = Policy(min_features=3)
+    named = {f"f{number}": text for number, text in enumerate(sql)}
+    wanted = fragment(features=features(**named), label='"is_fraud"', keys=(("day",),))
+    match = r"\(min-features\) refuses: .* too few features of table 'p'; .* least 3"
+    with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
+        policy.check_features(wanted)
+    Policy().check_features(wanted)
+
+
+def test_models_by_name():
+    policy = Policy(models=("linear", "models:make"))
+    for kind in policy.models:
+        policy.check_model(kind)
+    for kind in ("mlp", "os:system", "models:other", ""):
+        with pytest.raises(PolicyError, match=r"\(models\).*; allowed: linear, mod"):
+            policy.check_model(kind)
+        Policy().check_model(kind)
 
 
 @pytest.mark.parametrize(("text", "match"), CASES["refused"])
@@ -367,4 +487,6 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
-    assert budgets(site) == {ids[0]: Budget(0.5, 1e-6), ids[3]: Budget(3.0, 1e-5)}
+    expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
+    found = {key: (b.epsilon, b.delta, b.per_run) for key, b in budgets(site).items()}
+    assert found == expected

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SourceError
+from tp_flower.sources.policy import MISSING
 from tp_flower.sources.shards import (
     ShardSource,
     connect,
@@ -62,7 +63,8 @@ def test_tables_file_in_both_forms(tmp_path):
         ]
     """
     orders, us, uk = load_tables(tables_file(tmp_path, text))
-    assert orders == ShardSource("orders", "store", 0, str(tmp_path / "orders.csv"))
+    file = str(tmp_path / "orders.csv")
+    assert orders == ShardSource("orders", "store", 0, file, policy=MISSING)
     assert us.path == str(tmp_path / "us.parquet")
     assert us.types == {"zip": "VARCHAR", "age": "DOUBLE"}
     assert (uk.site, uk.index, uk.path) == ("customers-1", 1, "/abs/uk.csv.gz")

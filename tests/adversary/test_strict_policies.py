@@ -1,0 +1,148 @@
+"""Attacks on real sites whose owners have written no policy, or a short one."""
+
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.data.ledger import open_ledger
+from client_apps.privacy.guard import source_id
+from strategies import Explain, TablePuppetADMM
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import read, train
+from tp_flower.errors import QueryError, SiteError
+from tp_flower.settings import PrivacySettings
+from tp_flower.sources.shards import load_tables
+
+ROWS = 100
+PATIENTS = pd.DataFrame(
+    {
+        "id": np.arange(ROWS),
+        "name": [f"name-{k}" for k in range(ROWS)],
+        "age": np.arange(ROWS) % 50 + 20,
+        "weight": np.arange(ROWS) % 37 + 50.5,
+        "height": np.arange(ROWS) % 29 + 150.5,
+        "pulse": np.arange(ROWS) % 23 + 60,
+        "hiv": np.arange(ROWS) % 7 == 0,
+        "ill": np.arange(ROWS) % 3 == 0,
+    }
+)
+STAYS = pd.DataFrame({"patient": np.arange(ROWS), "days": np.arange(ROWS) % 9})
+ALL = ", ".join(f"p.{name}" for name in PATIENTS)
+FOUR = "p.age, p.weight, p.height, p.pulse"
+STRICT = """
+    columns = ["age", "weight", "height", "pulse"]
+    labels = ["ill", "age", "weight"]
+    keys = ["id"]
+"""
+JOINED = "FROM patients AS p JOIN stays AS s ON p.id = s.patient"
+
+
+def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
+    """Let a server query a hospital; return what has left it, in words."""
+    PATIENTS.to_csv(folder / "patients.csv", index=False)
+    file = folder / "tables.toml"
+    rules = "" if policy is None else f"[tables.patients.policy]\n{policy}"
+    file.write_text(f"[tables.patients]\npath = 'patients.csv'\n{rules}")
+    left = []
+    grid = InProcessGrid(
+        app, {"hospital": file, "clinic": {"stays": STAYS}}, observe=left.append
+    )
+    next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
+    try:
+        with closing(grid):
+            if method is not Explain:
+                settings["test_fraction"] = 0.0
+            train(grid, sql, method, **settings)
+    finally:
+        replies = filter(lambda message: message.has_content(), left)
+        texts = [f"{(s := read(m)).header} {s.arrays}" for m in replies]
+        assert not [text for text in texts if "name-7" in text]
+
+
+DUMP = f"SELECT CONCAT_WS('|', {ALL}) AS label, {FOUR}, s.days {JOINED}"
+PACKED = f"SELECT p.age * 1000000 + p.weight AS label, {FOUR}, s.days {JOINED}"
+NEVER = "releases = { rows = 'never' }"
+
+
+@pytest.mark.parametrize("method", [TablePuppetADMM, Explain])
+@pytest.mark.parametrize(
+    ("sql", "policy", "match"),
+    [
+        (DUMP, None, "table 'patients' at site 'patients-0' has no policy"),
+        (f"SELECT p.ill AS label, {FOUR} FROM patients AS p", None, "has no policy"),
+        (DUMP, NEVER, "table 'p' has no column 'id'; columns: $"),
+        (DUMP, STRICT + NEVER, "table 'p' has no column 'name'; columns: id, age, we"),
+        (PACKED, STRICT, r"\(expressions\) refuses: the label reads column"),
+        (PACKED.replace("* 1000000", ""), STRICT, r"\(expressions\) refuses"),
+    ],
+)
+def test_rows_do_not_leave_as_labels(tmp_path, method, sql, policy, match):
+    with pytest.raises((SiteError, QueryError), match=match):
+        attack(tmp_path, sql, policy, method)
+
+
+@pytest.mark.parametrize(
+    ("key", "match"),
+    [
+        ("CAST(p.hiv AS INTEGER)", "hiv"),
+        ("p.hiv", "hiv"),
+        ("CAST(p.age AS INTEGER)", r"\(expressions\) refuses|\(keys\) refuses"),
+        ("p.id % 2", r"\(expressions\) refuses: join key 0 reads column 'id'"),
+    ],
+)
+def test_a_budget_lets_no_sensitive_column_be_a_key(tmp_path, key, match):
+    sql = f"SELECT s.days AS label, {FOUR} FROM patients AS p JOIN stays AS s "
+    with pytest.raises(Exception, match=match):
+        attack(tmp_path, f"{sql}ON {key} = s.days", STRICT + "epsilon = 0.05")
+
+
+@pytest.mark.parametrize(
+    "features",
+    ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"],
+)
+def test_few_features_are_no_lattice(tmp_path, features):
+    sql = f"SELECT s.days AS label, {features} {JOINED}"
+    with pytest.raises(SiteError, match=r"\(min-features\) refuses: the query reads"):
+        attack(tmp_path, sql, STRICT)
+
+
+def test_a_table_of_keys_alone_needs_no_features(tmp_path):
+    sql = f"SELECT p.ill AS label, s.days {JOINED}"
+    attack(tmp_path, sql, STRICT, num_epochs=1)
+    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
+    attack(tmp_path, sql, STRICT, num_epochs=1)
+
+
+@pytest.mark.parametrize("model", ["os:system", "torch.hub:load", "builtins:eval"])
+def test_no_function_runs_at_a_strict_site_as_a_model(tmp_path, monkeypatch, model):
+    def called(*_):
+        raise AssertionError("the function is called")
+
+    monkeypatch.setattr("os.system", called)
+    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
+    match = rf"\(models\) refuses: the run asks for a model '{model}'; allowed: linear"
+    with pytest.raises(SiteError, match=match):
+        attack(tmp_path, sql, STRICT, model=model, device="cpu")
+
+
+@pytest.mark.parametrize("method", [TablePuppetADMM, Explain])
+def test_one_run_does_not_drain_a_budget(tmp_path, method):
+    policy = STRICT + "epsilon = 4\nreleases = { statistics = 'moments' }"
+    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
+
+    def spend(epsilon):
+        private = PrivacySettings(labels="randomised-response", label_epsilon=epsilon)
+        attack(tmp_path, sql, policy, method, privacy=private)
+
+    match = r"spent epsilon 0 of 1 in this run \(delta 1e-05\); requested: 3.9"
+    with pytest.raises(SiteError, match=match):
+        spend(3.9)
+    (source,) = load_tables(str(tmp_path / "tables.toml"))
+    ledger = open_ledger(str(tmp_path / "state"))
+    assert ledger.total(source_id(source), 1e-5) == 0.0
+    if method is Explain:
+        spend(0.9)
+        assert ledger.total(source_id(source), 1e-5) == pytest.approx(0.9)

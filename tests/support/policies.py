@@ -1,0 +1,33 @@
+"""Policies of tables in tests that are about one of their rules."""
+
+import json
+import tomllib
+from collections.abc import Iterable
+
+OPEN = 'policy = "open"\n'
+_EACH = ("columns", "labels", "filters", "keys")
+
+
+def lenient(columns: Iterable[str], rules: str = "") -> str:
+    """Return a policy of these rules, which allows what they do not mention.
+
+    Columns in a list are those of ``columns`` where the rules have them, else all.
+    """
+    written = tomllib.loads(rules)
+    hidden = {name.lower() for name in written.get("join-only", ())}
+    listed = written.get("columns", list(columns))
+    allowed = [name for name in listed if name.lower() not in hidden]
+    defaults = {
+        **dict.fromkeys(_EACH, allowed),
+        "expressions": True,
+        "min-rows": 1,
+        "min-count": 1,
+        "min-features": 0,
+        "models": ["linear", "mlp", "centres"],
+    }
+    if "epsilon" in written:
+        defaults["epsilon-per-run"] = written["epsilon"]
+        defaults["scores-tell-features"] = True
+    missing = (key for key in defaults if key not in written)
+    lines = (f"{key} = {json.dumps(defaults[key])}\n" for key in missing)
+    return "".join(lines) + rules
