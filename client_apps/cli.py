@@ -3,6 +3,7 @@
     python -m client_apps.cli account --tables FILE      spent epsilon and budgets
     python -m client_apps.cli account --export           the ledger, JSON lines
     python -m client_apps.cli account --begin-anew FILE  export it, then empty it
+    python -m client_apps.cli policy --tables FILE       a first policy, to be edited
     python -m client_apps.cli site-key                   for files of ``allowed-keys``
     python -m client_apps.cli models list
     python -m client_apps.cli models show NAME[@VERSION]
@@ -32,7 +33,7 @@ from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
-from tp_flower.errors import ModelError, SiteError, TPFlowerError
+from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.model_names import (
     ModelVersion,
     delete_version,
@@ -42,6 +43,7 @@ from tp_flower.model_names import (
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
 from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
+from tp_flower.sources.shards import load_tables
 
 CONSOLE_WIDTH = 100
 
@@ -58,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if options.command == "site-key":
             sys.stdout.write(site_key(root).public.hex() + "\n")
+        elif options.command == "policy":
+            sys.stdout.write(policy(options.tables, options.table))
         elif options.command == "models":
             view = _models(options.task, Path(root), options.model)
             Console(width=CONSOLE_WIDTH, highlight=False).print(view)
@@ -99,6 +103,18 @@ def account(root: str, tables: str) -> Table:
         shard = f"{source.table} at {source.site}"
         rows.append((shard, spent, allowed, f"{delta:g}"))
     return text_table(("table at site", "spent epsilon", "of", "delta"), rows)
+
+
+def policy(tables: str, table: str) -> str:
+    """Return first policies of a tables file's tables, to be put at its end."""
+    # it opens the tables, which needs more libraries than the other commands
+    from client_apps.privacy.first_policy import first_policies
+
+    text = first_policies(load_tables(tables), table)
+    if not text:
+        which = f"no table {table!r}" if table else "no table without a policy"
+        raise SourceError(f"the tables file {tables} has {which}")
+    return text
 
 
 def _models(task: str, root: Path, model: str) -> RenderableType:
@@ -170,6 +186,10 @@ def _parser() -> argparse.ArgumentParser:
     task.add_argument("--export", action="store_true", help="print the ledger's lines")
     text = "write the ledger's lines to a new file, and begin an empty ledger"
     task.add_argument("--begin-anew", metavar="FILE", help=text)
+    text = "a first policy for the tables without one, in TOML: it allows nothing"
+    first = commands.add_parser("policy", parents=[common], help=text)
+    first.add_argument("--tables", required=True, help="the site's tables file")
+    first.add_argument("--table", default="", help="for this table alone")
     commands.add_parser("site-key", parents=[common], help="the site's public key")
     models = commands.add_parser("models", help="the parts of models kept here")
     tasks = models.add_subparsers(dest="task", required=True)

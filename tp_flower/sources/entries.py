@@ -4,6 +4,7 @@ A message names the key and its place, what is allowed, and for a wrong value it
 not its text, which may be a misplaced URI.
 """
 
+import json
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
@@ -56,6 +57,16 @@ def as_table(value: object, where: str) -> Mapping[str, object]:
     if not isinstance(value, dict):
         raise SourceError(f"{where} must be a table, not {form(value)}")
     return value
+
+
+def quoted(text: str) -> str:
+    r"""Return a text as TOML writes it, in one line.
+
+    >>> print(quoted('a "b"\n'))
+    "a \"b\"\n"
+    """
+    # JSON leaves this character alone
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
 
 
 def form(value: object) -> str:

@@ -31,7 +31,7 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.flights import flights_tables
-from tp_flower.sources.policy import MISSING, SIMULATED
+from tp_flower.sources.policy import SIMULATED
 from tp_flower.sources.tables_file import (
     PARQUET_SUFFIXES,
     file_suffix,
@@ -169,7 +169,7 @@ def hosted_shards(
     nodes = int(str(node_config.get(NUM_PARTITIONS, 1)))
     mine = set(organisations[node % nodes :: nodes]) if nodes > 0 else set()
     return tuple(
-        replace(source, policy=SIMULATED) if source.policy is MISSING else source
+        replace(source, policy=SIMULATED) if not source.has_policy else source
         for source in sources
         if source.site in mine
     )

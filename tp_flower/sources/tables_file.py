@@ -34,7 +34,6 @@ The rules of what may leave a table are its policy (``policy.py``); a real site'
 takes part in runs only if it has one.
 """
 
-import json
 import os
 import re
 import tomllib
@@ -110,13 +109,18 @@ class ShardSource:
     min_count: int = 1
     policy: Policy = field(default_factory=Policy)
 
+    @property
+    def has_policy(self) -> bool:
+        """Whether the owner has written a policy, strict or open."""
+        return self.policy is not MISSING
+
     def check_policy(self) -> None:
         """Raise PolicyError if the owner has not written a policy."""
-        if self.policy is MISSING:
+        if not self.has_policy:
             raise PolicyError(
                 f"table {self.table!r} at site {self.site!r} has no policy, and takes "
                 "part in nothing without one. Its owner adds to the tables file\n"
-                f"  [tables.{json.dumps(self.table)}.policy]\n"
+                f"  [tables.{entries.quoted(self.table)}.policy]\n"
                 "  columns = []  # the columns that features may read\n"
                 "  keys = []     # the columns that may be joined on\n"
                 f'or policy = "{OPEN}" to its table, which allows everything but rows; '

@@ -1,0 +1,105 @@
+"""A first policy for the owner of a table: strict, and commented.
+
+It allows nothing. A line with one ``#`` is a rule that takes effect without it, and
+says what it lets out; those with ``##`` explain. The tables-file reader accepts the
+text at the end of the tables file, with any of these lines taken in.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Final
+
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.extraction.select_plan import without_values
+from tp_flower.sources.entries import quoted
+from tp_flower.sources.policy import STRICT
+from tp_flower.sources.shards import ShardSource, connect, describe
+
+_LISTS: Final[Mapping[str, str]] = {
+    "columns": "features may read. Of each, the server learns the statistics that its "
+    "encoder needs;\n## a model's scores of the rows leave masked, added to other "
+    "tables'",
+    "labels": "the label may read, and a weight. The server learns it for every row, "
+    "unless it is noisy",
+    "filters": "WHERE and HAVING may read. The server learns which rows pass; a "
+    "condition needs expressions",
+    "keys": "joins and groups may read. The server learns which rows have equal "
+    "values, by keyed hashes",
+}
+_RULES: Final[Mapping[str, str]] = {
+    "expressions = true": "the listed columns computed with; whether that fails on "
+    "some value tells of it",
+    "min-rows = 20": "results of fewer rows than {min-rows}",
+    "min-count = 5": "categories and label texts of fewer rows than {min-count}",
+    "min-features = 1": "scores of fewer than {min-features} features, at which the "
+    "features can be read",
+    'models = ["linear", "mlp", "my_models:make"]': "the result of a function that the "
+    "server names; listed, it runs here",
+    'releases.scores = "clear"': "this table's scores of every row, which tell its "
+    "features",
+    'releases.rows = "clear"': "encoded features of sampled rows",
+    "coefficients = true": "the final coefficients of a linear model",
+    'releases.labels = "never"': "no label, not even one in labels",
+    'releases.statistics = "never"': "no statistics: encoders must be declared",
+    "epsilon = 4.0": "over all runs no more than this epsilon for a row, and a quarter "
+    "in a run;\n## labels, models and scores with noise only, no statistics",
+}
+_IDENTIFIER: Final = re.compile(
+    r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"
+    r"|[a-z]I[dD]$",
+)
+_DISTINCT_SHARE: Final = 0.8
+"""Values, integers or texts, that are almost as many as the rows name them."""
+_TEXT_CHARACTERS: Final = 30
+
+
+def first_policy(table: str, shards: Sequence[ShardSource]) -> Iterator[str]:
+    """Yield the lines of a policy for all of a table's shards at this site."""
+    schemas = [describe(source).columns for source in shards]
+    remarks = {
+        name: f"{' '.join(without_values(kind).split())}{_looks(shards[0], name, kind)}"
+        for name, kind in schemas[0].items()
+        if all(name in schema for schema in schemas)
+    }
+    yield f"\n## The policy of table {quoted(table)}, which allows nothing yet."
+    yield "## Take the # from the front of a line to allow what it says."
+    yield f"[tables.{quoted(table)}.policy]"
+    for key, meaning in _LISTS.items():
+        yield f"\n## {key}: what {meaning}."
+        yield f"{key} = ["
+        yield from (f"  # {quoted(n)},  # {remark}" for n, remark in remarks.items())
+        yield "]"
+    yield "\n## further rules, and what then leaves"
+    for rule, meaning in _RULES.items():
+        yield f"## {meaning.format_map(STRICT)}:\n# {rule}"
+
+
+def _looks(source: ShardSource, name: str, kind: str) -> str:
+    """Return a warning of a column that names rows, or has texts that may."""
+    is_text, is_whole = kind == "VARCHAR", kind.endswith(("INT", "INTEGER", "UUID"))
+    if not (is_text or is_whole):
+        return ""
+    column = quote_name(name)
+    with connect(source) as connection:
+        rows, distinct, length = connection.sql(
+            f"SELECT count({column}), approx_count_distinct({column}), "
+            f"avg(length(CAST({column} AS VARCHAR))) FROM shard"
+        ).fetchall()[0]
+    if is_text and (length or 0) > _TEXT_CHARACTERS:
+        return "; CAREFUL: looks like free text"
+    if _IDENTIFIER.search(name) or distinct > max(_DISTINCT_SHARE * rows, 1):
+        return "; CAREFUL: looks like an identifier"
+    return ""
+
+
+def first_policies(sources: Iterable[ShardSource], table: str) -> str:
+    """Return the policies of a table, or of all tables without one."""
+    shards: dict[str, list[ShardSource]] = {}
+    for source in sources:
+        if source.table == table or not (table or source.has_policy):
+            shards.setdefault(source.table, []).append(source)
+    return "".join(
+        f"{line}\n"
+        for name, parts in shards.items()
+        for line in first_policy(name, parts)
+    )

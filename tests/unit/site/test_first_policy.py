@@ -1,0 +1,134 @@
+"""The first policy that is written for an owner: each line means what it says."""
+
+import re
+import tomllib
+
+import pytest
+
+from client_apps.cli import main
+from tp_flower.sources.policy import RUNS_PER_BUDGET, Releases
+from tp_flower.sources.shards import describe, load_tables
+
+TABLES = """
+[tables.orders]
+path = "orders.csv"
+[[tables.'odd "name"'.shards]]
+path = "odd.csv"
+[[tables.'odd "name"'.shards]]
+path = "more.csv"
+[tables.public]
+path = "orders.csv"
+policy = "open"
+"""
+ODD = ['a "quoted" column', "two\nlines", "ünïcode 😀", "amount"]
+NOTE = "came on foot and left by taxi"
+
+
+@pytest.fixture
+def tables(tmp_path):
+    rows = [f"{k},{k % 4}.5,{NOTE} {k % 2},{'ab'[k % 2]}" for k in range(60)]
+    orders = "\n".join(["customerId,amount,note,state", *rows])
+    (tmp_path / "orders.csv").write_text(orders)
+    header = ",".join('"' + name.replace('"', '""') + '"' for name in ODD)
+    for name, columns in (("odd", header), ("more", f"{header},x")):
+        row = "1,2,3,4" + ",5" * (name == "more")
+        (tmp_path / f"{name}.csv").write_text(f"{columns}\n{row}\n{row}\n")
+    file = tmp_path / "tables.toml"
+    file.write_text(TABLES)
+    return file
+
+
+def written(tables, capsys, *options):
+    main(["policy", "--tables", str(tables), *options])
+    return capsys.readouterr().out
+
+
+def policies(tables, text):
+    tables.write_text(TABLES + text)
+    return {source.table: source.policy for source in load_tables(str(tables))}
+
+
+def test_it_allows_nothing(tables, capsys):
+    text = written(tables, capsys)
+    before = {source.table: source.policy for source in load_tables(str(tables))}
+    after = policies(tables, text)
+    strict = policies(
+        tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]'
+    )
+    assert after == strict != before
+    assert after["public"] == before["public"]
+    # all shards of a table have these columns
+    for source in load_tables(str(tables)):
+        source.policy.check_names(describe(source).columns)
+
+
+def test_each_line_allows_what_it_says(tables, capsys):
+    """One line is uncommented at a time; all else must stay as it was."""
+    lines = written(tables, capsys).splitlines()
+    none = policies(tables, "\n".join(lines))
+    table = entry = ""
+    changes = []
+    for number, line in enumerate(lines):
+        table = tomllib.loads(line) if line.startswith("[") else table
+        entry = line.removesuffix(" = [") if line.endswith("= [") else entry
+        if not re.match(r"\s*# ", line):
+            assert re.match(r"$|##|\[|\]|\w+ = \[$", line), line
+            continue
+        (name,) = table["tables"]
+        changed = [*lines]
+        changed[number] = line.replace("# ", "", 1)
+        found = policies(tables, "\n".join(changed))
+        assert {key: found[key] for key in found if key != name} == {
+            key: none[key] for key in none if key != name
+        }
+        difference = {
+            key: rule
+            for key, rule in vars(found[name]).items()
+            if rule != vars(none[name])[key]
+        }
+        if line.startswith(" "):
+            (column,) = tomllib.loads(f"x = [\n{changed[number]}\n]")["x"]
+            assert difference == {entry: (column,)}
+            changes.append((name, entry, column))
+        else:
+            changes.append((name, line, None))
+            check_rule(tomllib.loads(changed[number]), difference)
+    assert {entry for _, entry, column in changes if column} == {
+        *("columns", "labels", "filters", "keys")
+    }
+    listed = {column for _, entry, column in changes if entry == "columns"}
+    assert listed == {*ODD, "customerId", "amount", "note", "state"}
+
+
+def check_rule(rule, difference):
+    """Assert that a rule outside the lists changes itself alone."""
+    ((key, value),) = rule.items()
+    if key == "epsilon":
+        budget = {"epsilon": value, "epsilon_per_run": value / RUNS_PER_BUDGET}
+        assert difference == {**budget, "releases": Releases.within_budget()}
+    elif key == "releases":
+        assert difference == {key: Releases(**{"scores": "masked", **value})}
+    else:
+        value = tuple(value) if isinstance(value, list) else value
+        assert difference == {key.replace("-", "_"): value}
+
+
+def test_it_warns_of_identifiers_and_free_text(tables, capsys):
+    remarks = dict(
+        re.findall(r'# "(\w+)",  # (.*)', written(tables, capsys, "--table", "orders"))
+    )
+    assert remarks == {
+        "customerId": "BIGINT; CAREFUL: looks like an identifier",
+        "amount": "DOUBLE",
+        "note": "VARCHAR; CAREFUL: looks like free text",
+        "state": "VARCHAR",
+    }
+
+
+def test_a_table_that_is_not_there_is_refused(tables, capsys):
+    for option, match in (("nothing", "no table 'nothing'"), ("", "without a policy")):
+        if not option:
+            policies(tables, written(tables, capsys))
+        with pytest.raises(SystemExit):
+            written(tables, capsys, "--table", option)
+        assert match in capsys.readouterr().err
