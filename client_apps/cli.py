@@ -41,6 +41,7 @@ from tp_flower.model_names import (
     versions_in,
 )
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
+from tp_flower.privacy.mechanisms import SCORES_TELL
 from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
@@ -100,6 +101,8 @@ def account(root: str, tables: str) -> Table:
         delta = budget.delta if budget else DEFAULT_DELTA
         allowed = f"{budget.epsilon:g}" if budget else "no budget"
         spent = f"{ledger.total(name, delta):.4f}"
+        if ledger.tells_features(name):
+            spent = SCORES_TELL
         shard = f"{source.table} at {source.site}"
         rows.append((shard, spent, allowed, f"{delta:g}"))
     return text_table(("table at site", "spent epsilon", "of", "delta"), rows)

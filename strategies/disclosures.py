@@ -9,12 +9,13 @@ The `privacy` entry of `report.json`::
     messages  [{message, to, carries, protection}]   every message, in plain words
     ledger    {site: [{release: {table, source, part, action, what, unit, neighbours,
                adversary, mechanism or null, scope, site}, limit, used, ...}]}
-    totals    [{site, table, source, epsilon, delta, uncovered: [what, ...]}]
+    totals    [{site, table, source, epsilon, delta, given, uncovered: [what, ...]}]
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use,
 `used` the number of uses of the most used key, `limit` the planned number. A total
-composes all covered releases of a table's rows at one site; `uncovered` lists the
-releases that no mechanism covers, and about which the epsilon says nothing.
+composes all covered releases of a table's rows at one site, `given` what masked scores
+tell; `uncovered` lists the releases that no mechanism covers, and about which the
+epsilon says nothing. Where scores leave in the clear, a text says so in its place.
 """
 
 from collections import defaultdict
@@ -31,7 +32,12 @@ from tp_flower.errors import ReplyError
 from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.privacy.mechanisms import Mechanism, Release
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Mechanism,
+    Release,
+)
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
@@ -248,7 +254,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "nothing": NOTHING,
         "hashes": hashes,
         "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
-        "models": _model_noise(privacy) if privacy.covers_features else NOTHING,
+        "models": _model_noise(exposure) if privacy.covers_features else NOTHING,
         "scores": scores,
         "messages": messages,
         "sealed": _SEALED.get(exposure.keys, NOTHING),
@@ -268,8 +274,12 @@ def _label_noise(privacy: PrivacySettings) -> str:
     return f"{name} on each label ({amount}), drawn once and kept"
 
 
-def _model_noise(privacy: PrivacySettings) -> str:
+def _model_noise(exposure: Exposure) -> str:
     """Return the noise on gradients, statistics and parameters."""
+    privacy = exposure.privacy
+    name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
+    if not (exposure.is_masked or privacy.covers_predictions):
+        return f"{name} (epsilon {SCORES_TELL})"
     amount = (
         f"noise multiplier {privacy.noise_multiplier:g}"
         if privacy.noise_multiplier
@@ -277,7 +287,6 @@ def _model_noise(privacy: PrivacySettings) -> str:
     )
     if privacy.adversary == OUTSIDER and not privacy.noise_multiplier:
         amount += " against an outsider"
-    name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
     return f"{name} ({amount}, delta {privacy.delta:g}, per row and run)"
 
 
@@ -329,12 +338,15 @@ def _totals(
             if (mechanism := release.mechanism) is not None
         ]
         uncovered = [release.what for release, _ in uses if release.mechanism is None]
+        scopes = {release.scope for release, _ in uses}
+        amount = epsilon(spent, settings.delta, settings.accountant)
         any_release = uses[0][0]
         yield {
             "site": any_release.site or site,
             "table": any_release.table,
             "source": source,
-            "epsilon": epsilon(spent, settings.delta, settings.accountant),
+            "epsilon": SCORES_TELL if SCORES_TELL in scopes else amount,
             "delta": settings.delta,
+            "given": SCORE_SUMS if SCORE_SUMS in scopes else "",
             "uncovered": list(dict.fromkeys(uncovered)),
         }

@@ -50,6 +50,7 @@ from tp_flower.methods import RDP
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
+    SCORES_TELL,
     Budget,
     Mechanism,
     Name,
@@ -240,6 +241,17 @@ class Ledger:
     def total(self, source: str, delta: float, accountant: str = RDP) -> float:
         """Return the epsilon that a source has spent, at a delta."""
         return epsilon(self.spent(source), delta, accountant)
+
+    def tells_features(self, source: str) -> bool:
+        """Return whether scores of a source have left in the clear."""
+        query = (
+            "SELECT 1 FROM ledger WHERE event = 'note' "
+            "AND json_extract(line, '$.release.source') = ? "
+            "AND json_extract(line, '$.release.scope') = ?"
+        )
+        with self._transaction(is_whole=True) as connection:
+            note = connection.execute(query, (source, SCORES_TELL)).fetchone()
+        return note is not None
 
     def lines(self, run: str) -> list[Line]:
         """Return an object for each release of a run, in order, for the run's report.

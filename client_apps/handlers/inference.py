@@ -19,7 +19,7 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import ScoreMasks, are_masked, score_masks, sent_scores
 from client_apps.operator.participant import Releaser, make_model
 from client_apps.privacy.guard import check_plan, check_rows
-from client_apps.privacy.ledger_entries import release, set_aside
+from client_apps.privacy.ledger_entries import release, score_scope, set_aside
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, ModelError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
@@ -75,7 +75,9 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    set_aside(site, [_planned(site, scored.releaser) for scored in ready.values()])
+    masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
+    planned = (_planned(site, part.releaser, n in masked) for n, part in ready.items())
+    set_aside(site, planned)
     parts: dict[int, ScoredPart] = {}
     is_private = request.privacy.covers_predictions
     for number, (model, encoder, rows, releaser, masks) in site.each(ready):
@@ -142,12 +144,12 @@ def _grouping(fragment: Fragment) -> object:
     return None if subquery is None else (subquery.columns, subquery.groups)
 
 
-def _planned(site: Site, releaser: Releaser) -> tuple[Release, int]:
+def _planned(site: Site, releaser: Releaser, is_masked: bool) -> tuple[Release, int]:
     """Return the scores of rows to predict, protected by their plan."""
     (use,), number = releaser.plan.uses, releaser.number
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
-        scope = "not covered: the score of every joined row leaves in the clear"
+        scope = score_scope(is_masked=is_masked)
     return release(site, number, Action.SCORE, use.what, scope, use.mechanism), 1
 
 

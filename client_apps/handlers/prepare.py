@@ -93,7 +93,8 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         for number, body in site.each(request.parts)
     }
     plans = {number: part.data.plan for number, (part, _) in prepared.items()}
-    set_aside(site, planned_releases(site, plans, method.family, privacy))
+    masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
+    set_aside(site, planned_releases(site, plans, method.family, privacy, masked))
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):

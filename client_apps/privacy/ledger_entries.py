@@ -1,6 +1,6 @@
 """The entries of a site's ledger: releases, their cost and the scope of a guarantee."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -9,7 +9,14 @@ from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, CORESET, SERVER, SGD
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Mechanism, Release, Reservation
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Gaussian,
+    Mechanism,
+    Release,
+    Reservation,
+)
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
@@ -137,18 +144,32 @@ def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
 
 
 def planned_releases(
-    site: Site, plans: Mapping[int, PartPlan], family: str, privacy: "PrivacyTerms"
+    site: Site,
+    plans: Mapping[int, PartPlan],
+    family: str,
+    privacy: "PrivacyTerms",
+    masked: Collection[int],
 ) -> Iterator[tuple[Release, int]]:
-    """Yield the releases that the plans allow, and how often each may happen."""
+    """Yield the releases that the plans allow, and how often each may happen.
+
+    The scores of the parts in ``masked`` leave under masks.
+    """
     releases = [line["release"] for line in site.ledger.lines(site.store.run)]
     fitted = {item["part"] for item in releases if item["what"] == STATISTICS}
     for number, plan in plans.items():
         for use in plan.uses:
             conditions = ["the encoder, whose statistics are not covered"]
-            scope = _scope(plan, use, privacy, conditions if number in fitted else [])
+            if number not in fitted:
+                conditions = []
+            scope = _scope(plan, use, privacy, conditions, is_masked=number in masked)
             action = _action_of(use.what, family)
             item = release(site, number, action, use.what, scope, use.mechanism)
             yield item, use.limit
+
+
+def score_scope(*, is_masked: bool) -> str:
+    """Return what scores without noise tell."""
+    return SCORE_SUMS if is_masked else SCORES_TELL
 
 
 def _action_of(what: str, family: str = "") -> Action:
@@ -161,10 +182,17 @@ def _action_of(what: str, family: str = "") -> Action:
 
 
 def _scope(
-    plan: PartPlan, use: Use, privacy: "PrivacyTerms", conditions: list[str]
+    plan: PartPlan,
+    use: Use,
+    privacy: "PrivacyTerms",
+    conditions: list[str],
+    *,
+    is_masked: bool,
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
+        if use.what in _SCORES:
+            return score_scope(is_masked=is_masked)
         return "not covered: it leaves in the clear"
     if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(

@@ -109,6 +109,13 @@ COVERED_NOTE = (
     "Epsilon of a row of the table against the server, who sees every message: all "
     "covered releases of the run composed. It says nothing of what is not covered."
 )
+CLEAR_NOTE = (
+    "Scores left in the clear: with the models they tell the features of each row, "
+    "whatever noise covers other releases."
+)
+GIVEN_NOTE = (
+    "Epsilon is against a server that sides with no site, given the scores' sums: {}."
+)
 NOTHING_NOTE = (
     "No mechanism covers what this run released: rows and their columns stayed at "
     "their sites, but what the messages below carry was sent in the clear."
@@ -120,7 +127,9 @@ def privacy(report: Record) -> Blocks:
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
         is_covered = any(total.amount("epsilon") for total in totals)
-        yield Prose(COVERED_NOTE if is_covered else NOTHING_NOTE)
+        is_clear = any(total.text("epsilon") for total in totals)
+        note = CLEAR_NOTE if is_clear else NOTHING_NOTE
+        yield Prose(COVERED_NOTE if is_covered else note)
         yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
     title = "Every message, and who learns what"
@@ -140,7 +149,10 @@ def privacy_totals(privacy: Record) -> Table:
     """Return the epsilon of each site's rows, and the releases it does not cover."""
     title = "What a row has spent against the server, and what is not covered"
     # nodes are numbered differently in every run
-    return tabulate(title, sorted(privacy.records("totals"), key=_place), TOTALS)
+    totals = sorted(privacy.records("totals"), key=_place)
+    given = {total.text("given") for total in totals if total.amount("epsilon")}
+    note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(given) if text)
+    return tabulate(title, totals, TOTALS, note)
 
 
 def _place(total: Record) -> str:
@@ -149,6 +161,8 @@ def _place(total: Record) -> str:
 
 def _epsilon(total: Record) -> str:
     """Return an epsilon as text: 0 if nothing is covered, null if it has no bound."""
+    if reason := total.text("epsilon"):
+        return reason
     epsilon = total.number("epsilon")
     if epsilon is None:
         return "no bound"

@@ -69,6 +69,14 @@ def _check(is_fine: bool, name: str, value: float) -> None:
         raise ValueError(f"{name} is out of range: {value!r}")
 
 
+SCORES_TELL: Final = "none: scores in the clear tell the features"
+"""The scope of scores that leave in the clear; it stands in place of an epsilon."""
+SCORE_SUMS: Final = (
+    "masked (AES-256, no differential privacy): the server reads the sum of the "
+    "tables' scores for every joined row"
+)
+"""The scope of scores that leave masked."""
+
 Name = tuple[int, str]
 """The part, and the kind of data released."""
 

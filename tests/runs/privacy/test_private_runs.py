@@ -5,12 +5,15 @@ A small federation in this process; the ledger is that of real sites, in memory.
 
 import dataclasses
 import functools
+import io
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
+from strategies.report_page import result_view
 from tests.support.federated import (
     LABELS,
     Run,
@@ -27,7 +30,13 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, Mechanism
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Gaussian,
+    Mechanism,
+)
+from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
 LAYOUTS = {"whole": whole, "sharded": sharded}
@@ -172,6 +181,40 @@ def test_clear_runs_reserve_nothing(strategy):
     assert not any(own["release"]["mechanism"] for own in accounts(finished))
     totals = finished.strategy.report.privacy["totals"]
     assert {total["epsilon"] for total in totals} == {0.0}
+
+
+def printed(report):
+    """What the console shows of a run, in one line."""
+    console = Console(width=200, file=io.StringIO())
+    console.print(result_view(report_dict(report)))
+    return " ".join(console.file.getvalue().split())
+
+
+@pytest.mark.parametrize("features", ["clear", "statistics"])
+def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
+    finished = trained(PrivacySettings(features=features, scores="clear"))
+    report = finished.strategy.report
+    assert {total["epsilon"] for total in report.privacy["totals"]} == {SCORES_TELL}
+    scopes = {
+        own["release"]["scope"]
+        for own in accounts(finished)
+        if own["release"]["what"] == "scores"
+    }
+    assert scopes == {SCORES_TELL}
+    assert printed(report).count(SCORES_TELL) == len(report.privacy["totals"])
+    for message in report.privacy["messages"]:
+        assert "epsilon 1" not in message["protection"]
+
+
+def test_of_masked_scores_the_epsilon_says_what_is_given():
+    finished = trained(STATISTICS)
+    report = finished.strategy.report
+    for total in report.privacy["totals"]:
+        assert total["epsilon"] == pytest.approx(1.0, rel=1e-3)
+        assert total["given"] == SCORE_SUMS
+    text = printed(report)
+    assert "against a server that sides with no site, given the scores' sums" in text
+    assert "the sum of the tables' scores for every joined row" in text
 
 
 def test_a_multiplier_that_is_given_is_in_the_ledger():

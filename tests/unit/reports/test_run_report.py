@@ -6,14 +6,22 @@ import pytest
 from strategies.disclosures import Disclosure, privacy_report
 from tp_flower.errors import ReplyError
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import Gaussian, PureDp, Release, Reservation
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Gaussian,
+    PureDp,
+    Release,
+    Reservation,
+)
 from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)
 
 
-def release(what, mechanism=None, source="s1"):
+def release(what, mechanism=None, source="s1", scope=""):
     words = {"unit": "a row of t", "neighbours": "", "adversary": "server"}
+    words["scope"] = scope
     return Release("t", source, 0, "train.admm", what, mechanism=mechanism, **words)
 
 
@@ -40,6 +48,17 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert total["epsilon"] == epsilon(spent, 1e-6)
     assert total["uncovered"] == ["scores"]
     assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
+
+
+def test_an_epsilon_beside_scores_says_what_they_tell():
+    for scope, amount, given in (
+        (SCORES_TELL, SCORES_TELL, ""),
+        (SCORE_SUMS, 0.5, SCORE_SUMS),
+        ("given the encoder", 0.5, ""),
+    ):
+        scores = msgspec.to_builtins(release("scores", scope=scope))
+        (total,) = report([LABELS, {"release": scores}])["totals"]
+        assert (total["epsilon"], total["given"]) == (amount, given)
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():

@@ -3,14 +3,23 @@
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from client_apps.app import app
 from client_apps.cli import main
 from client_apps.data.ledger import open_ledger
+from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train, write_site
-from tp_flower.privacy.mechanisms import Gaussian, Release, Reservation
+from tp_flower.privacy.mechanisms import (
+    SCORE_SUMS,
+    SCORES_TELL,
+    Gaussian,
+    Release,
+    Reservation,
+)
 from tp_flower.settings import PrivacySettings
+from tp_flower.sources.shards import load_tables
 
 
 @pytest.fixture
@@ -54,6 +63,21 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     (source,) = {each["source"] for each in totals if each["table"] == "items"}
     open_ledger(str(tables.parent / "state")).reserve("open", [planned(source)], {})
     assert float(spent(tables, capsys)["items"][0]) > 4.0
+
+
+def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables, capsys):
+    spent(tables, capsys)
+    ledger = open_ledger(str(tables.parent / "state"))
+    orders = next(s for s in load_tables(str(tables)) if s.table == "orders")
+    scores = replace(planned(source_id(orders)).release, what="scores", mechanism=None)
+    for scope, words in (
+        (SCORE_SUMS, "0.0000"),
+        (SCORES_TELL, "none: scores in the clear tell the features"),
+    ):
+        run = str(scope == SCORES_TELL)
+        ledger.note(run, [replace(scores, scope=scope)])
+        line = " ".join(spent(tables, capsys)["orders"])
+        assert line.startswith(words)
 
 
 def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
