@@ -121,7 +121,8 @@ def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected
 @pytest.mark.parametrize(
     ("text", "refused"),
     [
-        ("columns = ['day']", "columns"),
+        # which is what a label may read, where the list of labels says nothing else
+        ("columns = ['day']", "labels"),
         ("columns = ['amount']\nlabels = ['is_fraud']", "labels"),
         ("weights = ['day']", "weights"),
         ("join-only = ['amount']", "join-only"),
