@@ -150,8 +150,8 @@ def privacy_totals(privacy: Record) -> Table:
     title = "What a row has spent against the server, and what is not covered"
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
-    given = {total.text("given") for total in totals if total.amount("epsilon")}
-    note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(given) if text)
+    sums = {total.text("given") for total in totals if total.amount("epsilon")}
+    note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(sums) if text)
     return tabulate(title, totals, TOTALS, note)
 
 
