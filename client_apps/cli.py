@@ -104,8 +104,8 @@ def account(root: str, tables: str) -> Table:
         if ledger.tells_features(name):
             spent = SCORES_TELL
         shard = f"{source.table} at {source.site}"
-        rows.append((shard, spent, allowed, f"{delta:g}"))
-    return text_table(("table at site", "spent epsilon", "of", "delta"), rows)
+        rows.append((shard, spent, source.policy.per, allowed, f"{delta:g}"))
+    return text_table(("table at site", "spent epsilon", "per", "of", "delta"), rows)
 
 
 def policy(tables: str, table: str) -> str:

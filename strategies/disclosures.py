@@ -8,14 +8,15 @@ The `privacy` entry of `report.json`::
     adversary, delta    of the figures below: who sees every message of the run
     messages  [{message, to, carries, protection}]   every message, in plain words
     ledger    {site: [{release: {table, source, part, action, what, unit, neighbours,
-               adversary, mechanism or null, scope, site}, limit, used, ...}]}
-    totals    [{site, table, source, epsilon, delta, given, uncovered: [what, ...]}]
+               adversary, mechanism or null, scope, site, per}, limit, used, ...}]}
+    totals    [{site, table, source, per, epsilon, delta, given, uncovered: [what]}]
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use,
 `used` the number of uses of the most used key, `limit` the planned number. A total
-composes all covered releases of a table's rows at one site, `given` what masked scores
-tell; `uncovered` lists the releases that no mechanism covers, and about which the
-epsilon says nothing. Where scores leave in the clear, a text says so in its place.
+composes all covered releases of a table's rows at one site, `per` row or unit of its
+policy, `given` what masked scores tell; `uncovered` lists the releases that no
+mechanism covers, and about which the epsilon says nothing. Where scores leave in the
+clear, a text says so in its place.
 """
 
 from collections import defaultdict
@@ -151,6 +152,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
     ]
 
 
+_PER: Final = "per row (or the privacy-unit of a policy) and run"
 _LISTED: Final = ("sharded", "gram", "grouped", "fitted")
 _SUMMARY: Final = {
     "data": "the mean of random features of each site's rows and labels",
@@ -238,7 +240,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         )
     scores = summaries = messages = NOTHING
     if privacy.covers_predictions:
-        amount = f"epsilon {privacy.predictions:g}, {delta}, per row and run"
+        amount = f"epsilon {privacy.predictions:g}, {delta}, {_PER}"
         scores = f"Gaussian noise on clipped scores ({amount})"
     if exposure.is_masked:
         masks = "masked by join keys (AES-256): an honest server sees the sums alone"
@@ -287,7 +289,7 @@ def _model_noise(exposure: Exposure) -> str:
     )
     if privacy.adversary == OUTSIDER and not privacy.noise_multiplier:
         amount += " against an outsider"
-    return f"{name} ({amount}, delta {privacy.delta:g}, per row and run)"
+    return f"{name} ({amount}, delta {privacy.delta:g}, {_PER})"
 
 
 def privacy_report(
@@ -345,6 +347,7 @@ def _totals(
             "site": any_release.site or site,
             "table": any_release.table,
             "source": source,
+            "per": any_release.per,
             "epsilon": SCORES_TELL if SCORES_TELL in scopes else amount,
             "delta": settings.delta,
             "given": SCORE_SUMS if SCORE_SUMS in scopes else "",

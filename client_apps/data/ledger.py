@@ -105,6 +105,12 @@ GROUP BY 1 ORDER BY min(seq)
 """
 """The spending of a source in a run, or in all runs (NULL), by mechanism."""
 
+_PER: Final = """
+SELECT DISTINCT coalesce(json_extract(line, '$.release.per'), 'row') FROM ledger
+WHERE source = :source AND event IN ('charge', 'settle', 'reserve')
+"""
+"""What the spending of a source counts per."""
+
 
 class Ledger:
     """The costs of one site's releases.
@@ -505,6 +511,13 @@ def _check_budget(
     budget = budgets.get(payer.source)
     if budget is None:
         return
+    for (per,) in connection.execute(_PER, {"source": payer.source}):
+        if per != payer.per:
+            raise BudgetError(
+                f"table {payer.table} has spent epsilon per {per}, and its policy "
+                f"counts per {payer.per}: the two cannot be added up. Give the rows a "
+                "new 'budget-name', or begin the account anew"
+            )
 
     def epsilon_of(costs: Costs) -> float:
         return epsilon(mechanisms_of(costs), budget.delta, budget.accountant)

@@ -95,7 +95,9 @@ class SiteTables:
         state = fingerprint(source)
         changes = state or uuid.uuid4().hex
         facts = (_identity(source), fragment.to_json(), changes, self._is_simulated)
-        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts)
+        policy = source.policy
+        drawn = [policy.per, policy.rows_per_unit] if policy.privacy_unit else []
+        name = entry_name(ROWS if state else f"{ONCE}{ROWS}", *facts, *drawn)
 
         def make(folder: Path) -> None:
             extract(source, fragment, folder, self.order_key)

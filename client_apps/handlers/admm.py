@@ -127,7 +127,7 @@ def _fit_by_gradient(
     if rho_in is not None:
         model.parameters = part.vectors["theta"]
     if part.data.plan.fit is not None:
-        part.releaser.fit(model, problem, fit.learning_rate)
+        part.releaser.fit(model, problem, fit.learning_rate, data.units)
     else:
         part.releaser.check_clear(MODEL)
         _fit_torch(part, problem, fit)

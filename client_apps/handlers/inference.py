@@ -105,7 +105,8 @@ def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _
     model.parameters = saved.parameters
     if request.privacy.covers_predictions:
         check_scores(model, width)
-    plan = plan_prediction(request.privacy, saved.spec.output_scale or 1.0)
+    scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
+    plan = plan_prediction(request.privacy, scale, rows_per_unit)
     join_keys = site.join_keys(number)
     masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
     return _Ready(model, saved.encoder, rows, site.releaser(number, plan), masks)

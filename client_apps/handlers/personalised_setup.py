@@ -306,6 +306,8 @@ def _summary(
     if not multiplier:
         return mean
     site.uses.append((model.part.number, SUMMARY, 0))
+    # a unit's rows may be alike
+    bound *= site.source(model.part.number).policy.rows_per_unit
     return noisy_mean(mean, bound, len(features), multiplier, site.round.noise)
 
 

@@ -63,7 +63,7 @@ from tp_flower.privacy.plan import (
     Schedule,
     plan_part,
 )
-from tp_flower.privacy.statistics_update import Rows, usable_gram
+from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.inference_messages import (
     FinishedPart,
@@ -149,7 +149,11 @@ def _prepare_part(
     schedule = _schedule(body, request, rows, batches, spec)
     plan = plan_part(
         privacy,
-        replace(schedule, columns=table_encoder.columns + int(spec.intercept)),
+        replace(
+            schedule,
+            columns=table_encoder.columns + int(spec.intercept),
+            rows_per_unit=source.policy.rows_per_unit,
+        ),
         sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
@@ -175,6 +179,7 @@ def _prepare_part(
         plan=plan,
         device=body.device,
         masks=masks,
+        units=rows.units_of(extracted.units) if is_private else None,
     )
     vectors, releaser = initial_vectors(model, update), site.releaser(number, plan)
     return Participant(number, data, model, vectors, releaser), encoder
@@ -320,8 +325,8 @@ def _start_linear(
     data, plan = part.data, part.data.plan
     if plan.fit is not None or plan.gradients is not None:
         return _prepared(part, **typical), None
-    rows = Rows(data.trained, data.multiplicity, intercept=model.intercept)
-    matrix, total = part.releaser.gram(rows), data.joined_rows
+    matrix = part.releaser.gram(data.rows(intercept=model.intercept))
+    total = data.joined_rows
     mean = float(np.trace(matrix)) / (total * max(len(matrix), 1))
     # the trace of a noisy matrix may be negative
     curvature = {"mean_curvature": mean} if plan.statistics is None else typical
@@ -353,7 +358,9 @@ def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
     return {
         "largest_curvature": trace if len(data.batch_start) > 1 else 0.0,
         "mean_curvature": trace / max(len(model.penalised) // shared, 1),
-        "gradient_noise": gradients.noise_multiplier if gradients else 0.0,
+        "gradient_noise": gradients.noise_multiplier * part.data.plan.unit_norm
+        if gradients
+        else 0.0,
     }
 
 

@@ -82,8 +82,8 @@ def _gradient(part: Participant, body: BatchMessages, number: int) -> FloatArray
         parameters=len(model.penalised),
     )
     messages = body.messages.astype(np.float64)
-    features = part.data.batch(batch)
-    return part.releaser.gradient(model, features, messages, batch)
+    features, units = part.data.batch(batch), part.data.units_of(batch)
+    return part.releaser.gradient(model, features, messages, batch, units)
 
 
 def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from client_apps.privacy.guard import check_rows
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
+from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import PreparePart
@@ -63,6 +64,10 @@ class TrainingRows:
         if self.place is None:
             return self.trained
         return len(np.unique(self.place[: self.trained]))
+
+    def units_of(self, codes: AnyArray | None) -> Units | None:
+        """Return the units of privacy of the trained rows, by those of the table's."""
+        return None if codes is None else Units(codes[self.positions[: self.trained]])
 
     def table_rows_by_batch(self, batches: "Batches") -> IntArray:
         """Return the number of the table's rows in each batch, (batches,)."""

@@ -55,6 +55,7 @@ from tp_flower.privacy.plan import (
 )
 from tp_flower.privacy.score_masks import RowIndex
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
+from tp_flower.privacy.units import Units
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
@@ -75,6 +76,7 @@ MOST_KEPT = 1 << 24
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean")
+_UNITS: Final = "units"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class ShardData:
         table: alias in the query.
         solver: the factorised theta-update; None if the server or torch solves.
         masks: of the scores; None if they leave in the clear.
+        units: of the trained rows, if clips are of the table's units of privacy.
     """
 
     features: Features
@@ -108,6 +111,7 @@ class ShardData:
     device: str = AUTO
     solver: RidgeSolver | None = None
     masks: ScoreMasks | None = None
+    units: Units | None = None
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -133,6 +137,7 @@ class ShardData:
             plan=msgspec.convert(meta["privacy"], PartPlan),
             solver=solver,
             masks=masks,
+            units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
         )
 
     def entry(
@@ -154,6 +159,8 @@ class ShardData:
         if self.masks is not None:
             arrays |= self.masks.arrays()
             meta["masks"] = self.masks.facts()
+        if self.units is not None:
+            arrays[_UNITS] = self.units.codes
         return Entry(arrays, meta)
 
     @property
@@ -161,9 +168,17 @@ class ShardData:
         """The features of the trained rows, (n_trained, d)."""
         return self.features[: len(self.multiplicity)]
 
+    def rows(self, *, intercept: bool) -> Rows:
+        """Return the trained rows as sums over rows are made of them."""
+        return Rows(self.trained, self.multiplicity, intercept, self.units)
+
     def batch_of(self, batch: int) -> IntArray:
         """Return the distinct rows of an SGD batch, ascending, (k,)."""
         return self.batch_rows[self.batch_start[batch] : self.batch_start[batch + 1]]
+
+    def units_of(self, batch: int) -> Units | None:
+        """Return the units of the distinct rows of an SGD batch, (k,)."""
+        return self.units and self.units.of(self.batch_of(batch))
 
     def batch(self, batch: int) -> Features:
         """Return the features of the distinct rows of an SGD batch, (k, d).
@@ -257,8 +272,9 @@ class Participant:
         if data.plan.statistics is None:
             self.releaser.check_clear(MOMENTS)
             return self._weighted_sum(step)
-        rows = Rows(data.trained, data.multiplicity, intercept=intercept)
-        return self.releaser.moments(rows, kappa * step) / kappa
+        return (
+            self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
+        )
 
     def _weighted_sum(self, values: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
@@ -369,6 +385,7 @@ class Releaser:
         features: Features,
         messages: FloatArray,
         batch: int,
+        units: Units | None = None,
     ) -> FloatArray:
         """Return sum_j Y_j^T dh_j/dtheta over the rows of a batch (Eq. 18), (p,)."""
         plan = self.plan.gradients
@@ -379,9 +396,15 @@ class Releaser:
         from tp_flower.privacy.gradients import private_sum
 
         self._use(GRADIENTS, batch)
-        return private_sum(model, on_host(features), messages, plan, self.noise)
+        return private_sum(model, on_host(features), messages, plan, self.noise, units)
 
-    def fit(self, model: LocalModel, problem: FitProblem, learning_rate: float) -> None:
+    def fit(
+        self,
+        model: LocalModel,
+        problem: FitProblem,
+        learning_rate: float,
+        units: Units | None = None,
+    ) -> None:
         """Fit a model in place by DP-SGD; learning rate 0 takes the plan's."""
         if self.plan.fit is None:
             raise TypeError("the part has no plan for DP-SGD")
@@ -390,7 +413,7 @@ class Releaser:
         self._use(MODEL, 0)
         # the size of a step is not secret, and costs nothing
         plan = replace(self.plan.fit, learning_rate=learning_rate)
-        fit_privately(model, problem, plan, self.noise)
+        fit_privately(model, problem, plan, self.noise, units)
 
     def gram(self, rows: Rows) -> FloatArray:
         """Return [T, 1]^T diag(G) [T, 1] of the trained rows, (p, p)."""

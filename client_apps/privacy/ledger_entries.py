@@ -30,8 +30,9 @@ from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
     from tp_flower.protocol.training_messages import PrivacyTerms
+    from tp_flower.sources.shards import ShardSource
 
-NEIGHBOURS: Final = "the row adds to what is released, or nothing does in its place"
+NEIGHBOURS: Final = "the {} adds to what is released, or nothing does in its place"
 OF_GROUPS: Final = (
     "a row is a group of the sub-query: a row of the table may change the values of "
     "its group, which tells as much as two groups"
@@ -79,7 +80,10 @@ def release(
 ) -> Release:
     """Return a release of a participant's rows, charged to their source."""
     source = site.source(number)
-    if mechanism is not None and site.extracted(number).contents.groups:
+    policy = source.policy
+    # a unit's groups are its own, and vanish with it
+    counts_rows = not policy.privacy_unit
+    if mechanism and counts_rows and site.extracted(number).contents.groups:
         mechanism, unit = of_groups(mechanism)
         scope = f"{scope}; {unit}" if scope else unit
     return Release(
@@ -88,13 +92,21 @@ def release(
         part=number,
         action=str(action),
         what=what,
-        unit=f"a row of {source.table} at {source.site}",
-        neighbours=NEIGHBOURS,
+        unit=unit_text(source, f"{source.table} at {source.site}"),
+        neighbours=NEIGHBOURS.format(policy.per),
         adversary=SERVER,
         mechanism=mechanism,
         scope=scope,
         site=source.site,
+        per=policy.per,
     )
+
+
+def unit_text(source: "ShardSource", place: str) -> str:
+    """Return whose privacy a release is about, in words."""
+    policy = source.policy
+    most = f", at most {policy.rows_per_unit} rows" if policy.privacy_unit else ""
+    return f"a {policy.per} of {place}{most}"
 
 
 def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:

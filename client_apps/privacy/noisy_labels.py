@@ -8,7 +8,8 @@ server could read labels row by row from refusals. The site's log says how many 
 were replaced; in a simulation, where there is nobody to protect, that is an error.
 
 Guarantee
-    unit         the label of one row that the fragment yields
+    unit         the label of one row that the fragment yields; of a unit of privacy at
+                 most k labels, each of the plan's epsilon, composed
     neighbours   any label instead of any other (local privacy: whatever else is known)
     mechanism    the plan's epsilon with delta 0, once per draw
     not covered  which rows there are; what features, keys and filters reveal about the
@@ -25,6 +26,7 @@ import numpy as np
 from flwr.common.logger import log
 
 from client_apps.privacy.guard import budgets, source_id
+from client_apps.privacy.ledger_entries import unit_text
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
@@ -64,7 +66,7 @@ def released_label(
     fragment = site.fragment(number)
     if np.isnan(domain).any():
         _report_elsewhere(site, fragment.table, plan, int(np.isnan(domain).sum()))
-    name = _name(release.source, fragment, plan, label)
+    name = _name(release, fragment, plan, label)
     # drawn and paid for only once: the round's transaction stores both
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
     site.ledger.charge(run, release, budgets(site), draw)
@@ -72,6 +74,7 @@ def released_label(
 
 
 def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Release:
+    policy = source.policy
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     if plan is None:
         scope = "the labels leave in the clear"
@@ -92,11 +95,12 @@ def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Releas
         part=number,
         action=str(Action.EXTRACT),
         what=LABELS,
-        unit=f"the label of a row of {source.table}",
+        unit=f"the label of {unit_text(source, source.table)}",
         neighbours="any other label",
         adversary=SERVER,
-        mechanism=None if plan is None else PureDp(plan.epsilon),
+        mechanism=None if plan is None else PureDp(plan.epsilon, policy.rows_per_unit),
         scope=scope,
+        per=policy.per,
     )
 
 
@@ -167,12 +171,15 @@ def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> No
     log(WARNING, "%s; noise took their place", text)
 
 
-def _name(source: str, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:
-    """Return a digest of everything that a draw depends on."""
+def _name(
+    release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn
+) -> str:
+    """Return a digest of everything that a draw, and its cost, depends on."""
     document = fragment.to_json()
     rows = [document[key] for key in ("label", "filters", "subquery")]
-    facts = json.dumps([source, rows, asdict(plan), label.kind, label.categories])
-    digest = hashlib.sha256(facts.encode())
+    facts = [release.source, rows, asdict(plan), label.kind, label.categories]
+    facts += [] if release.per == "row" else [release.per]
+    digest = hashlib.sha256(json.dumps(facts).encode())
     digest.update(np.ascontiguousarray(label.values).tobytes())
     return digest.hexdigest()
 

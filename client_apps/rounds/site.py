@@ -23,7 +23,7 @@ from flwr.app import Context
 
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import RoundLedger, open_ledger
-from client_apps.data.run_store import CommittedRound, Entry, SiteStore
+from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
 from client_apps.operator.participant import (
     Participant,
     Releaser,
@@ -197,7 +197,13 @@ class Site:
     def extracted(self, number: int) -> "ExtractedShard":
         """Return a part's rows; they are gone once its features have replaced them."""
         self._check_part(rows_of(number), number)
-        return self.tables.extracted(number)
+        extracted, policy = self.tables.extracted(number), self.source(number).policy
+        units = extracted.contents.units
+        drawn = (units.name, units.width) if units else ("row", 1)
+        if drawn != (policy.per, policy.rows_per_unit):
+            # the policy has changed since
+            raise lost_state()
+        return extracted
 
     def _check_part(self, name: str, number: int) -> None:
         """Raise MessageError unless the part's rows have been extracted."""

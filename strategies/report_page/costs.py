@@ -106,8 +106,9 @@ def _bytes(report: Record, history: list[Record]) -> Block | None:
 
 
 COVERED_NOTE = (
-    "Epsilon of a row of the table against the server, who sees every message: all "
-    "covered releases of the run composed. It says nothing of what is not covered."
+    "Epsilon against the server, who sees every message, per row of the table or per "
+    "unit that its policy names: all covered releases of the run composed. It says "
+    "nothing of what is not covered."
 )
 CLEAR_NOTE = (
     "Scores left in the clear: with the models they tell the features of each row, "
@@ -147,9 +148,10 @@ def privacy(report: Record) -> Blocks:
 
 def privacy_totals(privacy: Record) -> Table:
     """Return the epsilon of each site's rows, and the releases it does not cover."""
-    title = "What a row has spent against the server, and what is not covered"
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
+    per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
+    title = f"What a {per} has spent against the server, and what is not covered"
     sums = {total.text("given") for total in totals if total.amount("epsilon")}
     note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(sums) if text)
     return tabulate(title, totals, TOTALS, note)
@@ -198,6 +200,7 @@ def _mechanism(release: Record) -> str:
 TOTALS = [
     Column("table at site", _place, is_text=True),
     Column("epsilon", _epsilon),
+    text_column("per", "per", empty="row"),
     Column("delta", lambda total: f"{total.amount('delta'):g}"),
     text_column("not covered", "uncovered", empty="nothing"),
 ]

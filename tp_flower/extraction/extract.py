@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
@@ -29,13 +30,15 @@ from tp_flower.extraction.extracted import (
 )
 from tp_flower.extraction.select_plan import (
     GROUPS,
+    UNIT,
     Plan,
     TypedColumn,
     make_plan,
     vector_width,
 )
+from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.shards import Scan, ShardSource, scan
+from tp_flower.sources.shards import Scan, ShardSource
 
 META_FILE: Final = "shard.json"
 MOST_ROWS: Final = 1 << 14
@@ -68,7 +71,7 @@ def extract(
             files[name] = pa.OSFile(path, "wb") if path else pa.BufferOutputStream()
             return stack.enter_context(files[name])
 
-        opened_scan = stack.enter_context(scan(source, fragment))
+        opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
         plan = make_plan(source, opened_scan)
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key):
@@ -134,7 +137,10 @@ class _Writer:
             column: StoredColumn(kind="+".join(p.kind for p in parts), column=column)
             for column, parts in plan.composites.items()
         }
-        groups = keys.pop(GROUPS, None)
+        groups, units = keys.pop(GROUPS, None), keys.pop(UNIT, None)
+        if units is not None:
+            policy = plan.source.policy
+            units = replace(units, name=policy.per, width=policy.rows_per_unit)
         return ShardContents(
             table=table,
             engine=plan.source.engine,
@@ -156,6 +162,7 @@ class _Writer:
             weight=next((piece.column for piece in plan.weight), None),
             keys=tuple(keys.values()),
             groups=groups,
+            units=units,
         )
 
     def _positions(self, column: str, texts: pa.Array) -> pa.Array:

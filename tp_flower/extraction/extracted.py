@@ -65,7 +65,8 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     """The description of the files, in ``shard.json``.
 
     ``starts`` has the row at which each batch starts, and n; ``pushed`` describes the
-    filters that the database applied.
+    filters that the database applied. The name and the width of ``units`` are what the
+    rows count per and how many of a unit there may be.
     """
 
     table: str
@@ -78,6 +79,7 @@ class ShardContents(msgspec.Struct, frozen=True, kw_only=True):
     weight: str | None
     keys: tuple[StoredColumn, ...]
     groups: StoredColumn | None
+    units: StoredColumn | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +180,12 @@ class ExtractedShard:
         """The groups of a sub-query, with NULL as a value; None without grouping."""
         groups = self.contents.groups
         return self._key(groups) if groups else None
+
+    @property
+    def units(self) -> CodeArray | None:
+        """The unit of privacy of each row, int32 (n,); None if each row is one."""
+        units = self.contents.units
+        return self._coded(units.column)[0] if units else None
 
     @property
     def label(self) -> LabelColumn | None:

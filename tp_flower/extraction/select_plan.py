@@ -157,6 +157,10 @@ GROUPS: Final = "grouped_by"
 """Column of the canonical text of a sub-query's group."""
 GROUP: Final = "(group)"
 """Prefix of a sub-query's grouping columns, which no name in a query has."""
+UNIT: Final = "unit_of_privacy"
+"""Column of the canonical text of a row's unit of privacy."""
+UNIT_OF_ROW: Final = "(unit)"
+"""The column of a shard whose rows were drawn by unit, which no query can name."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +168,8 @@ class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
     There is at most one label and weight. ``composites`` are the parts of each key and,
-    under ``GROUPS``, the expressions that a sub-query groups by.
+    under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the
+    unit of privacy.
     """
 
     source: ShardSource
@@ -263,7 +268,7 @@ def _canonical(parts: Iterable[TypedColumn], *, is_group: bool) -> str:
 
 def make_plan(source: ShardSource, opened: Scan) -> Plan:
     """Return the plan of a shard's fragment, with its types, without evaluating it."""
-    fragment, (relation, groups) = opened.fragment, _relation(opened)
+    fragment, (relation, groups) = opened.fragment, _relation(source, opened)
     features = [(item.name, item.sql) for item in fragment.features]
     label = [] if fragment.label is None else [("label", fragment.label)]
     weight = [] if fragment.weight is None else [("weight", fragment.weight)]
@@ -272,6 +277,8 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         for number, parts in enumerate(fragment.keys)
     ]
     composites += [(GROUPS, groups)] if groups else []
+    if source.policy.privacy_unit:
+        composites.append((UNIT, [("privacy-unit", quote_name(UNIT_OF_ROW))]))
     flat = [*features, *label, *weight, *chain(*(parts for _, parts in composites))]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     select = f"SELECT {selected or '0'} FROM {relation}"
@@ -297,7 +304,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     )
 
 
-def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
+def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     """Return the relation of the fragment, and the name and SQL of each group."""
     subquery = opened.fragment.subquery
     if subquery is None:
@@ -305,7 +312,11 @@ def _relation(opened: Scan) -> tuple[str, list[tuple[str, str]]]:
     groups = [
         Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
     ]
-    grouped_query = replace(subquery, columns=(*subquery.columns, *groups))
+    columns = [*subquery.columns, *groups]
+    if source.policy.privacy_unit:
+        # a group has the rows of one unit
+        columns.append(Feature(UNIT_OF_ROW, f"any_value({quote_name(UNIT_OF_ROW)})"))
+    grouped_query = replace(subquery, columns=tuple(columns))
     group_names = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
     return f"({grouped_query.to_sql(RELATION)})", group_names
 

@@ -4,10 +4,13 @@
 
 Terms independent of data (penalties) are added later, neither clipped nor noised.
 
+With units of privacy (``units.py``) the sum over a unit's rows is clipped in place of
+g_k; of a torch model each of a unit's m rows is clipped to the m-th part of C.
+
 Guarantee:
     unit          one row of the table, regardless of its number of joined rows: they
-                  enter g_k summed in Y_k, and are clipped together
-    neighbours    the row contributes, or zeros replace its contribution (zero-out)
+                  enter g_k summed in Y_k, and are clipped together; or one unit
+    neighbours    the unit contributes, or zeros replace its contribution (zero-out)
     sensitivity   C, in Euclidean norm: a Gaussian mechanism of multiplier sigma per use
     not covered   Y itself, which the server makes; what its size says of other tables
 
@@ -32,7 +35,7 @@ from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import FloatArray, IndexArray, blocks
 from tp_flower.learning.models.local_model import (
     FeatureArray,
     FitProblem,
@@ -42,6 +45,7 @@ from tp_flower.learning.models.local_model import (
     on_host,
 )
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
+from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
 
 NOISE_DAMPING: Final = 20.0
@@ -76,11 +80,16 @@ def check_scores(model: LocalModel, features: int) -> None:
 
 
 def clipped_sum(
-    model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float
+    model: LocalModel,
+    features: FeatureArray,
+    messages: FloatArray,
+    clip: float,
+    units: Units | None = None,
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,).
 
-    ``clip`` is C > 0, inf for no clipping; the model's parameters are only read.
+    With units, the sum over each unit's rows is clipped instead. ``clip`` is C > 0, inf
+    for no clipping; the model's parameters are only read.
 
     >>> model = LinearModel(features=2, outputs=1, intercept=False)
     >>> rows = np.array([[3, 4], [0.3, 0.4]], dtype=np.float32)
@@ -90,11 +99,12 @@ def clipped_sum(
     if math.isinf(clip):
         return model.pullback(features, messages)
     if isinstance(model, LinearModel):
-        return _clipped_linear_sum(model, features, messages, clip)
+        return _clipped_linear_sum(model, features, messages, clip, units)
     # torch and opacus take seconds to import, which linear models avoid
     from tp_flower.privacy.torch_gradients import clipped_torch_sum
 
-    return clipped_torch_sum(model, features, messages, clip)
+    clips = clip if units is None else clip / units.totals(np.ones(len(messages)))
+    return clipped_torch_sum(model, features, messages, clips)
 
 
 def private_sum(
@@ -103,29 +113,46 @@ def private_sum(
     messages: FloatArray,
     clipped_noise: ClippedNoise,
     noise: NoiseSource,
+    units: Units | None = None,
 ) -> FloatArray:
     """Return ``clipped_sum`` with Gaussian noise of deviation sigma C, (p,)."""
-    total = clipped_sum(model, features, messages, clipped_noise.clip)
+    total = clipped_sum(model, features, messages, clipped_noise.clip, units)
     return noise.with_gaussian(total, clipped_noise.deviation)
 
 
 def _clipped_linear_sum(
-    model: LinearModel, features: FeatureArray, messages: FloatArray, clip: float
+    model: LinearModel,
+    features: FeatureArray,
+    messages: FloatArray,
+    clip: float,
+    units: Units | None,
 ) -> FloatArray:
-    """One product with re-weighted messages: ||g_k|| = ||[x_k, 1]|| ||Y_k||."""
-    weighted = np.empty_like(messages, dtype=np.float64)
+    """One product with re-weighted messages."""
+    has_one = model.intercept
+    if units is None:
+        norms = _linear_norms(features, messages, intercept=has_one)
+    else:
+        norms = units.gradient_norms(features, messages, intercept=has_one)
+    weights = clip_weights(norms, clip)[:, None]
+    # not a product: zero times infinity is NaN
+    weighted = np.where(weights > 0, messages, 0.0) * weights
+    return moment(features, weighted, intercept=has_one).ravel()
+
+
+def _linear_norms(
+    features: FeatureArray, messages: FloatArray, *, intercept: bool
+) -> FloatArray:
+    """Return ||g_k|| = ||[x_k, 1]|| ||Y_k||, (k,)."""
+    norms = np.empty(len(messages))
     for block in blocks(len(features)):
         rows = features[block].astype(np.float64)
-        squares = np.einsum("ij,ij->i", rows, rows) + float(model.intercept)
+        squares = np.einsum("ij,ij->i", rows, rows) + float(intercept)
         with np.errstate(over="ignore", invalid="ignore"):
-            norms = np.sqrt(squares) * np.linalg.norm(messages[block], axis=1)
-        weights = clip_weights(norms, clip)[:, None]
-        # not a product: zero times infinity is NaN
-        weighted[block] = np.where(weights > 0, messages[block], 0.0) * weights
-    return moment(features, weighted, intercept=model.intercept).ravel()
+            norms[block] = np.sqrt(squares) * np.linalg.norm(messages[block], axis=1)
+    return norms
 
 
-def clip_weights(norms: FloatArray, clip: float) -> FloatArray:
+def clip_weights(norms: FloatArray, clip: float | FloatArray) -> FloatArray:
     """Return min(1, clip / norm) for norms (k,); 0 if the norm is not finite.
 
     >>> clip_weights(np.array([0.0, 2.0, 8.0, np.inf, np.nan]), 4.0).tolist()
@@ -152,6 +179,7 @@ class PrivateFit:
         output_scale: s, 1 in classification, the labels' deviation in regression.
         row_norm: r, sqrt(1 + the table's feature columns), as a column's mean square is
             about 1.
+        unit_norm: how much longer than a row's a unit's gradient may be.
     """
 
     clip: float
@@ -161,21 +189,32 @@ class PrivateFit:
     learning_rate: float = 0.0
     output_scale: float = 1.0
     row_norm: float = 1.0
+    unit_norm: float = 1.0
 
     def __post_init__(self) -> None:
-        ClippedNoise(self.clip, self.noise_multiplier)
+        _ = self.clipped_noise
+
+    @property
+    def clipped_noise(self) -> ClippedNoise:
+        """The clip and the noise of a step."""
+        return ClippedNoise(self.clip * self.unit_norm, self.noise_multiplier)
 
     def mechanism(self, updates: int) -> Gaussian:
-        """Return the privacy cost per row of the table of ``updates`` local updates."""
+        """Return the privacy cost per unit of ``updates`` local updates."""
         return Gaussian(self.noise_multiplier, self.steps * updates, self.sample_rate)
 
 
 def fit_privately(
-    model: LocalModel, problem: FitProblem, plan: PrivateFit, noise: NoiseSource
+    model: LocalModel,
+    problem: FitProblem,
+    plan: PrivateFit,
+    noise: NoiseSource,
+    units: Units | None = None,
 ) -> None:
     """Fit a model in place by DP-SGD, warm-started from its current parameters.
 
-    Without rows the penalised parameters move to the centre at once.
+    Without rows the penalised parameters move to the centre at once. With units, whole
+    units are sampled and clipped.
     """
     all_rows = on_host(problem.features)
     rows = len(all_rows)
@@ -188,21 +227,21 @@ def fit_privately(
     scale = unit * problem.kappa / (plan.row_norm * plan.output_scale**2)
     weights = scale * problem.weights[:, None]
     penalty = scale * problem.relative_penalty
-    clipped_noise = ClippedNoise(plan.clip, plan.noise_multiplier)
     theta = model.parameters.copy()
     rate = plan.learning_rate or (LINEAR_RATE if is_linear else TORCH_RATE)
     sampled = plan.sample_rate * rows
     relative_noise = plan.noise_multiplier * math.sqrt(len(theta)) / sampled
+    relative_noise *= plan.unit_norm
     rate = unit * rate / (1.0 + NOISE_DAMPING * relative_noise)
     mean, square = np.zeros(len(theta)), np.zeros(len(theta))
     for step in range(1, plan.steps + 1):
-        # a slice copies nothing
-        is_whole = plan.sample_rate == 1.0
-        sample = slice(None) if is_whole else noise.bernoulli(rows, plan.sample_rate)
+        sample, of_sample = _sample(rows, plan.sample_rate, noise, units)
         features = all_rows[sample]
         residuals = model.scores(features) - problem.target[sample]
         messages = weights[sample] * residuals
-        total = private_sum(model, features, messages, clipped_noise, noise)
+        total = private_sum(
+            model, features, messages, plan.clipped_noise, noise, of_sample
+        )
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient
         square = ADAM_SQUARE * square + (1 - ADAM_SQUARE) * gradient**2
@@ -210,3 +249,14 @@ def fit_privately(
         second = square / (1 - ADAM_SQUARE**step)
         theta = theta - rate * first / (np.sqrt(second) + ADAM_TINY)
         model.parameters = theta
+
+
+def _sample(
+    rows: int, rate: float, noise: NoiseSource, units: Units | None
+) -> tuple[slice | IndexArray, Units | None]:
+    """Return a step's rows, of whole units, and their units."""
+    if rate == 1.0:
+        # a slice copies nothing
+        return slice(None), units
+    sample = (units or Units(np.arange(rows))).sample(rate, noise)
+    return sample, units and units.of(sample)

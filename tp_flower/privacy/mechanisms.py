@@ -106,6 +106,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         neighbours: tables that must look alike ("the row's features as zeros").
         mechanism: None if the release is not covered.
         scope: what the guarantee assumes, or what is not covered, in plain words.
+        per: what an epsilon counts per: "row", or the columns of a unit of privacy.
     """
 
     table: str
@@ -119,6 +120,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mechanism: Mechanism | None
     scope: str = ""
     site: str = ""
+    per: str = "row"
 
     @property
     def name(self) -> Name:

@@ -4,6 +4,11 @@ A site makes the plan itself, from the settings of the run and its own view of t
 schedule. The plan says how much noise each release gets, and how often it may happen:
 the settings' epsilon is spread over the planned uses, and any further use is refused.
 
+All costs are those of a *unit*: a row, or where the table's policy names a unit of
+privacy, all of its at most k rows. Their joint clip is sqrt(k) times a row's (k times
+in the Gram matrix, where rows cannot cancel), as rows that are no more alike than any
+others add up to that. Which rows are whose is in no number of a plan.
+
 A *use* is one release of one kind. A release about a batch of SGD has the batch's
 number as its *key*. A row may be in several batches of an epoch, so the cost of using
 every key once is the cost for the row in the most batches.
@@ -59,6 +64,7 @@ class Schedule:
         most_joined_rows: the largest number of joined rows of one row, max G.
         has_first_scores: whether the untrained model's scores leave.
         mean_multiplicity: mean G of the table's trained rows.
+        rows_per_unit: k, 1 if every row is a unit.
         columns: encodings of the table's features, and one for an intercept: about the
             mean of ||x||^2, as a standardised number or a category adds one to it.
         label_scale: size of the labels, 1 in classification.
@@ -74,6 +80,7 @@ class Schedule:
     batch_rate: float = 0.0
     most_joined_rows: int = 0
     has_first_scores: bool = False
+    rows_per_unit: int = 1
     mean_multiplicity: float = 1.0
     columns: int = 1
     label_scale: float = 1.0
@@ -103,6 +110,7 @@ class PartPlan:
         statistics: for the exact update of a linear model.
         uses: all kinds of releases from models and scores, covered or not.
         outsider: cost of the gradients against an outsider.
+        unit_norm: how much longer than a row's a unit's gradient may be.
     """
 
     fit: PrivateFit | None = None
@@ -111,6 +119,7 @@ class PartPlan:
     scores: ClippedNoise | None = None
     uses: tuple[Use, ...] = ()
     outsider: Gaussian | None = None
+    unit_norm: float = 1.0
 
     @property
     def is_private(self) -> bool:
@@ -143,12 +152,16 @@ def plan_part(
     return replace(models, scores=scores, uses=(*uses, *score_uses))
 
 
-def plan_prediction(settings: "PrivacyTerms", output_scale: float) -> PartPlan:
+def plan_prediction(
+    settings: "PrivacyTerms", output_scale: float, rows_per_unit: int = 1
+) -> PartPlan:
     """Return the plan of a prediction, whose scores leave once.
 
     The clip is in units of the model's ``output_scale``.
     """
-    schedule = Schedule(epochs=1, output_scale=output_scale)
+    schedule = Schedule(
+        epochs=1, output_scale=output_scale, rows_per_unit=rows_per_unit
+    )
     scores, uses = _plan_scores(settings, schedule)
     return PartPlan(scores=scores, uses=uses)
 
@@ -174,10 +187,10 @@ def _plan_models(
 def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsPlan:
     """Return the bounds and the noise that the settings imply for a table.
 
-    R^2 = clip^2 * mean G * columns, and tau = target_clip * label_scale: in these units
-    1 is a good choice for every table. As a mean over the row's G_j joined rows, |q_j|
-    is about the loss's gradient (1 in classification) at most; if joined rows differ,
-    sqrt(G_j) |q_j| is of that order, too.
+    R^2 = clip^2 * mean G * columns * k, and tau = target_clip * label_scale: in these
+    units 1 is a good choice for every table. As a mean over the row's G_j joined rows,
+    |q_j| is about the loss's gradient (1 in classification) at most; if joined rows
+    differ, sqrt(G_j) |q_j| is of that order, too.
 
     A given ``settings.noise_multiplier`` is b's, and A's follows from the share.
     """
@@ -187,6 +200,7 @@ def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsP
     ) / math.sqrt(share)
     # a LEFT JOINed table may have no row to train on
     natural = (schedule.mean_multiplicity or 1.0) * max(schedule.columns, 1)
+    natural *= schedule.rows_per_unit
     return StatisticsPlan(
         radius=settings.clip * math.sqrt(natural),
         target_bound=settings.target_clip * schedule.label_scale,
@@ -212,6 +226,7 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
         steps=steps,
         output_scale=schedule.label_scale,
         row_norm=_row_norm(schedule),
+        unit_norm=_unit_norm(schedule),
     )
 
 
@@ -220,26 +235,32 @@ def _row_norm(schedule: Schedule) -> float:
     return math.sqrt(1.0 + schedule.columns)
 
 
+def _unit_norm(schedule: Schedule) -> float:
+    """Return the expected norm of a sum of k vectors of norm 1."""
+    return math.sqrt(schedule.rows_per_unit)
+
+
 def _plan_gradients(
     settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
 ) -> PartPlan:
     """Plan DP-SGD over the server's batches.
 
     The server knows who is in a batch: against it every batch that a row is in counts
-    as one Gaussian mechanism.
+    as one Gaussian mechanism. The rows of a unit may all be in different batches.
 
     The unit of the clip is the expected norm of a row's gradient: the row's norm times
     the loss's derivative, which is of the order of the label's scale. Rows with many
     joined rows in a batch are clipped more: room for them would cost more in noise. A
     torch model multiplies its output, and so its gradient, by a scale.
     """
-    once = max(schedule.row_batches, 1)
+    rows = schedule.rows_per_unit
+    once = max(min(rows * schedule.row_batches, schedule.batches), 1)
     in_run = server_mechanism(1.0, once, schedule.batch_uses)
     if settings.adversary == OUTSIDER and schedule.batch_rate:
         in_run = outsider_mechanism(
             1.0,
             schedule.batch_rate,
-            max(schedule.most_joined_rows, 1),
+            rows * max(schedule.most_joined_rows, 1),
             schedule.batches * schedule.batch_uses,
         )
     sigma = settings.noise_multiplier or noise_multiplier(
@@ -249,7 +270,7 @@ def _plan_gradients(
         sample_rate=in_run.sample_rate,
         accountant=settings.accountant,
     )
-    unit = _row_norm(schedule) * schedule.label_scale
+    unit = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
     if not is_linear:
         unit *= schedule.output_scale
         if settings.clip * unit < LEAST_TORCH_CLIP:
@@ -262,6 +283,7 @@ def _plan_gradients(
         gradients=ClippedNoise(settings.clip * unit, sigma),
         uses=(Use(GRADIENTS, schedule.batch_uses, Gaussian(sigma, once)),),
         outsider=outsider if in_run.sample_rate < 1 else None,
+        unit_norm=_unit_norm(schedule),
     )
 
 
@@ -269,10 +291,12 @@ def _plan_scores(
     settings: "PrivacyTerms", schedule: Schedule
 ) -> tuple[ClippedNoise | None, tuple[Use, ...]]:
     evaluations = schedule.epochs + int(schedule.has_first_scores)
-    in_batches = schedule.row_batches if schedule.sends_gradients else 0
-    limits = {SCORES: (evaluations, 1)}
+    # every row of a unit has scores of its own
+    rows_per_unit = schedule.rows_per_unit
+    limits = {SCORES: (evaluations, rows_per_unit)}
     if schedule.sends_gradients:
-        limits[BATCH_SCORES] = (schedule.batch_uses, max(in_batches, 1))
+        in_batches = rows_per_unit * max(schedule.row_batches, 1)
+        limits[BATCH_SCORES] = (schedule.batch_uses, in_batches)
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())

@@ -27,14 +27,21 @@ that an update takes short steps where A says nothing. This is damping, not a pe
 it vanishes at the fixed point. On flights at epsilon 1 it helps more than any ridge,
 averaging or longer training that was tried.
 
+With units of privacy a unit's rows count less together, where one would alone:
+
+    G'_j  = G_j min(1, R^2 / sum_u G_k ||x_k||^2)       over the rows k of j's unit u
+    b     = sum_u min(1, R tau / ||B_u||) B_u + noise   B_u = sum_u x_k (G'_k q_k)^T
+
 Guarantee:
-    unit: a row of the table, at its site; the shards' rows are disjoint, so that each
-        shard adds its own noise and the table's rows have the guarantee of one shard.
+    unit: a row of the table, at its site, or a unit; the shards' rows are disjoint, so
+        that each shard adds its own noise and the table's rows have the guarantee of
+        one shard (not a unit with rows in several).
     neighbours: zero-out (the row's summands against zeros). Row numbers and
         multiplicities G are the server's own.
     sensitivity: ||G'_j x_j x_j^T||_F = G'_j ||x_j||^2 <= R^2 of A in the Frobenius norm
         (the noise has equal deviation in that norm: off the diagonal it is drawn once
-        per pair, with s / sqrt(2)), and ||x_j (G'_j q'_j)^T||_F <= R tau of b.
+        per pair, with s / sqrt(2)), and ||x_j (G'_j q'_j)^T||_F <= R tau of b. A
+        unit's sums have the same bounds.
     mechanisms: one Gaussian for A and one for each epoch's b, unsampled, composed.
     not protected: what q_j, computed by the server, reveals of scores that left without
         noise. theta's epsilon holds given the messages that the site received;
@@ -80,7 +87,9 @@ from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import Features, moment, on_host
 from tp_flower.learning.solvers import gram
+from tp_flower.privacy.gradients import clip_weights
 from tp_flower.privacy.mechanisms import ClippedNoise
+from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
 
 GRAM_SHARE: Final = 0.3
@@ -127,19 +136,21 @@ class StatisticsPlan:
 class Rows:
     """The trained rows of a shard: features (n, d), multiplicity G (n,).
 
-    With an intercept each x_j is followed by a one.
+    With an intercept each x_j is followed by a one. Bounds are those of a row's part,
+    or of a unit's.
     """
 
     features: Features
     multiplicity: npt.NDArray[np.int64] | npt.NDArray[np.float64]
     intercept: bool
+    units: Units | None = None
 
     def __post_init__(self) -> None:
         if self.multiplicity.min(initial=0) < 0:
             raise SiteError("a multiplicity is negative")
 
     def weights(self, radius: float) -> FloatArray:
-        """Return G' with G'_j ||x_j||^2 <= radius^2, (n,).
+        """Return G' with G'_j ||x_j||^2 <= radius^2, in sum over a unit, (n,).
 
         >>> rows = Rows(np.array([[2.0], [1.0]], np.float32), np.array([3, 3]), False)
         >>> rows.weights(2.0).tolist()
@@ -148,15 +159,23 @@ class Rows:
         weights = self.multiplicity.astype(np.float64)
         if math.isinf(radius):
             return weights
+        squares, bound = self._squares(), radius * radius
+        if self.units is not None:
+            totals = self.units.totals(weights * squares)
+            return weights * (bound / np.maximum(totals, bound))
+        # a row of zeros adds nothing, whatever its weight
+        largest = np.full_like(squares, math.inf)
+        np.divide(bound, squares, out=largest, where=squares > 0)
+        return np.minimum(weights, largest)
+
+    def _squares(self) -> FloatArray:
+        """Return ||x_j||^2, (n,)."""
         features = on_host(self.features)
-        for block in blocks(len(weights)):
+        squares = np.empty(len(features))
+        for block in blocks(len(features)):
             rows = features[block].astype(np.float64)
-            norms = np.einsum("ij,ij->i", rows, rows) + float(self.intercept)
-            # a row of zeros adds nothing, whatever its weight
-            largest = np.full_like(norms, math.inf)
-            np.divide(radius * radius, norms, out=largest, where=norms > 0)
-            weights[block] = np.minimum(weights[block], largest)
-        return weights
+            squares[block] = np.einsum("ij,ij->i", rows, rows)
+        return squares + float(self.intercept)
 
 
 def noisy_gram(plan: StatisticsPlan, rows: Rows, noise: NoiseSource) -> FloatArray:
@@ -182,10 +201,23 @@ def noisy_moments(
         raise SiteError("a target is not finite")
     weights = rows.weights(plan.radius)
     if math.isfinite(plan.target_bound):
-        size = np.sqrt(weights) * np.linalg.norm(residual, axis=1)
-        weights *= plan.target_bound / np.maximum(size, plan.target_bound)
+        weights *= _target_weights(plan, rows, weights, residual)
     sums = moment(rows.features, weights[:, None] * residual, intercept=rows.intercept)
     return noise.with_gaussian(sums, plan.moments_deviation)
+
+
+def _target_weights(
+    plan: StatisticsPlan, rows: Rows, weights: FloatArray, residual: FloatArray
+) -> FloatArray:
+    """Return the factors <= 1 on q, (n,), that bound a row's or a unit's part of b."""
+    if rows.units is None:
+        size = np.sqrt(weights) * np.linalg.norm(residual, axis=1)
+        factors: FloatArray = plan.target_bound / np.maximum(size, plan.target_bound)
+        return factors
+    norms = rows.units.gradient_norms(
+        on_host(rows.features), weights[:, None] * residual, intercept=rows.intercept
+    )
+    return clip_weights(norms, plan.radius * plan.target_bound)
 
 
 def usable_gram(matrix: FloatArray, deviation: float) -> FloatArray:

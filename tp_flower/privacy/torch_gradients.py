@@ -40,12 +40,16 @@ _CLOSE: Final = 1e-4
 
 
 def clipped_torch_sum(
-    model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float
+    model: LocalModel,
+    features: FeatureArray,
+    messages: FloatArray,
+    clip: float | FloatArray,
 ) -> FloatArray:
-    """Return the sum of the rows' gradients, each clipped to norm ``clip``, (p,)."""
+    """Return the sum of the rows' gradients, each clipped to ``clip`` [(k,)], (p,)."""
     model = _torch_model(model)
     if not len(features):
         return np.zeros(len(model.penalised))
+    clip = np.broadcast_to(clip, len(features))
     check_rows_are_apart(model, features.shape[1])
     try:
         return _sum_in_chunks(model, features, messages, clip, ghost=True)
@@ -165,7 +169,7 @@ def _sum_in_chunks(
     model: TorchModel,
     features: FeatureArray,
     messages: FloatArray,
-    clip: float,
+    clips: FloatArray,
     *,
     ghost: bool,
 ) -> FloatArray:
@@ -174,7 +178,9 @@ def _sum_in_chunks(
         rows_at_once = _rows_at_once(hooked)
         for start in range(0, len(features), rows_at_once):
             chunk = slice(start, start + rows_at_once)
-            total += _chunk_sum(model, hooked, features[chunk], messages[chunk], clip)
+            total += _chunk_sum(
+                model, hooked, features[chunk], messages[chunk], clips[chunk]
+            )
     return total
 
 
@@ -209,7 +215,7 @@ def _chunk_sum(
     hooked: GradNormModule,
     features: FeatureArray,
     messages: FloatArray,
-    clip: float,
+    clips: FloatArray,
 ) -> FloatArray:
     parameters = list(model.module.parameters())
     like = parameters[0]
@@ -219,14 +225,16 @@ def _chunk_sum(
     scores = model.forward(rows.requires_grad_())
     # one forward pass for both: dropout draws its zeros only once
     torch.autograd.grad(scores, rows, upstream, retain_graph=True, allow_unused=True)
-    weights = clip_weights(_norms(model), clip * (1.0 - _ROUNDING))
+    weights = clip_weights(_norms(model), clips * (1.0 - _ROUNDING))
     hooked.disable_hooks()
     if not weights.all():
         # a row that is not finite would spoil the sum, whatever its weight
         finite = weights > 0
         if not finite.any():
             return np.zeros(len(model.penalised))
-        return _chunk_sum(model, hooked, features[finite], messages[finite], clip)
+        return _chunk_sum(
+            model, hooked, features[finite], messages[finite], clips[finite]
+        )
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

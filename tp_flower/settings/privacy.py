@@ -104,7 +104,7 @@ class PrivacySettings:
     )
     epsilon: float = setting(
         1.0,
-        "Epsilon per row that a table's models spend in a run.",
+        "Epsilon per row, or per unit of its policy, of a table's models in a run.",
         Range(0, includes_low=False),
         _FEATURES,
     )

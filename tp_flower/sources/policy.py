@@ -125,7 +125,9 @@ class Policy:
         min_features: minimum features of a query that reads any: the scores of a few
             are a lattice, on which the features can be read.
         models: the kinds of models that may be trained, "module:callable" by name.
-        epsilon: over all runs ever, for each row, with delta; None for no budget.
+        privacy_unit: columns that identify whose a row is; () if each row counts.
+        rows_per_unit: how many rows of a unit take part, always the same ones.
+        epsilon: over all runs ever, for each unit, with delta; None for no budget.
         epsilon_per_run: the part of it that one run may spend; a quarter by default.
         budget_name: names the rows in the ledger; "" to use their location.
         coefficients: whether those of a linear model may leave when its run ends.
@@ -145,12 +147,19 @@ class Policy:
     min_features: WholeNumber = 0
     models: Texts | None = None
     releases: Releases = field(default_factory=Releases)
+    privacy_unit: Texts = ()
+    rows_per_unit: Count = 1
     epsilon: Annotated[float, _ABOVE_0] | None = None
     epsilon_per_run: Annotated[float, _ABOVE_0] | None = None
     delta: Annotated[float, _BELOW_1] = DEFAULT_DELTA
     budget_name: Text = ""
     coefficients: Flag = False
     scores_tell_features: Flag = False
+
+    @property
+    def per(self) -> str:
+        """Whose an epsilon is: the columns of the unit, or "row"."""
+        return ", ".join(self.privacy_unit) or "row"
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -175,7 +184,7 @@ class Policy:
 
     def check_names(self, columns: Collection[str]) -> None:
         """Refuse a rule about a missing column, because it would protect nothing."""
-        for name in self.named:
+        for name in (*self.named, *self.privacy_unit):
             if not _has(columns, name):
                 raise SourceError(f"its policy names an unknown column {name!r}")
 
@@ -352,11 +361,18 @@ def read_policy(
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
+    if isinstance(unit := merged.get("privacy-unit"), str):
+        merged["privacy-unit"] = [unit]
     has_budget = "epsilon" in merged
     defaults = Releases.within_budget() if has_budget else Releases.of_policy()
     merged["releases"] = {**vars(defaults), **levels}
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)
+    if bool(policy.privacy_unit) != ("rows-per-unit" in merged):
+        raise SourceError(
+            f"{where} must have both 'privacy-unit', the columns that say whose a row "
+            "is, and 'rows-per-unit', how many rows of one take part"
+        )
     _check_consistent(policy, where)
     if policy.epsilon is not None and policy.epsilon_per_run is None:
         policy = replace(policy, epsilon_per_run=policy.epsilon / RUNS_PER_BUDGET)

@@ -343,7 +343,7 @@ def unordered(monkeypatch):
 
         return opened()
 
-    monkeypatch.setattr("tp_flower.extraction.extract.scan", scanned)
+    monkeypatch.setattr("tp_flower.extraction.unit_rows.scan", scanned)
 
 
 @pytest.mark.usefixtures("unordered")

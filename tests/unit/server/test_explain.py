@@ -207,6 +207,7 @@ PRIVATE = PrivacySettings(
     epsilon=2.0,
     predictions=8.0,
 )
+PER = "per row (or the privacy-unit of a policy) and run"
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
@@ -218,8 +219,8 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
         for releases in map(disclosures, (exposure, replace(exposure, privacy=PRIVATE)))
     )
     changed = {key[2]: text for key, text in covered.items() if clear[key] != text}
-    dp_sgd = "DP-SGD (epsilon 2, delta 1e-05, per row and run)"
-    scores = "clipped scores (epsilon 8, delta 1e-05, per row and run)"
+    dp_sgd = f"DP-SGD (epsilon 2, delta 1e-05, {PER})"
+    scores = f"clipped scores (epsilon 8, delta 1e-05, {PER})"
     words = {
         "label of every row": "randomised response on each label (epsilon 1.5)",
         "a score per row": scores,

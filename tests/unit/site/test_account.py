@@ -43,9 +43,9 @@ def spent(tables, capsys):
 
 
 def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
-    nothing = ["0.0000", "no", "budget", "1e-05"]
+    nothing = ["0.0000", "row", "no", "budget", "1e-05"]
     assert spent(tables, capsys) == {
-        "orders": ["0.0000", "4.5", "1e-05"],
+        "orders": ["0.0000", "row", "4.5", "1e-05"],
         "customers": nothing,
         "items": nothing,
     }

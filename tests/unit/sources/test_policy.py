@@ -67,6 +67,8 @@ def test_a_policy_with_every_key(tmp_path):
         min-count = 3
         min-features = 2
         models = ["mlp", "models:make"]
+        privacy-unit = "customer"
+        rows-per-unit = 7
         epsilon = 2
         epsilon-per-run = 1.5
         delta = 1e-6
@@ -88,6 +90,8 @@ def test_a_policy_with_every_key(tmp_path):
         min_features=2,
         models=("mlp", "models:make"),
         releases=Releases("clear", "never", "private", "clear"),
+        privacy_unit=("customer",),
+        rows_per_unit=7,
         epsilon=2.0,
         epsilon_per_run=1.5,
         delta=1e-6,

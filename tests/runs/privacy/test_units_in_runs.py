@@ -1,0 +1,260 @@
+"""Whole runs under a policy with a unit of privacy: the bound, and what is reported.
+
+The sites are real ones. People have 1 to 66 claims each, and at most a few of them may
+take part.
+"""
+
+from contextlib import closing
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from dp_accounting import (
+    GaussianDpEvent,
+    NeighboringRelation,
+    RandomizedResponseDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+
+from strategies import Explain
+from strategies.inference.predict import Evaluate
+from strategies.report_page.blocks import Record
+from strategies.report_page.costs import privacy_totals
+from tests.support.federated import Run, WatchedGrid, run_query, write_site
+from tests.support.federated import train as train_on
+from tests.support.predicted import scored, train
+from tp_flower.errors import BudgetError, SiteError
+from tp_flower.privacy.mechanisms import Mechanism
+from tp_flower.query import Query
+from tp_flower.settings import PrivacySettings
+
+DELTA = 1e-5
+PEOPLE = 24
+SIZES = np.linspace(1, 66, PEOPLE).astype(int)
+SOURCE = "FROM claims c JOIN people p ON c.person = p.id"
+SQL = f"SELECT c.amount > 0 AS label, c.day, c.fee, p.age {SOURCE}"
+COVERED = {"labels": "randomised-response", "label_epsilon": 0.5, "predictions": 2.0}
+LINEAR = {"anderson_memory": 0, "num_epochs": 2, "device": "cpu"}
+
+
+def claims() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    person = rng.permutation(np.repeat(np.arange(PEOPLE), SIZES))
+    amount = rng.normal(size=len(person))
+    day = rng.integers(1, 29, len(person))
+    fee = rng.normal(size=len(person)) + amount
+    columns = {"person": person, "amount": amount, "day": day, "fee": fee}
+    return pd.DataFrame(columns)
+
+
+def people() -> pd.DataFrame:
+    return pd.DataFrame({"id": np.arange(PEOPLE), "age": np.arange(PEOPLE) % 7 + 20.0})
+
+
+def per_person(rows: int, more: str = "") -> str:
+    return f'privacy-unit = "person"\nrows-per-unit = {rows}\n{more}'
+
+
+def sites(folder, policy: str = "") -> dict:
+    policies = {"claims": policy} if policy else {}
+    insurer = write_site(folder / "insurer", {"claims": claims()}, policies)
+    registry = write_site(folder / "registry", {"people": people()})
+    return {"insurer": insurer, "registry": registry}
+
+
+def private(features: str = "statistics", **more: object) -> PrivacySettings:
+    return PrivacySettings(features=features, epsilon=1.0, delta=DELTA, **more)
+
+
+def lines_of(finished: Run, table: str = "claims") -> list[dict]:
+    lines = [line for own in finished.strategy.ledgers.values() for line in own]
+    return [line for line in lines if line["release"]["table"] == table]
+
+
+def total_of(finished: Run, table: str = "claims") -> dict:
+    totals = finished.strategy.report.privacy["totals"]
+    (total,) = [total for total in totals if total["table"] == table]
+    return total
+
+
+def composed(lines: list[dict], row_rates: int) -> float:
+    """Epsilon of a person's releases, by dp-accounting's distributions of losses."""
+    accountant = PLDAccountant(NeighboringRelation.REPLACE_ONE)
+    for line in lines:
+        cost = line["release"]["mechanism"]
+        if cost is None:
+            continue
+        mechanism = msgspec.convert(cost, Mechanism)
+        uses = line.get("used", 1)
+        if cost["kind"] == "pure":
+            event = RandomizedResponseDpEvent(2 / (1 + np.exp(mechanism.epsilon)), 2)
+            accountant.compose(event, row_rates)
+        else:
+            # removing is half of what this relation supposes
+            event = GaussianDpEvent(2 * mechanism.noise_multiplier)
+            accountant.compose(event, mechanism.count * uses)
+    return float(accountant.get_epsilon(DELTA))
+
+
+@pytest.mark.parametrize(
+    ("rows", "strategy", "features", "settings"),
+    [
+        (1, "admm", "statistics", {}),
+        (5, "admm", "statistics", {}),
+        (20, "admm", "dp-sgd", {}),
+        (66, "admm", "statistics", {}),
+        (5, "admm", "dp-sgd", {"model": "mlp"}),
+        (5, "sgd", "dp-sgd", {"batch_size": 40}),
+        (3, "sgd", "dp-sgd", {"batch_size": 40, "model": "mlp"}),
+    ],
+)
+def test_the_epsilon_of_a_run_is_the_persons(
+    tmp_path, rows, strategy, features, settings
+):
+    privacy = private(features, **COVERED)
+    how = {**LINEAR, **settings, "privacy": privacy}
+    if strategy == "sgd":
+        del how["anderson_memory"]
+    finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
+    taking_part = np.minimum(SIZES, rows).sum()
+    assert finished.sizes == {0: taking_part, 1: PEOPLE}
+    lines, total = lines_of(finished), total_of(finished)
+    assert total["per"] == "person"
+    (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
+    assert labels["release"]["mechanism"]["count"] == rows
+    exact = composed(lines, rows)
+    assert exact * 0.99 <= total["epsilon"] <= 1.0 + 2.0 + 0.5 * rows + 1e-6
+    assert total_of(finished, "people")["per"] == "row"
+    for own in lines:
+        words = f"a person of claims.*, at most {rows} rows"
+        assert (
+            own["release"]["unit"]
+            .removeprefix("the label of ")
+            .startswith(words[: words.index(".*")])
+        )
+        assert own["release"]["unit"].endswith(f"at most {rows} rows")
+    title = privacy_totals(Record(finished.strategy.report.privacy)).title
+    assert title.startswith("What a person or row has spent against the server")
+
+
+def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
+    """All rows take part, and every epsilon is a row's."""
+    how = {**LINEAR, "privacy": private(**COVERED)}
+    finished = run_query(SQL, sites(tmp_path, "min-rows = 2"), **how)
+    assert finished.sizes == {0: SIZES.sum(), 1: PEOPLE}
+    assert {own["release"]["per"] for own in lines_of(finished)} == {"row"}
+    plans = [plan.unit_norm for plan in finished.plans.values()]
+    assert plans == [1.0, 1.0]
+
+
+def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
+    """A reduction: as many units as rows, without noise."""
+    quiet = {"features": "statistics", "noise_multiplier": 1e-9, "clip": 0.3}
+    how = {**LINEAR, "privacy": PrivacySettings(**quiet)}
+    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    unit = 'privacy-unit = ["person", "amount"]\nrows-per-unit = 1'
+    runs = [
+        run_query(sql, sites(tmp_path / str(n), policy), **how)
+        for n, policy in enumerate([unit, "min-rows = 2"])
+    ]
+    by_unit, by_row = (finished.theta for finished in runs)
+    for table, theta in by_unit.items():
+        np.testing.assert_allclose(theta, by_row[table], rtol=1e-5, atol=1e-7)
+
+
+def test_the_same_rows_take_part_in_every_run(tmp_path):
+    """Their labels, which leave in the clear, say which rows they are."""
+    sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
+    rows = sites(tmp_path, per_person(3))
+    other = sql.replace("c.day, c.fee", "c.fee * 2 AS twice")
+    labels = [
+        run_query(one, rows, state=tmp_path / "state", **LINEAR)
+        .arrays("query.extract", replies=True)[0, "label-values"]
+        .tolist()
+        for one in (sql, sql, other)
+    ]
+    assert labels[0] == labels[1] == labels[2]
+    assert len(labels[0]) == np.minimum(SIZES, 3).sum()
+
+
+def test_explain_and_predictions_see_the_same_rows(tmp_path):
+    rows = sites(tmp_path, per_person(3))
+    count = np.minimum(SIZES, 3).sum()
+    model = train(tmp_path / "state", rows, SQL, **LINEAR)
+    with closing(WatchedGrid(rows, state=tmp_path / "state")) as grid:
+        train_on(grid, SQL, Explain, mode="explain")
+    (insurer, _) = grid.sent("query.extract", replies=True)
+    assert insurer.header["parts"][0]["rows"] == count
+    covered = PrivacySettings(predictions=2.0, delta=DELTA)
+    strategy = model.predict(rows, privacy=covered)
+    assert len(scored(strategy.predictions)) == count
+    (scores,) = [
+        line["release"]
+        for line in strategy.ledgers["insurer"]
+        if line["release"]["what"] == "scores"
+    ]
+    assert scores["mechanism"]["count"] == 3
+    evaluation = Evaluate(Query.from_sql(SQL), model.manifest, mode="evaluate")
+    extracted = [
+        seen.header["parts"][0]["rows"]
+        for seen in model.start(evaluation, rows)
+        if seen.is_reply and seen.action == "query.extract"
+    ]
+    assert extracted == [count, PEOPLE]
+
+
+def test_a_table_in_two_roles_pays_for_both(tmp_path):
+    """In each of them the person has the same rows."""
+    sql = "SELECT c.amount AS label, c.fee, d.fee AS f FROM claims c "
+    sql += "JOIN claims d ON c.person = d.person"
+    how = {**LINEAR, "privacy": private()}
+    insurer = {"insurer": sites(tmp_path, per_person(3))["insurer"]}
+    finished = run_query(sql, insurer, **how)
+    sizes = finished.sizes
+    assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
+    costs = [own["release"]["mechanism"] for own in lines_of(finished)]
+    assert len([cost for cost in costs if cost]) == 4
+    single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
+    one, both = total_of(single)["epsilon"], total_of(finished)["epsilon"]
+    assert one == pytest.approx(1.0, rel=1e-3)
+    assert 1.3 < both < 2.0
+
+
+def test_groups_of_a_person_are_the_persons(tmp_path):
+    """They cost what rows do; groups of several people are refused."""
+    groups = "(SELECT person, AVG(fee) AS mean FROM claims GROUP BY {})"
+    sql = "SELECT p.age AS label, c.mean FROM people p JOIN {} c ON p.id = c.person"
+    how = {**LINEAR, "privacy": private()}
+    rows = sites(tmp_path, per_person(3))
+    finished = run_query(sql.format(groups.format("person")), rows, **how)
+    costs = {own["release"]["what"]: own["release"] for own in lines_of(finished)}
+    others = {
+        own["release"]["what"]: own["release"] for own in lines_of(finished, "people")
+    }
+    assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
+    assert "groups" not in costs["gram"]["scope"]
+    by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
+    days = sql.format(by_day).replace("c.person", "c.day")
+    with pytest.raises(SiteError, match=r"privacy-unit\) refuses.*GROUP BY person as"):
+        run_query(days, rows, **how)
+
+
+def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
+    """What was paid per row says nothing of what a person has spent."""
+    budget = 'epsilon = 9.0\nreleases = { scores = "masked", statistics = "clear" }'
+    clear = f"{budget.replace('masked', 'clear')}\n".replace(
+        "{ ", '{ labels = "clear", '
+    )
+    how = {**LINEAR, "privacy": private()}
+    state = tmp_path / "state"
+    run_query(SQL, sites(tmp_path, clear), state=state, **how)
+    for _ in range(2):
+        with pytest.raises(
+            (SiteError, BudgetError),
+            match="claims has spent epsilon per row, and its policy counts per person",
+        ):
+            run_query(SQL, sites(tmp_path, per_person(3, clear)), state=state, **how)
+    fresh = per_person(3, f'budget-name = "by person"\n{clear}')
+    for _ in range(2):
+        run_query(SQL, sites(tmp_path, fresh), state=state, **how)

@@ -1,0 +1,94 @@
+"""The rows of a shard that may take part: of every unit of privacy at most k.
+
+The rows are drawn from the whole shard, before anything of a query: which rows they are
+follows from the site's key and the rows' contents alone, so that every run ever reads
+the same rows of a unit, whatever the server asks for. Each row's rank in its unit is a
+keyed hash of all its columns, and of its number among rows that are equal.
+
+Rows without a unit (NULL in its columns) are one unit together, as in GROUP BY: they
+may all be one person's, and to refuse them would tell the server that there are some.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import PolicyError, SourceError
+from tp_flower.extraction.select_plan import (
+    UNIT_OF_ROW,
+    TypedColumn,
+    canonical_text,
+    comparable,
+    kind_of,
+)
+from tp_flower.query.fragment import Fragment, spell
+from tp_flower.sources.shards import Scan, ShardSource, column_types, connect, scan
+
+
+@contextmanager
+def scan_drawn_rows(
+    source: ShardSource, fragment: Fragment, key: bytes
+) -> Iterator[Scan]:
+    """Open a shard to run a fragment on it, or on its drawn rows if it has units.
+
+    Raises:
+        PolicyError: a sub-query's groups may have rows of several units, so that
+            nothing bounds what one of them adds.
+    """
+    if not source.policy.privacy_unit:
+        with scan(source, fragment) as opened:
+            yield opened
+        return
+    with connect(source) as connection:
+        types = column_types(connection, "SELECT * FROM shard")
+        checked = fragment.check(types)
+        names = [spell(name, types) or name for name in source.policy.privacy_unit]
+        by_unit = {quote_name(name) for name in names}
+        if checked.subquery and not by_unit <= {*checked.subquery.groups}:
+            raise PolicyError(
+                "the table's policy (privacy-unit) refuses: the sub-query of table "
+                f"{fragment.table!r} groups rows of different units; GROUP BY "
+                f"{', '.join(names)} as well, or group nothing"
+            )
+        unit = canonical_text(
+            [_comparable(source, name, types.get(name, "")) for name in names],
+            null_is_value=True,
+        )
+        rows = source.policy.rows_per_unit
+        connection.execute(_draw(unit, rows, key, list(map(quote_name, types))))
+        view = "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
+        connection.execute(view)
+        # a database may return its rows in another order every time
+        yield Scan(connection, checked, needs_sort=source.database is not None)
+
+
+def _comparable(source: ShardSource, name: str, duckdb_type: str) -> TypedColumn:
+    """Return the value by which a column tells units apart."""
+    kind = kind_of(duckdb_type)
+    if kind is None or kind == "vector":
+        raise SourceError(
+            f"{source}: its policy's 'privacy-unit' {name!r} must be a column of "
+            "numbers, texts, times or booleans"
+        )
+    value = comparable(TypedColumn(quote_name(name), duckdb_type, kind))
+    return TypedColumn(f"({value})", duckdb_type, kind)
+
+
+def _draw(unit: str, rows: int, key: bytes, columns: Sequence[str]) -> str:
+    """Return the SQL of a table of the drawn rows of ``shard``, in its order.
+
+    Names in parentheses are no columns that a query can name.
+    """
+    names = ", ".join(columns)
+    return f"""
+        CREATE OR REPLACE TEMP TABLE drawn_rows AS SELECT {names}, "{UNIT_OF_ROW}" FROM
+            (SELECT *, row_number() OVER (PARTITION BY "{UNIT_OF_ROW}" ORDER BY
+                sha256('{key.hex()}' || "(content)" || ' ' || "(copy)")) AS "(turn)"
+            FROM (SELECT *, row_number() OVER (PARTITION BY "{UNIT_OF_ROW}", "(content)"
+                    ORDER BY "(place)") AS "(copy)"
+                FROM (SELECT *, row_number() OVER () AS "(place)",
+                        {unit} AS "{UNIT_OF_ROW}",
+                        CAST(hash({names}) AS VARCHAR) AS "(content)"
+                    FROM shard)))
+        WHERE "(turn)" <= {rows} ORDER BY "(place)"
+    """
