@@ -1,0 +1,108 @@
+"""What a server that knows some joined rows reads of the others from their sums.
+
+Sums over T epochs are T equations h = X Theta. Whoever knows X of as many rows as there
+are columns knows Theta, and X of all rows where Theta has as many independent columns.
+"""
+
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.rounds.site import Site
+from strategies.run.grid import InProcessGrid
+from strategies.setup.problem import TrainingProblem
+from tests.support.federated import train
+
+SQL = """SELECT o.y AS label, o.a, o.b, o.c, p.d, p.e, p.f
+FROM orders o JOIN people p ON o.person = p.id"""
+COLUMNS = 6
+KNOWN = 40
+
+
+def tables():
+    rng = np.random.default_rng(0)
+    orders = pd.DataFrame(rng.normal(size=(400, 3)), columns=list("abc"))
+    orders["person"] = rng.integers(0, 150, 400)
+    people = pd.DataFrame(rng.normal(size=(150, 3)), columns=list("def"))
+    people["id"] = np.arange(150)
+    mean = orders["a"] + people["d"].to_numpy()[orders["person"]]
+    orders["y"] = mean + rng.normal(size=400)
+    return [{"orders": orders}, {"people": people}]
+
+
+def sums_and_features(epochs, monkeypatch, change=None):
+    """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
+    sums = []
+    gather, scatter = TrainingProblem.gather, TrainingProblem.scatter_steps
+
+    def watched(problem, local):
+        total = gather(problem, local)
+        sums.append((total - problem.base_score)[:, 0])
+        return total
+
+    def changed(problem, message, kappa):
+        return scatter(problem, change(message), kappa)
+
+    monkeypatch.setattr(TrainingProblem, "gather", watched)
+    if change is not None:
+        monkeypatch.setattr(TrainingProblem, "scatter_steps", changed)
+    seen = {}
+
+    def look(report):
+        if report.train and not seen:
+            for context in grid.contexts.values():
+                for part in Site(context, grid.run_name).parts():
+                    seen[part.data.table] = np.asarray(part.data.trained)
+
+    with closing(InProcessGrid(app, tables())) as grid:
+        problem = train(
+            grid, SQL, num_epochs=epochs, on_round=look, task="regression"
+        ).training_problem
+    rows = problem.train.tables
+    features = np.hstack([seen[name][rows[name].row_of] for name in rows])
+    return np.column_stack(sums)[:, -epochs:], features
+
+
+def share_read(sums, features):
+    """The share of the other rows' features that are read to a tenth of a deviation.
+
+    The attacker leaves noise out of Theta in the way that is best for him.
+    """
+    known, others = features[:KNOWN], features[KNOWN:]
+    # the intercept is in every row
+    theta = np.linalg.lstsq(
+        np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None
+    )[0]
+    shares = []
+    for least in 10.0 ** -np.arange(1, 10):
+        read = (sums[KNOWN:] - theta[-1]) @ np.linalg.pinv(theta[:-1], rcond=least)
+        shares.append(np.mean(np.abs(read - others) < 0.1 * features.std(axis=0)))
+    return max(shares)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "least", "most"), [(COLUMNS // 2, 0.0, 0.25), (2 * COLUMNS, 0.4, 0.9)]
+)
+def test_honest_epochs_tell_features_once_they_outnumber_them(
+    epochs, least, most, monkeypatch
+):
+    """The limit that PRIVACY.md states: with few features they do not hide for long."""
+    assert least <= share_read(*sums_and_features(epochs, monkeypatch)) < most
+
+
+def test_steps_at_random_tell_all_features_after_as_many_epochs_as_columns(monkeypatch):
+    """The limit that PRIVACY.md states, of a server that departs from the protocol."""
+    rng = np.random.default_rng(1)
+
+    def at_random(message):
+        return message.std() * rng.normal(size=message.shape)
+
+    few, enough = (
+        share_read(*sums_and_features(epochs, monkeypatch, at_random))
+        for epochs in (COLUMNS // 2, COLUMNS + 3)
+    )
+    assert few < 0.25
+    assert enough > 0.95
