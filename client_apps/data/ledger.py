@@ -14,6 +14,7 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
     "event": "note",    "run", "release"
     "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
+    "event": "keys",    "run", "groups"     who has its secrets, by group (fingerprints)
 
 *Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
 zeros before the first) followed by the line, so that no line can be changed, removed or
@@ -68,7 +69,7 @@ Costs = Counter[Mechanism]
 """How often each mechanism is used; the mechanisms themselves have count 1."""
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
-SETTLE, CLOSE = "settle", "close"
+SETTLE, CLOSE, KEYS = "settle", "close", "keys"
 
 _CHECKSUM_BYTES: Final = 16
 START: Final = "0" * (2 * _CHECKSUM_BYTES)
@@ -226,6 +227,12 @@ class Ledger:
             ]
             self._append(connection, lines)
 
+    def record_keys(self, run: str, groups: Mapping[str, Sequence[str]]) -> None:
+        """Record the fingerprints of the public keys that secrets were sealed to."""
+        with self._transaction() as connection:
+            line = {"event": KEYS, "run": run, "groups": dict(groups)}
+            self._append(connection, [line])
+
     def close(self, run: str) -> None:
         """End a run and free its unused reservations."""
         with self._transaction() as connection:
@@ -379,6 +386,7 @@ class RoundLedger:
         self.spend = self._with_round(ledger.spend)
         self.charge = self._with_round(ledger.charge)
         self.note = self._with_round(ledger.note)
+        self.record_keys = self._with_round(ledger.record_keys)
         self.close = self._with_round(ledger.close)
 
     def lines(self, run: str) -> list[Line]:

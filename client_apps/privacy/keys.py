@@ -2,13 +2,19 @@
 
 By the site's node config: ``secret-file`` names a file with the secret, which is then
 not sealed to anybody; ``allowed-keys`` names a file with the long-term public keys of
-the sites that are trusted to seal it; without either, it is sealed to and by whatever
-public keys the server names. The server learns which case applies, and cannot choose.
+the sites that are trusted with it; ``keys = "unchecked"`` lets it be sealed to and by
+whatever public keys the server names. A real site that has none of the three shares no
+secret with another. The server learns which case applies, and cannot choose.
+
+The public keys that a secret is sealed to are in the site's log and ledger.
 """
 
+from collections.abc import Mapping, Sequence
+from logging import DEBUG, INFO
 from typing import Final
 
 import numpy as np
+from flwr.common.logger import log
 
 from client_apps.data.key_files import (
     read_allowed_keys,
@@ -20,19 +26,26 @@ from client_apps.data.run_store import Entry
 from client_apps.rounds.site import SECRET, Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
+from tp_flower.events import line
 from tp_flower.keyed_hash import RUN_GROUP
-from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, SECRET_FILE, state_dir
+from tp_flower.node_config import (
+    ALLOWED_KEYS,
+    IN_MEMORY,
+    KEYS,
+    SECRET_FILE,
+    UNCHECKED,
+    state_dir,
+)
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
     KeyPair,
     KeySource,
     PublicKeys,
     SiteKeys,
+    sealed_name,
 )
-from tp_flower.protocol.codec import required
 from tp_flower.protocol.setup_messages import (
     ExtractRequest,
-    SealedSecret,
     SealReply,
     SealRequest,
 )
@@ -43,6 +56,21 @@ _REQUEST: Final = "request"
 _DIGITS: Final = 16
 """Digits of a public key that identify it in error messages."""
 
+_LOGGED: Final = 8
+"""Digits of a fingerprint in the log."""
+
+_NO_PINS: Final = (
+    "this site has no means to tell the other sites' public keys from keys that the "
+    "server has put in their place, and shares no secret with them. Its owner writes "
+    'one of these into the node config: allowed-keys = "FILE" (their public keys; '
+    '`python -m client_apps.cli site-key` prints a site\'s), secret-file = "FILE" (a '
+    'secret that all sites have), or keys = "unchecked" (the server is trusted with '
+    "the keys)"
+)
+
+Members = Mapping[str, PublicKeys]
+"""The public keys of a group's sites, by node."""
+
 
 def key_source(site: Site) -> KeySource:
     """Return the origin of the run's key at this site, by its node config."""
@@ -52,6 +80,8 @@ def key_source(site: Site) -> KeySource:
             f"node config has {SECRET_FILE} and {ALLOWED_KEYS}: a secret that is "
             "read from a file is not sealed with keys; leave one of them out"
         )
+    if _path(site, KEYS) not in ("", UNCHECKED):
+        raise SettingsError(f'node config {KEYS} can be "{UNCHECKED}" only')
     if is_file:
         return KeySource.FILE
     return KeySource.PINNED if is_pinned else KeySource.AGREED
@@ -83,26 +113,23 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     _check_source(source, request.keys)
     if source is KeySource.FILE and RUN_GROUP in request.groups:
         raise SiteError(f"this site reads its {SECRET_FILE}: it seals no run's secret")
-    recipients = _recipients(request, source)
-    if source is KeySource.PINNED:
-        trusted = _allowed(site) | {keys.public.site}
-        for node, recipient in recipients.items():
-            _check_pin(recipient.site, trusted, f"of node {node}")
+    groups = _members(request, request.groups)
+    _check_members(site, groups, source, keys.public)
     # a site that pins keys wants a real secret, in a simulation too
     is_simulated = source is KeySource.AGREED and site.is_simulated
     sealed: dict[str, dict[str, str]] = {}
-    for group, members in request.groups.items():
+    for group, members in groups.items():
         secret = (
             GroupSecret.of_simulation(request.seed)
             if is_simulated and request.simulated
             else GroupSecret.random()
         )
-        if lacking := sorted(set(members) - recipients.keys()):
-            raise MessageError(f"'public-keys' lacks nodes {lacking} of group {group}")
+        name = sealed_name(group, members.values())
         sealed[group] = {
-            node: keys.seal(secret, recipients[node], int(site.run, 16), group).hex()
-            for node in members
+            node: keys.seal(secret, member, int(site.run, 16), name).hex()
+            for node, member in members.items()
         }
+    _record(site, source, groups)
     site.store.save(_SEALED, Entry({}, {_REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
 
@@ -121,41 +148,41 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
         return
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
+    nodes = {group: sealed.members for group, sealed in request.sealed.items()}
+    if source is KeySource.FILE:
+        nodes[RUN_GROUP] = list(request.public_keys)
+    elif RUN_GROUP not in nodes:
+        raise MessageError(f"'sealed' lacks the secret of group {RUN_GROUP!r}")
+    groups = _members(request, nodes)
+    _check_members(site, groups, source, keys.public)
     arrays: dict[str, AnyArray] = {}
-    for group, (secret, members) in _secrets(site, request, source, keys).items():
-        if keys.public.run not in members:
-            raise SiteError(
-                f"the public keys of group {group!r} lack this site's: its key might "
-                "not be new in this run; if the site has lost its keys of the run, "
-                "start the run again"
-            )
-        key = secret.of_run(int(site.run, 16), members, group)
+    for group, members in groups.items():
+        secret = _secret(site, request, group, members, keys)
+        public = [member.run for member in members.values()]
+        key = secret.of_run(int(site.run, 16), public, group)
         arrays[group] = np.frombuffer(key, np.uint8)
+    _record(site, source, groups)
     site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))
 
 
-def _secrets(
-    site: Site, request: ExtractRequest, source: KeySource, keys: SiteKeys
-) -> dict[str, tuple[GroupSecret, list[bytes]]]:
-    """Return the secret of each of the site's groups, and its members' public keys."""
-    public = {node: bytes.fromhex(key) for node, key in request.public_keys.items()}
-    secrets: dict[str, tuple[GroupSecret, list[bytes]]] = {}
-    for group, sealed in request.sealed.items():
-        if lacking := sorted(set(sealed.members) - public.keys()):
-            raise MessageError(f"'public-keys' lacks nodes {lacking} of group {group}")
-        members = [public[node] for node in sealed.members]
-        secrets[group] = _open(site, group, sealed, keys), members
-    if source is KeySource.FILE:
-        of_file = read_secret(_path(site, SECRET_FILE))
-        # a group's secret keeps other sites out, the file's the server
-        secrets = {
-            group: (secret.mixed_with(of_file), members)
-            for group, (secret, members) in secrets.items()
-        }
-        secrets[RUN_GROUP] = of_file, list(public.values())
-    if RUN_GROUP not in secrets:
-        raise MessageError(f"'sealed' lacks the secret of group {RUN_GROUP!r}")
-    return secrets
+def _secret(
+    site: Site, request: ExtractRequest, group: str, members: Members, keys: SiteKeys
+) -> GroupSecret:
+    """Return the secret of a group: of the site's file, sealed to it, or of both."""
+    file = _path(site, SECRET_FILE)
+    if file and group == RUN_GROUP:
+        return read_secret(file)
+    sealed, name = request.sealed[group], sealed_name(group, members.values())
+    # the first of the group made its secret
+    text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
+    secret = keys.open(text, maker, int(site.run, 16), name)
+    if secret.is_simulated and not site.is_simulated:
+        raise SiteError(
+            "the run's secret is for simulations, and known to everybody: "
+            "refused, because this site has a tables file of its own"
+        )
+    # a group's secret keeps other sites out, the file's the server
+    return secret.mixed_with(read_secret(file)) if file else secret
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
@@ -165,25 +192,6 @@ def key_groups(names: list[str], keys: int) -> list[str]:
             f"'key-groups' must name a group for each of the {keys} join keys"
         )
     return names
-
-
-def _open(site: Site, group: str, sealed: SealedSecret, keys: SiteKeys) -> GroupSecret:
-    """Open the secret of a group that was sealed and sent with a request."""
-    leader = PublicKeys(bytes.fromhex(sealed.leader_key))
-    if keys.site is not None:
-        long_term = required(sealed.leader_site_key, "leader_site_key")
-        leader = PublicKeys(leader.run, bytes.fromhex(long_term))
-        trusted = _allowed(site) | {keys.public.site}
-        whose = f"of the site that made the secret of group {group!r}"
-        _check_pin(leader.site, trusted, whose)
-    text = bytes.fromhex(sealed.text)
-    secret = keys.open(text, leader, int(site.run, 16), group)
-    if secret.is_simulated and not site.is_simulated:
-        raise SiteError(
-            "the run's secret is for simulations, and known to everybody: "
-            "refused, because this site has a tables file of its own"
-        )
-    return secret
 
 
 def _public_keys(site: Site) -> PublicKeys:
@@ -251,14 +259,61 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
         )
 
 
-def _recipients(request: SealRequest, source: KeySource) -> dict[str, PublicKeys]:
-    """Return the public keys of the nodes to seal to."""
-    run = {node: bytes.fromhex(key) for node, key in request.public_keys.items()}
-    if source is not KeySource.PINNED:
-        return {node: PublicKeys(key) for node, key in run.items()}
-    if lacking := run.keys() - request.site_keys.keys():
-        raise MessageError(f"'site-keys' lacks nodes {sorted(lacking)}")
-    return {
-        node: PublicKeys(key, bytes.fromhex(request.site_keys[node]))
-        for node, key in run.items()
+def _members(
+    request: SealRequest | ExtractRequest, groups: Mapping[str, Sequence[str]]
+) -> dict[str, Members]:
+    """Return the public keys of the nodes of each group."""
+    nodes = set().union(*groups.values())
+    run, site = request.public_keys, request.site_keys
+    for name, keys in (("public", run), ("site", site)):
+        if lacking := sorted(nodes - keys.keys()):
+            raise MessageError(f"'{name}-keys' lacks nodes {lacking}")
+    public = {n: PublicKeys(*map(bytes.fromhex, (run[n], site[n]))) for n in nodes}
+    return {group: {n: public[n] for n in listed} for group, listed in groups.items()}
+
+
+def _check_members(
+    site: Site, groups: Mapping[str, Members], source: KeySource, public: PublicKeys
+) -> None:
+    """Refuse groups without this site, with one that is not trusted, or one twice."""
+    is_pinned = source is KeySource.PINNED
+    trusted = _allowed(site) | {public.site} if is_pinned else set()
+    is_unchecked = site.is_simulated or _path(site, KEYS) == UNCHECKED
+    for group, members in groups.items():
+        if public.run not in {member.run for member in members.values()}:
+            raise SiteError(
+                f"the public keys of group {group!r} lack this site's: its key might "
+                "not be new in this run; if the site has lost its keys of the run, "
+                "start the run again"
+            )
+        if source is KeySource.AGREED and len(members) > 1 and not is_unchecked:
+            raise SiteError(_NO_PINS)
+        nodes: dict[bytes, str] = {}
+        for node, member in members.items():
+            if is_pinned:
+                maker = f"of the site that made the secret of group {group!r}"
+                _check_pin(member.site, trusted, f"of node {node}" if nodes else maker)
+            for key in filter(None, (member.run, member.site)):
+                if key in nodes:
+                    raise SiteError(
+                        f"nodes {nodes[key]} and {node} of group {group!r} have one "
+                        f"public key, {key.hex()[:_DIGITS]}...: the server names a "
+                        "site twice, or in place of another"
+                    )
+                nodes[key] = node
+
+
+def _record(site: Site, source: KeySource, groups: Mapping[str, Members]) -> None:
+    """Write into log and ledger who has the secrets of the groups."""
+    sealed = {
+        group: [member.fingerprint for member in members.values()]
+        for group, members in groups.items()
+        if not (source is KeySource.FILE and group == RUN_GROUP)
     }
+    site.ledger.record_keys(site.run, sealed)
+    recipients = [
+        ":".join([group, str(len(to)), *(each[:_LOGGED] for each in to)])
+        for group, to in sealed.items()
+    ]
+    level = DEBUG if site.is_simulated else INFO
+    log(level, line("keys", run=site.run, source=str(source), recipients=recipients))

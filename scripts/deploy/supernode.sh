@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Start an organisation's SuperNode, in the foreground. Stop it with Ctrl-C or SIGTERM.
 #   bash scripts/deploy/supernode.sh --superlink HOST:PORT --ca FILE --key FILE --tables FILE --state FOLDER
-#     --allowed-apps FILE [--port N] [--secret-file FILE] [--allowed-keys FILE] [--cache-gb N] [--check]
+#     --allowed-apps FILE [--port N] [--allowed-keys FILE | --secret-file FILE | --keys unchecked]
+#     [--cache-gb N] [--check]
 #
 #   --superlink     the operator's; the certificate must name HOST
 #   --ca            ca.crt, as the operator gave it
@@ -10,7 +11,9 @@
 #   --state         keys, privacy ledger, models and cache: one SuperNode to a folder, back it up
 #   --allowed-apps  lines with the SHA-256 of the app bundles that may run here (app_hash.sh)
 #   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
-#   --secret-file, --allowed-keys, --cache-gb   as in docs/how-to/
+#   --allowed-keys  the other sites' public keys; --secret-file: a secret that all sites have; without
+#                   either, a query over several sites needs --keys unchecked: the server is trusted with the keys
+#   --cache-gb      as in docs/how-to/
 #   --check         try the files, the tables and the way to the SuperLink, and start nothing
 #
 # A SuperNode that is refused exits; whoever supervises it starts it again. After a kill -9 the
@@ -21,7 +24,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 superlink='' ca='' key='' tables='' state='' port=9094 is_check=false
-allowed_apps='' secret_file='' allowed_keys='' cache_gb=''
+allowed_apps='' secret_file='' allowed_keys='' keys='' cache_gb=''
 while [ $# -gt 0 ]; do
   case $1 in
     --check)
@@ -38,6 +41,7 @@ while [ $# -gt 0 ]; do
     --port) port=$(value "$@") ;;
     --secret-file) secret_file=$(value "$@") ;;
     --allowed-keys) allowed_keys=$(value "$@") ;;
+    --keys) keys=$(value "$@") ;;
     --cache-gb) cache_gb=$(value "$@") ;;
     *) wrong_usage "unknown argument: $1" ;;
   esac
@@ -79,6 +83,10 @@ if [ -n "$allowed_keys" ]; then
   allowed_keys=$(absolute "$allowed_keys")
   need_file --allowed-keys "$allowed_keys"
   add allowed-keys "$allowed_keys"
+fi
+if [ -n "$keys" ]; then
+  [ "$keys" = unchecked ] || fail "--keys can be unchecked only, not '$keys'"
+  add keys "$keys"
 fi
 [ -z "$cache_gb" ] || config+=" cache-gb=$cache_gb"
 make_state_folder "$state"

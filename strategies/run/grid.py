@@ -19,7 +19,14 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, TABLES
+from tp_flower.node_config import (
+    KEYS,
+    NUM_PARTITIONS,
+    PARTITION_ID,
+    STATE_DIR,
+    TABLES,
+    UNCHECKED,
+)
 from tp_flower.protocol.codec import read_envelope
 from tp_flower.protocol.messages import NO_RUN, RequestEnvelope
 from tp_flower.protocol.packet import unpack
@@ -154,6 +161,8 @@ class InProcessGrid(Grid):
                 PARTITION_ID: number,
                 # nobody needs to wait for any other site
                 NUM_PARTITIONS: len(by_name),
+                # nobody is between the sites
+                KEYS: UNCHECKED,
             }
             if tables is not None:
                 config[TABLES] = self._tables(name, tables)

@@ -273,13 +273,9 @@ def relay_secrets(
         node: ExtractRequest(
             keys=source.value,
             public_keys=public_keys,
+            site_keys=site_keys,
             sealed={
-                group: SealedSecret(
-                    members=members,
-                    leader_key=public_keys[members[0]],
-                    leader_site_key=site_keys[members[0]],
-                    text=sealed[group][str(node)],
-                )
+                group: SealedSecret(members=members, text=sealed[group][str(node)])
                 for group, members in sealed_groups.items()
                 if str(node) in members
             },

@@ -46,6 +46,7 @@ from tp_flower.privacy.key_agreement import (
     KeyPair,
     PublicKeys,
     SiteKeys,
+    sealed_name,
 )
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.packet import Packet, pack_bits
@@ -327,13 +328,22 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
         if (action, node) != ("query.extract", SHOP):
             return
         server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
-        run, leader = int(packet.header["run"], 16), server.public.run.hex()
-        for key in packet.header["public-keys"].values():
-            public, forged = PublicKeys(bytes.fromhex(key)), {}
-            for group, sealed in packet.header["sealed"].items():
-                text = server.seal(secret, public, run, group).hex()
-                forged[group] = {**sealed, "leader-key": leader, "text": text}
-            yield key, Packet({**packet.header, "sealed": forged}, packet.arrays)
+        run, keys = int(packet.header["run"], 16), packet.header["public-keys"]
+        others = dict.fromkeys(keys, server.public.run.hex())
+        for node, key in keys.items():
+            shown = {"9": others[node], node: key}
+            public = {n: PublicKeys(bytes.fromhex(own)) for n, own in shown.items()}
+            forged = {}
+            for group in packet.header["sealed"]:
+                name = sealed_name(group, public.values())
+                text = server.seal(secret, public[node], run, name).hex()
+                forged[group] = {"members": ["9", node], "text": text}
+            keys_too = {
+                "public-keys": shown,
+                "site-keys": dict.fromkeys(shown, ""),
+                "sealed": forged,
+            }
+            yield key, Packet({**packet.header, **keys_too}, packet.arrays)
 
     grid = HostileGrid(tmp_path, known)
     train(grid)

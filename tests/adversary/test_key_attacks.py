@@ -7,6 +7,7 @@ no key, or one that it knows, and none where the key is the sites' secret.
 import hashlib
 import json
 import re
+from collections import defaultdict
 from functools import cache
 
 import numpy as np
@@ -26,6 +27,7 @@ from tp_flower.privacy.key_agreement import (
     KeyPair,
     PublicKeys,
     SiteKeys,
+    sealed_name,
 )
 from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames
@@ -177,13 +179,15 @@ def test_dictionary_of_categories(tmp_path):
 class Middle:
     """A server that puts public keys of its own in place of the sites'.
 
+    It makes itself one site more, so that no site lacks its own key.
+
     Attributes:
         secrets: of the run, as far as it could open what was sealed to its keys.
         refusals: why it could not.
     """
 
     def __init__(self, *, as_leader=True, swap_site_keys=True):
-        self.keys = SiteKeys(KeyPair(), KeyPair())
+        self.pairs = defaultdict(lambda: SiteKeys(KeyPair(), KeyPair()))
         self.as_leader, self.swap_site_keys = as_leader, swap_site_keys
         self.told, self.secrets, self.refusals, self.grid = {}, [], [], None
 
@@ -193,53 +197,75 @@ class Middle:
             keys = (header["public-key"], header.get("site-key", ""))
             self.told[seen.node] = PublicKeys(*map(bytes.fromhex, keys))
         if message == ("query.seal", False):
-            self._ask(header)
+            self._ask(header, str(seen.node))
         if message == ("query.seal", True) and "sealed" in header:
             self._read(header["sealed"], seen.node)
         if message == ("query.extract", False) and self.as_leader:
             self._forge(seen)
 
-    def _own(self):
-        """Its keys as the source of the sites' key has them."""
-        is_pinned = any(public.site for public in self.told.values())
-        return SiteKeys(self.keys.run, self.keys.site if is_pinned else None)
+    @property
+    def is_pinned(self):
+        return any(public.site for public in self.told.values())
 
-    def _ask(self, header):
-        keys = {"public-keys": self.keys.run}
+    def _own(self, node):
+        """Its keys in place of a node's, as the source of the sites' key has them."""
+        pair = self.pairs[node]
+        return SiteKeys(pair.run, pair.site if self.is_pinned else None)
+
+    def _ask(self, header, leader):
+        for node in {*header["public-keys"]} - {leader}:
+            self._replace(header, node)
+
+    def _replace(self, header, node):
+        header["public-keys"][node] = self.pairs[node].run.public.hex()
         if self.swap_site_keys:
-            keys["site-keys"] = self.keys.site
-        for name, pair in keys.items():
-            header[name] = dict.fromkeys(header[name], pair.public.hex())
+            header["site-keys"][node] = self._own(node).public.site.hex()
+
+    def _public(self, header, nodes):
+        """The public keys of nodes, as a request has them."""
+        names = ("public-keys", "site-keys")
+        keys = [[bytes.fromhex(header[name][node]) for name in names] for node in nodes]
+        return [PublicKeys(*pair) for pair in keys]
 
     def _read(self, sealed, leader):
-        run_id = int(self.grid.run_name, 16)
-        pairs = [(group, text) for group in sealed for text in sealed[group].values()]
-        for group, text in pairs:
-            sender, opener = self.told[leader], self._own()
-            try:
-                opened = opener.open(bytes.fromhex(text), sender, run_id, group)
-                self.secrets += [opened] * (group == RUN_GROUP)
-            except SiteError as error:
-                self.refusals.append(str(error))
+        run_id, asked = int(self.grid.run_name, 16), self.grid.seen[-1].header
+        for group, texts in sealed.items():
+            name = sealed_name(group, self._public(asked, texts))
+            for node, text in texts.items():
+                sender, opener = self.told[leader], self._own(node)
+                try:
+                    opened = opener.open(bytes.fromhex(text), sender, run_id, name)
+                    self.secrets += [opened] * (group == RUN_GROUP)
+                except SiteError as error:
+                    self.refusals.append(str(error))
 
     def _forge(self, seen):
         """Seal a secret that it has to a site, in the leader's place."""
         secret = self.secrets[0] if self.secrets else GroupSecret.random()
         self.secrets = [secret]
-        own, run_id = self._own(), int(self.grid.run_name, 16)
-        for group, sealed in seen.header["sealed"].items():
-            text = own.seal(secret, self.told[seen.node], run_id, group)
-            sealed |= {"text": text.hex(), "leader-key": own.public.run.hex()}
-            if self.swap_site_keys:
-                sealed["leader-site-key"] = own.public.site.hex()
+        run_id, header = int(self.grid.run_name, 16), seen.header
+        # a site more; or, under the pinned key of another one
+        others = {*header["public-keys"]} - {str(seen.node)}
+        maker = MORE if self.swap_site_keys else others.pop()
+        self._replace(header, maker)
+        for group, sealed in header["sealed"].items():
+            members = [maker, *(node for node in sealed["members"] if node != maker)]
+            name = sealed_name(group, self._public(header, members))
+            site = self.told[seen.node]
+            text = self._own(maker).seal(secret, site, run_id, name).hex()
+            sealed |= {"text": text, "members": members}
 
     def recovered(self):
         """The share of the hashes that it has read."""
         sent = list(self.grid.hashes().values())
         public = [own.run for own in self.told.values()]
+        public += [self.pairs[MORE].run.public] * (MORE in self.pairs)
         run_id = int(self.grid.run_name, 16)
         keys = [secret.of_run(run_id, public) for secret in self.secrets]
         return recovered(sent, map(with_key, keys)) if sent else 0.0
+
+
+MORE = "9"
 
 
 def attack(folder, source, middle):
@@ -289,7 +315,7 @@ class TestServerInTheMiddle:
     def test_sites_take_no_secret_of_it(self, tmp_path, swapped, match):
         middle = Middle(swap_site_keys=swapped)
         # the leader is asked as it should be
-        middle._ask = lambda _: None
+        middle._ask = lambda *_: None
         grid = attack(tmp_path, "pinned", middle)
         with pytest.raises(SiteError, match=match):
             train(grid, SQL)

@@ -80,7 +80,9 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
     assert make_store([str(store), "--orders", "500", "--customers", "60"]) == 0
     with deployed(tmp_path / "deployment") as deployment:
         for site, files in TABLES.items():
-            deployment.add_site(site, tables_file(store, files))
+            # the server is this process, as the sites are
+            file = tables_file(store, files)
+            deployment.add_site(site, file, "--keys", "unchecked")
         # draws the noisy labels that the next run finds and does not pay for again
         train_in_this_process(deployment)
         settings = {**RUN, "min-sites": 2, "model-name": "killed"}

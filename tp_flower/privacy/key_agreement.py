@@ -4,7 +4,7 @@ Every site makes an X25519 key pair for the run and sends its public key to the 
 The server relays the public keys to one of the sites, the *leader*, which makes the
 secret and seals it to each other site; the server relays the sealed copies. The key of
 a seal is HKDF-SHA-256 of what only sender and recipient can compute, over a text that
-names the run and all its public keys:
+names the run and the group with its members' public keys:
 
     agreed:   DH(run key, run key)
     pinned:   the same, and DH(site key, run key), DH(run key, site key),
@@ -30,7 +30,7 @@ Reference:
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -59,6 +59,7 @@ _AGREED: Final = b"tp_flower sealed secret v3, agreed"
 _PINNED: Final = b"tp_flower sealed secret v3, pinned"
 _RUN: Final = b"tp_flower group key v2"
 _NONCE_BYTES: Final = 12
+_FINGERPRINT_DIGITS: Final = 32
 _SIMULATED, _RANDOM = b"s", b"r"
 
 WordArray = npt.NDArray[np.uint64]
@@ -182,6 +183,12 @@ class PublicKeys:
     run: bytes
     site: bytes = b""
 
+    @property
+    def fingerprint(self) -> str:
+        """The SHA-256 of the pinned key, or else of the run's, cut to 128 bits."""
+        digest = hashlib.sha256(self.site or self.run)
+        return digest.hexdigest()[:_FINGERPRINT_DIGITS]
+
 
 @dataclass(frozen=True)
 class SiteKeys:
@@ -240,6 +247,15 @@ class SiteKeys:
         else:
             pairs = [(private, public) for public in theirs for private in ours]
         return b"".join(private.exchange(public) for private, public in pairs)
+
+
+def sealed_name(group: str, members: Iterable[PublicKeys]) -> str:
+    """Return the name under which a group's secret is sealed: with its members.
+
+    A site that is told of other members than the maker of the secret cannot open it.
+    """
+    public = sorted(member.run + member.site for member in members)
+    return f"{group} {hashlib.sha256(b''.join(public)).hexdigest()}"
 
 
 def _cipher(

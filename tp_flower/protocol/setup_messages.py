@@ -118,13 +118,10 @@ class SealedSecret(Body, frozen=True, kw_only=True):
     """A group's secret, sealed to one of its nodes.
 
     Attributes:
-        members: the nodes of the group.
-        leader_key: of the run, of the node that made the secret.
+        members: the nodes of the group; the first made the secret.
     """
 
-    members: list[Number]
-    leader_key: PublicKey
-    leader_site_key: Hexadecimal | None = None
+    members: Annotated[list[Number], msgspec.Meta(min_length=1)]
     text: Hexadecimal
 
 
@@ -192,11 +189,13 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         public_keys: of the run, by node, of all its nodes.
+        site_keys: long-term, by node, if sites pin each other's; otherwise "".
         sealed: the secrets of the groups that the node is in.
     """
 
     keys: KeySourceName
     public_keys: dict[Number, PublicKey]
+    site_keys: dict[Number, Hexadecimal]
     sealed: dict[GroupName, SealedSecret]
     parts: dict[int, ExtractPart]
 
@@ -207,7 +206,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     )
     # the message in which the secret was sealed discloses it
     schedule = (
-        *("keys", "public_keys", "sealed"),
+        *("keys", "public_keys", "site_keys", "sealed"),
         *("shard", "groups", "label_privacy", "local_label"),
     )
 

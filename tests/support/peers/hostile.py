@@ -261,7 +261,9 @@ def change_of(text: str) -> Change:
         place, value = text.split(" ", 1)
     if "/" not in place:
         steps = re.sub(r"^part\.", "parts.0.", place).split(".")
-        path = [int(step) if step.isdigit() else step for step in steps]
+        # nodes are names in an object, all other numbers are places in a list
+        is_list = not place.startswith("public-keys.")
+        path = [int(step) if is_list and step.isdigit() else step for step in steps]
         return header(*path, value=json.loads(value) if sign else GONE)
     part, name = place.split("/", 1)
     if value == "gone":

@@ -86,7 +86,9 @@ _VALUES: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
     inspect.EnumType: lambda of: st.sampled_from(of.cls),
     inspect.StructType: lambda of: bodies(of.cls),
     inspect.UnionType: lambda of: st.one_of(*map(_values, of.types)),
-    inspect.ListType: lambda of: st.lists(_values(of.item_type), max_size=2),
+    inspect.ListType: lambda of: st.lists(
+        _values(of.item_type), min_size=of.min_length or 0, max_size=2
+    ),
     inspect.VarTupleType: lambda of: _VALUES[inspect.ListType](of).map(tuple),
     inspect.DictType: lambda of: st.dictionaries(
         _values(of.key_type), _values(of.value_type), max_size=2

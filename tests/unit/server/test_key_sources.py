@@ -187,21 +187,19 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     member, leader = keys.key_fields(pair), keys.key_fields(site)
     request = SealRequest(
         keys="pinned",
-        public_keys={"3": member["public_key"]},
-        site_keys={"3": member["site_key"]},
-        groups={"run": ["3"]},
+        public_keys={"2": leader["public_key"], "3": member["public_key"]},
+        site_keys={"2": leader["site_key"], "3": member["site_key"]},
+        groups={"run": ["2", "3"]},
         simulated=True,
         seed=0,
     )
     sealed = SealedSecret(
-        members=["3"],
-        leader_key=leader["public_key"],
-        leader_site_key=leader["site_key"],
-        text=keys.seal(site, request).sealed["run"]["3"],
+        members=["2", "3"], text=keys.seal(site, request).sealed["run"]["3"]
     )
     request = ExtractRequest(
         keys="pinned",
-        public_keys={"3": member["public_key"]},
+        public_keys=request.public_keys,
+        site_keys=request.site_keys,
         sealed={"run": sealed},
         parts={},
     )
@@ -220,7 +218,9 @@ def test_server_does_not_choose_the_source(make, source, named):
     match = f"takes the key of a run's hashes from '{source}', and the server asks"
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
-    request = ExtractRequest(keys=named, public_keys={}, sealed={}, parts={})
+    request = ExtractRequest(
+        keys=named, public_keys={}, site_keys={}, sealed={}, parts={}
+    )
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)
     assert not site.store.has("secret")
@@ -240,6 +240,10 @@ OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 def with_groups(*groups):
     """Name the groups of a part's join keys."""
     return lambda header: header["parts"][0].update({"key-groups": groups})
+
+
+def key_of(field, node, key):
+    return lambda header: header[field].update({node: key})
 
 
 def without(field):
@@ -264,13 +268,19 @@ def sealed(**fields):
         ("agreed", without("sealed"), "request: it has no 'sealed'"),
         ("agreed", {"sealed": {}}, "'sealed' lacks the secret of group 'run'"),
         ("agreed", sealed(text="ab" * 61), "cannot be opened"),
-        ("agreed", sealed(leader_key=None), "missing required field `leader-key`"),
-        ("agreed", sealed(leader_key="00" * 32), "not an X25519 key"),
+        ("agreed", sealed(members=None), "missing required field `members`"),
+        (
+            "agreed",
+            sealed(members=[]),
+            "'sealed' is .*; allowed: `array` of length >= 1",
+        ),
+        ("agreed", key_of("public-keys", "2", "00" * 32), "not an X25519 key"),
         ("agreed", sealed(members=["2"]), "keys of group 'run' lack this site's"),
         ("agreed", {"public-keys": {}}, r"'public-keys' lacks nodes \['2', '3'\]"),
         ("file", {"public-keys": OTHERS}, "keys of group 'join-0' lack this site's"),
-        ("pinned", sealed(leader_site_key=None), "it has no 'leader-site-key'"),
-        ("pinned", sealed(leader_site_key=""), "is not in this site's allowed-keys"),
+        ("pinned", without("site-keys"), "request: it has no 'site-keys'"),
+        ("pinned", key_of("site-keys", "2", ""), "is not in this site's allowed-keys"),
+        ("pinned", sealed(members=["3", "2"]), "cannot be opened"),
         ("agreed", with_groups(), "key-groups'"),
         ("agreed", with_groups("a", "b"), "key-groups'"),
         ("agreed", with_groups("A"), "key-groups'"),

@@ -28,6 +28,11 @@ def test_every_message_has_a_line(tmp_path, caplog):
     strategy = strategy_of()
     lines = logged_run(strategy, grid, caplog)
     lines = [line for line in lines if line["event"] not in SERVER]
+    recipients = [line for line in lines if line["event"] == "keys"]
+    # one site leads its groups, and is all of them
+    assert len(recipients) == 2
+    assert all("run:1:" in line["recipients"] for line in recipients)
+    lines = [line for line in lines if line not in recipients]
     assert [line["action"] for line in lines] == [
         seen.action for seen in grid.seen if not seen.is_reply
     ]

@@ -1,0 +1,263 @@
+"""Who has the keys of a run: recipients more than the sites, and sites that collude.
+
+The server has every message, and the keys of the sites that side with it.
+"""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from client_apps.data.key_files import read_secret
+from client_apps.data.ledger import open_ledger
+from client_apps.privacy.keys import _site_keys
+from client_apps.rounds.site import Site
+from tests.support.federated import train
+from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid
+from tp_flower.errors import SiteError
+from tp_flower.privacy.key_agreement import KeyPair, PublicKeys, SiteKeys, sealed_name
+
+MORE = "9"
+"""The node that the server names besides the sites."""
+C = pd.DataFrame({"m": [1, 2, 3, 4], "z": [1.0, -1.0, 2.0, 0.0]})
+ABC = {"a": AB["a"].assign(m=[4, 3, 2, 1]), "b": AB["b"], "c": C}
+CHAIN = SQL.replace("b.x", "b.x, c.z") + " JOIN c ON a.m = c.m"
+
+
+class OneMore:
+    """A server that names one recipient more in every group, and replaces nobody.
+
+    Attributes:
+        opened: the secrets that it opens, by group.
+        hides: whether it tells sites but the leader of the true recipients alone.
+    """
+
+    def __init__(self, site_key=None, *, hides=False):
+        self.pair = SiteKeys(KeyPair(), KeyPair() if site_key else None)
+        self.site_key, self.hides = site_key, hides
+        self.opened, self.leader, self.run = {}, None, ""
+
+    def __call__(self, seen):
+        header = seen.header
+        if (seen.action, seen.is_reply) == ("query.describe", True):
+            keys = header["public-key"], header.get("site-key", "")
+            self.leader = self.leader or PublicKeys(*map(bytes.fromhex, keys))
+        if (seen.action, seen.is_reply) == ("query.seal", False):
+            self.name(header)
+            for nodes in header["groups"].values():
+                nodes.append(MORE)
+            self.asked = header
+        if (seen.action, seen.is_reply) == ("query.seal", True) and "sealed" in header:
+            self.open(header["sealed"], int(self.run, 16))
+        is_extract = (seen.action, seen.is_reply) == ("query.extract", False)
+        if is_extract and not self.hides:
+            self.name(header)
+            for sealed in header["sealed"].values():
+                sealed["members"].append(MORE)
+        self.run = header.get("run", self.run)
+
+    def name(self, header):
+        header["public-keys"][MORE] = self.pair.run.public.hex()
+        header["site-keys"][MORE] = self.site_key or ""
+
+    def open(self, sealed, run):
+        for group, texts in sealed.items():
+            members = [
+                PublicKeys(*(bytes.fromhex(self.asked[k][n]) for k in KEYS))
+                for n in texts
+            ]
+            name, text = sealed_name(group, members), bytes.fromhex(texts[MORE])
+            self.opened[group] = self.pair.open(text, self.leader, run, name)
+
+
+KEYS = ("public-keys", "site-keys")
+
+
+def recipients(grid, name):
+    """By group, the fingerprints of the keys in the ledger line of a site's run."""
+    lines = map(json.loads, open_ledger(str(grid.folders[name] / "state")).export())
+    *_, line = [line for line in lines if line["event"] == "keys"]
+    return line["groups"]
+
+
+def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(
+    tmp_path, caplog
+):
+    server = OneMore()
+    caplog.set_level("INFO", "flwr")
+    grid = KeyedGrid(tmp_path, AB, server)
+    train(grid, SQL)
+    public = [seen.header["public-keys"] for seen in grid.sent("query.extract")]
+    run_keys = [bytes.fromhex(key) for key in public[0].values()]
+    key = server.opened["run"].of_run(int(grid.run_name, 16), run_keys)
+    # with it the server hashes what it likes
+    assert set(grid.secrets.values()) == {key}
+    for name in grid.nodes:
+        listed = recipients(grid, name)
+        assert {group: len(keys) for group, keys in listed.items()} == {
+            "run": 3,
+            "join-0": 3,
+        }
+        assert PublicKeys(server.pair.run.public).fingerprint in listed["run"]
+    assert len(re.findall(r"event=keys .*run:3:[0-9a-f]{8}:", caplog.text)) >= 2
+
+
+def test_recipients_of_pinned_keys_have_the_same_fingerprint_in_every_run(tmp_path):
+    listed = []
+    for _ in range(2):
+        grid = KeyedGrid(tmp_path, AB).pin()
+        train(grid, SQL)
+        listed += [recipients(grid, name) for name in grid.nodes]
+    assert all(each == listed[0] for each in listed)
+    pinned = [bytes.fromhex(grid.public_key(name)) for name in grid.nodes]
+    names = [PublicKeys(b"", key).fingerprint for key in pinned]
+    assert listed[0] == {"run": names, "join-0": names}
+
+
+def test_a_recipient_more_than_the_pinned_ones_is_refused_and_named(tmp_path):
+    server = OneMore("ab" * 32)
+    grid = KeyedGrid(tmp_path, AB, server).pin()
+    match = r"site key of node 9, abababababababab\.\.\., is not in .*allowed-keys"
+    with pytest.raises(SiteError, match=match):
+        train(grid, SQL)
+    assert not server.opened
+    assert not grid.leaked()
+
+
+def test_a_pinned_key_that_is_named_twice_is_refused_and_named(tmp_path):
+    grid = KeyedGrid(tmp_path, AB)
+    key = grid.public_key("b")
+    grid.change = OneMore(key)
+    grid.pin()
+    match = rf"nodes 3 and 9 of group 'run' have one public key, {key[:16]}"
+    with pytest.raises(SiteError, match=match):
+        train(grid, SQL)
+    assert not grid.leaked()
+
+
+def test_sites_cannot_be_told_of_fewer_recipients_than_there_are(tmp_path):
+    server = OneMore(hides=True)
+    grid = KeyedGrid(tmp_path, AB, server)
+    with pytest.raises(SiteError, match="secret of the run cannot be opened"):
+        train(grid, SQL)
+    assert server.opened
+    assert not grid.leaked()
+
+
+LINES = (
+    r"no means to tell the other sites' public keys .* allowed-keys = \"FILE\" .*"
+    r"secret-file = \"FILE\" .* keys = \"unchecked\""
+)
+
+
+@pytest.mark.parametrize("careless", ["a", "b"])
+def test_a_real_site_without_keys_seals_and_opens_no_secret(tmp_path, careless):
+    grid = KeyedGrid(tmp_path, AB)
+    del grid.contexts[grid.nodes[careless]].node_config["keys"]
+    with pytest.raises(SiteError, match=f"'{careless}-0'.*{LINES}"):
+        train(grid, SQL)
+    assert grid.nodes[careless] not in grid.secrets
+
+
+def test_a_query_of_one_site_needs_no_keys_of_others(tmp_path):
+    grid = KeyedGrid(tmp_path, {"a": AB["a"]})
+    del grid.contexts[2].node_config["keys"]
+    strategy = train(grid, "SELECT a.y AS label, a.k FROM a")
+    assert strategy.report.history
+
+
+def test_keys_are_unchecked_or_nothing(tmp_path):
+    grid = KeyedGrid(tmp_path, AB)
+    grid.contexts[2].node_config["keys"] = "yes"
+    with pytest.raises(Exception, match='config keys can be "unchecked" only'):
+        train(grid, SQL)
+
+
+class Colluder(KeyedGrid):
+    """The server has the keys of one site, which it takes as the run goes on."""
+
+    def __init__(self, folder, name, change=None):
+        super().__init__(folder, ABC, self.look)
+        self.name, self.forge, self.sealed, self.asked = name, change, {}, {}
+
+    def look(self, seen):
+        kind = seen.action, seen.is_reply
+        if self.forge is not None:
+            self.forge(seen)
+        if kind == ("query.seal", False):
+            self.asked |= dict.fromkeys(seen.header["groups"], seen)
+        if kind == ("query.seal", True):
+            self.sealed |= seen.header.get("sealed", {})
+        if kind == ("query.extract", False) and seen.node == self.nodes[self.name]:
+            self.keys = _site_keys(Site(self.contexts[seen.node], self.run_name))
+
+    def open_with(self, keys, group):
+        """Try every text of a group under the keys, as if it were sealed to them."""
+        asked = self.asked[group]
+        members = [
+            PublicKeys(*(bytes.fromhex(asked.header[k][n]) for k in KEYS))
+            for n in asked.header["groups"][group]
+        ]
+        name, run = sealed_name(group, members), int(self.run_name, 16)
+        leader = members[0]
+        for text in self.sealed[group].values():
+            try:
+                return keys.open(bytes.fromhex(text), leader, run, name)
+            except SiteError:
+                continue
+        return None
+
+
+@pytest.mark.parametrize("source", ["file", "pinned", "agreed"])
+def test_a_site_that_colludes_opens_no_edge_but_its_own(tmp_path, source):
+    grid = Colluder(tmp_path, "b").with_key_from(source)
+    train(grid, CHAIN)
+    assert grid.open_with(grid.keys, "join-0") is not None
+    assert grid.open_with(grid.keys, "join-1") is None
+
+
+class Middle:
+    """Puts a key of its own in place of site c's, for the edge between a and c."""
+
+    def __init__(self):
+        self.pair = SiteKeys(KeyPair())
+
+    def __call__(self, seen):
+        groups = seen.header.get("groups", ())
+        if seen.action == "query.seal" and "join-1" in groups:
+            seen.header["public-keys"]["4"] = self.pair.run.public.hex()
+
+
+def test_a_shared_file_does_not_hide_an_edge_from_the_server_and_one_site(tmp_path):
+    """The limit that PRIVACY.md states: such sites are protected by pinned keys."""
+    middle = Middle()
+    grid = Colluder(tmp_path, "b", middle).with_key_from("file")
+    # c cannot open what was sealed to the server's key, but the server has it then
+    with pytest.raises(SiteError, match="cannot be opened"):
+        train(grid, CHAIN)
+    secret = grid.open_with(middle.pair, "join-1")
+    file = read_secret(grid.folders["b"] / "secret_file")
+    assert secret.mixed_with(file).value not in (secret.value, file.value)
+    pinned = Colluder(tmp_path / "pinned", "b", Middle()).with_key_from("pinned")
+    with pytest.raises(SiteError, match="cannot be opened"):
+        train(pinned, CHAIN)
+    assert pinned.open_with(pinned.forge.pair, "join-1") is None
+
+
+def test_a_pinned_site_that_the_server_names_in_an_edge_is_in_the_ledgers(tmp_path):
+    """The limit that PRIVACY.md states: a site cannot know whose tables a join has."""
+
+    def name_b(seen):
+        if (seen.action, seen.is_reply) == ("query.seal", False):
+            seen.header["groups"]["join-1"].append("3")
+        sealed = seen.header.get("sealed", {})
+        if seen.action == "query.extract" and "join-1" in sealed:
+            sealed["join-1"]["members"].append("3")
+
+    grid = Colluder(tmp_path, "b", name_b).with_key_from("pinned")
+    train(grid, CHAIN)
+    assert grid.open_with(grid.keys, "join-1") is not None
+    listed = PublicKeys(b"", bytes.fromhex(grid.public_key("b"))).fingerprint
+    for name in "ac":
+        assert recipients(grid, name)["join-1"][-1] == listed
