@@ -6,9 +6,11 @@ Nothing is ever pasted: what runs is rendered from a tree made only of the nodes
 below, and its text must parse back to the same text, so that the checked tree
 and the executed text cannot differ. The list holds functions of a single row
 only: no sub-queries, aggregates, windows, files, settings, clocks or random
-numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``).
+numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``). Of
+the rest, the length of a text is bounded before it runs: nested REPLACE multiplies.
 """
 
+import math
 import re
 from collections.abc import Collection, Iterator
 from functools import lru_cache
@@ -21,6 +23,12 @@ from tp_flower.errors import QueryError
 
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
+_MOST_TEXTS, _MOST_CHARACTERS = 256, 1 << 15
+_MOST_DIGITS = 40
+"""Of a number, a date or a truth value as a text."""
+
+_Length = tuple[float, float]
+"""A bound on the length of a value: so many columns and so many characters."""
 
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,
@@ -182,6 +190,7 @@ def _checked_tree(text: str, *, aggregates: bool) -> exp.Expr:
     _check_nodes(tree, aggregates=aggregates)
     if render(tree) != rendered:
         raise QueryError("it has no unambiguous form in SQL")
+    _check_lengths(tree)
     return tree
 
 
@@ -207,6 +216,51 @@ def check_expression(tree: exp.Expr, what: str, *, aggregates: bool) -> None:
         _check_nodes(tree, aggregates=aggregates)
     except QueryError as error:
         raise QueryError(f"{what} is refused: {error}") from error
+
+
+def _check_lengths(tree: exp.Expr) -> None:
+    """Refuse an expression that may build a text far longer than those it reads."""
+    lengths: dict[int, _Length] = {}
+    # a node comes after its children
+    for node in reversed(list(tree.walk(bfs=True))):
+        parts = [lengths[id(child)] for child in node.iter_expressions()]
+        length = lengths[id(node)] = _length(node, parts)
+        if length[0] > _MOST_TEXTS or length[1] > _MOST_CHARACTERS:
+            raise QueryError(
+                f"it may build a text of more than {_MOST_TEXTS} times a column's, or "
+                f"of {_MOST_CHARACTERS} characters: {shorten(node.sql(DIALECT))}"
+            )
+
+
+def _length(node: exp.Expr, parts: list[_Length]) -> _Length:
+    """Bound the length of a node's value by those of its children's."""
+    if isinstance(node, exp.Literal):
+        return 0, len(node.name)
+    if isinstance(node, exp.Column):
+        return 1, _MOST_DIGITS
+    if isinstance(node, exp.Concat | exp.ConcatWs | exp.DPipe):
+        # the first of CONCAT_WS stands between the others
+        between = parts[:1] * len(parts) if isinstance(node, exp.ConcatWs) else []
+        every = [*parts, *between]
+        return sum(part[0] for part in every), sum(part[1] for part in every)
+    if isinstance(node, exp.Replace | exp.RegexpReplace) and len(parts) > 2:
+        # a pattern may match before every character, and at the end
+        ends = isinstance(node, exp.RegexpReplace)
+        old, new = parts[0], parts[2]
+        return _product((old[0], old[1] + ends), (new[0], max(new[1] + ends, 1)))
+    if isinstance(node, exp.TimeToStr):
+        return _product(parts[1], (0, _MOST_DIGITS))
+    if node.name.lower() == "damerau_levenshtein" and parts[0][0] * parts[1][0] > 1:
+        return _product(*parts)
+    every = [*parts, (0, _MOST_DIGITS)]
+    return max(part[0] for part in every), max(part[1] for part in every)
+
+
+def _product(first: _Length, second: _Length) -> _Length:
+    """Bound the product of two lengths; that of two columns has no bound."""
+    if first[0] * second[0]:
+        return math.inf, math.inf
+    return first[0] * second[1] + first[1] * second[0], first[1] * second[1]
 
 
 def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
