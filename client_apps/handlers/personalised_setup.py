@@ -184,7 +184,8 @@ def _start(
 ) -> PersonalisedPart:
     """Begin the training of a participant; return its reply."""
     source, extracted = site.source(number), site.extracted(number)
-    check_plan(source, (MODELS, STATISTICS))
+    # sums and gradients of labels tell the label of a row, in two requests
+    check_plan(source, (LABELS, MODELS, STATISTICS))
     trained = unpack_bits(body.trained, extracted.rows)
     tested = unpack_bits(body.tested, extracted.rows)
     if (trained & tested).any():

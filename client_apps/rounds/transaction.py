@@ -17,6 +17,7 @@ so, and is sent the rounds that it lacks.
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -201,6 +202,9 @@ def _answered(
             site.begin(request.number, request.digest, last)
         packet = _encoded(site, answer(site, message))
         seconds = time.perf_counter() - started
+        if not site.is_simulated:
+            # how long it takes to the microsecond tells of the rows
+            seconds = math.ceil(10.0 * seconds) / 10.0
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
         if is_round:
