@@ -19,7 +19,12 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import ScoreMasks, are_masked, score_masks, sent_scores
 from client_apps.operator.participant import Releaser, make_model
 from client_apps.privacy.guard import check_plan, check_rows
-from client_apps.privacy.ledger_entries import release, score_scope, set_aside
+from client_apps.privacy.ledger_entries import (
+    note_unmatched,
+    release,
+    score_scope,
+    set_aside,
+)
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, ModelError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
@@ -109,6 +114,7 @@ def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
     join_keys = site.join_keys(number)
     masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
+    note_unmatched(site, number, masks)
     return _Ready(model, saved.encoder, rows, site.releaser(number, plan), masks)
 
 

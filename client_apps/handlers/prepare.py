@@ -31,7 +31,12 @@ from client_apps.operator.participant import (
     make_model,
 )
 from client_apps.privacy.guard import check_plan
-from client_apps.privacy.ledger_entries import note, planned_releases, set_aside
+from client_apps.privacy.ledger_entries import (
+    note,
+    note_unmatched,
+    planned_releases,
+    set_aside,
+)
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
@@ -95,6 +100,8 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     plans = {number: part.data.plan for number, (part, _) in prepared.items()}
     masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
     set_aside(site, planned_releases(site, plans, method.family, privacy, masked))
+    for number, (part, _) in site.each(prepared):
+        note_unmatched(site, number, part.data.masks)
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):

@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 import numpy as np
 
+from client_apps.data.run_store import Entry
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import ledger_entries
@@ -16,6 +17,7 @@ from client_apps.privacy.guard import (
     check_extracted,
     check_fragment,
     check_rows,
+    check_selections,
     visible_schema,
 )
 from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secrets
@@ -104,6 +106,7 @@ def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secrets(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
+    check_selections(site, parts)
     return ExtractReply(parts)
 
 
@@ -224,6 +227,9 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> StatisticsO
     if fitted:
         count = extracted.rows if rows is None else int(np.count_nonzero(rows))
         check_rows(source, count, f"the statistics of table {extracted.table!r}")
+        if site.store.has(f"statistics-{number}"):
+            check_rows(source, 1, "the difference of two statistics of a run")
+        site.store.save(f"statistics-{number}", Entry({}, {}))
         note(site, number, ledger_entries.STATISTICS)
     features = {}
     for info in extracted.features:

@@ -50,6 +50,12 @@ class ScoreMasks:
         """Return the masked scores (k, d_c) of some of the rows."""
         return masked(scores, self.point, self.joins, rows, name)
 
+    @property
+    def unmatched(self) -> tuple[int, int]:
+        """How many rows lack the mask of some join, and how many rows there are."""
+        bare = [mask.codes == NO_MASK for mask in self.joins]
+        return (int(np.any(bare, axis=0).sum()), len(bare[0])) if bare else (0, 0)
+
     def arrays(self) -> dict[str, AnyArray]:
         """Return the arrays that :meth:`read` reads."""
         arrays: dict[str, AnyArray] = {}

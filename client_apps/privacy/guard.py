@@ -7,7 +7,7 @@ The rules themselves are in ``tp_flower/sources/policy.py``.
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from client_apps.rounds.site import Site
@@ -46,12 +46,27 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
         source.policy.check_read(read)
 
 
+def check_selections(site: Site, numbers: Iterable[int]) -> None:
+    """Refuse two selections of a table's rows in a run: they may differ in one row."""
+    selected: dict[str, set[str]] = {}
+    for number in numbers:
+        source, fragment = site.source(number), site.fragment(number)
+        chosen = selected.setdefault(source_id(source), set())
+        rows = fragment.subquery or fragment
+        chosen.add(" AND ".join(sorted(rows.filters)))
+        if len(chosen) > 1:
+            source.policy.check_rows(1, "the difference of two of the run's conditions")
+
+
 def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:
     """Refuse a fragment that yields too few rows.
 
     An empty shard may pass, but not a condition that no row meets: that reveals as much
     as one that a single row meets.
     """
+    if fragment.subquery is not None:
+        group = "a group of the sub-query, without HAVING COUNT(*) >= n,"
+        source.policy.check_rows(fragment.subquery.least_rows, group)
     if rows or fragment.filters or fragment.subquery is not None:
         source.policy.check_rows(rows, f"the answer of table {fragment.table!r}")
 

@@ -29,6 +29,7 @@ from tp_flower.protocol.messages import Action
 from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
+    from client_apps.operator.masks import ScoreMasks
     from tp_flower.protocol.training_messages import PrivacyTerms
     from tp_flower.sources.shards import ShardSource
 
@@ -43,6 +44,7 @@ OF_BASE_ROWS: Final = (
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
+UNMATCHED: Final = "unmatched"
 _SCORES: Final = (SCORES, BATCH_SCORES)
 _ROUNDS: Final = {
     ADMM: (Action.ADMM, Action.PREPARE),
@@ -56,6 +58,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "which columns have no value, and the order of the rows",
     KEYS: "keyed hashes, no differential privacy: which rows have the same key, here "
     "and in other tables, and how often; {}",
+    UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
+    "because the server says that they have no partner in it",
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
     "quantiles (values of single rows) where an encoder needs them, and how many "
@@ -135,6 +139,14 @@ def note(site: Site, number: int, what: str, detail: str = "") -> None:
             policy.check_release(declared.policy, is_private=False, is_masked=True)
     uncovered = release(site, number, action, what, _UNCOVERED[what].format(detail))
     site.ledger.note(site.store.run, [uncovered])
+
+
+def note_unmatched(site: Site, number: int, masks: "ScoreMasks | None") -> None:
+    """Note how many rows leave without a mask; the table's policy bounds them."""
+    unmatched, rows = masks.unmatched if masks else (0, 0)
+    if unmatched:
+        site.source(number).policy.check_unmatched(unmatched, rows)
+        note(site, number, UNMATCHED, f"{unmatched} of {rows}")
 
 
 def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:

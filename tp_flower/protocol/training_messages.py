@@ -224,7 +224,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
             "scores of every row, untrained model",
             fields=("scores",),
             covered_by="scores",
-            kinds=("scores",),
+            kinds=("scores", "unmatched"),
             policy="scores",
             when="has_first_scores",
         ),

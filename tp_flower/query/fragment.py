@@ -15,6 +15,7 @@ A site's policy is about the columns of its table: :func:`reads` traces the piec
 outside a sub-query, which name the sub-query's columns, back to the table's columns.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -101,6 +102,12 @@ class SubQuery:
     def names(self) -> tuple[str, ...]:
         """The names of the output columns."""
         return tuple(column.name for column in self.columns)
+
+    @property
+    def least_rows(self) -> int:
+        """How many rows each group has at least, by HAVING COUNT(*) >= n; or 1."""
+        counts = [re.fullmatch(r"COUNT\(\*\) >= (\d+)", sql) for sql in self.having]
+        return max((int(count[1]) for count in counts if count), default=1)
 
     def to_sql(self, relation: str) -> str:
         """Return the sub-query in DuckDB's SQL over a relation, as FROM writes it.

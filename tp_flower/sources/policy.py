@@ -61,6 +61,7 @@ LEVELS: Final = {
 
 DEFAULT_DELTA: Final = 1e-5
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
+_SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
 _HOW: Final = {
@@ -133,6 +134,8 @@ class Policy:
         coefficients: whether those of a linear model may leave when its run ends.
         scores_tell_features: that the owner knows so, where scores may leave in the
             clear beside an epsilon.
+        most_unmatched: share of rows that the server may say to be without a partner in
+            a LEFT JOIN, which leaves the mask of that join out of their scores.
     """
 
     columns: Texts | None = None
@@ -155,6 +158,7 @@ class Policy:
     budget_name: Text = ""
     coefficients: Flag = False
     scores_tell_features: Flag = False
+    most_unmatched: Annotated[float, _SHARE] = 1.0
 
     @property
     def per(self) -> str:
@@ -261,6 +265,16 @@ class Policy:
                 f"at least {self.min_rows} are needed",
             )
 
+    def check_unmatched(self, rows: int, of: int) -> None:
+        """Refuse scores without a mask of more rows than may be without a partner."""
+        if rows > self.most_unmatched * of:
+            raise _refused(
+                f"most-unmatched = {self.most_unmatched:g}",
+                f"{rows} of {of} rows are said to have no partner in a LEFT JOIN, and "
+                "their scores would leave without its mask",
+                "it is a share of the rows",
+            )
+
     def check_statistics(
         self, table: str, feature: str, kind: str, spec: EncoderSpec
     ) -> None:
@@ -322,6 +336,7 @@ STRICT: Final[Mapping[str, object]] = {
     "min-count": 10,
     "min-features": 4,
     "models": ("linear", "mlp"),
+    "most-unmatched": 0.0,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 MISSING: Final = Policy(

@@ -63,6 +63,7 @@ def test_a_policy_with_every_key(tmp_path):
         join-only = ["customer"]
         expressions = true
         coefficients = true
+        most-unmatched = 0.25
         min-rows = 5
         min-count = 3
         min-features = 2
@@ -98,6 +99,7 @@ def test_a_policy_with_every_key(tmp_path):
         budget_name="payments",
         coefficients=True,
         scores_tell_features=True,
+        most_unmatched=0.25,
     )
     # one that this test does not write would go untested
     same = {key for key, rule in vars(policy).items() if rule == vars(Policy())[key]}
@@ -117,6 +119,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         min_count=10,
         min_features=4,
         models=("linear", "mlp"),
+        most_unmatched=0.0,
         releases=Releases(scores="masked"),
     )
     assert source.min_count == 10

@@ -1,0 +1,288 @@
+"""Ways around a policy: time, size, differences, labels, rows without a mask."""
+
+import json
+from contextlib import suppress
+from math import isclose
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client_apps.data.ledger import open_ledger
+from tests.support.federated import WatchedGrid, run_query, train, write_site
+from tests.support.peers.hostile import SHOP, US, header
+from tests.support.peers.hostile_runs import answers_to, refused
+from tp_flower.errors import DivergedError, QueryError, SiteError
+from tp_flower.query.expressions import _check_lengths, _length, parse_expression
+
+FRAGMENT = ("parts", 0, "fragment")
+
+
+# time
+
+
+def test_a_real_site_tells_tenths_of_a_second_and_a_simulation_its_time(tmp_path):
+    tables = {"t": pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 1.0]})}
+    sql, seconds = "SELECT t.y AS label, t.x FROM t", {}
+    sites = {"real": [write_site(tmp_path / "s", tables)], "simulated": [tables]}
+    for kind, places in sites.items():
+        grid = WatchedGrid(places)
+        train(grid, sql)
+        replies = [seen.header for seen in grid.seen if seen.is_reply]
+        seconds[kind] = [reply["seconds"] for reply in replies]
+    rest = {kind: np.remainder(own, 0.1) for kind, own in seconds.items()}
+    # 0.1 is no number of base 2
+    assert (np.minimum(rest["real"], 0.1 - rest["real"]) < 1e-9).all()
+    assert min(seconds["real"]) >= 0.1
+    assert rest["simulated"].max() > 1e-6
+
+
+def nested(times):
+    """A text of 199 characters and less that grows with every REPLACE."""
+    text = "'aaaaaaaa'"
+    for _ in range(times):
+        text = f"REPLACE({text}, 'a', 'aaaaaaaa')"
+    return text
+
+
+LARGE = [
+    nested(6),
+    "REPLACE(x, '', x) || REPLACE(x, 'a', x)",
+    "REGEXP_REPLACE(REGEXP_REPLACE(x, '', REPEATED, 'g'), '', REPEATED, 'g')",
+    "CONCAT_WS(x || x || x, " + ", ".join(["x"] * 120) + ")",
+    " || ".join(["x"] * 300),
+    "DAMERAU_LEVENSHTEIN(x || x, x || x)",
+    "STRFTIME(d, REPLACE(x, 'a', 'a%A%A%A'))",
+    f"CASE WHEN x = 'a' THEN {nested(6)} END",
+    f"LENGTH({nested(6)})",
+]
+
+
+@pytest.mark.parametrize("text", LARGE)
+def test_expressions_that_build_large_texts_are_refused(text):
+    text = text.replace("REPEATED", f"'{'b' * 20}'")
+    with pytest.raises(QueryError, match="it may build a text of more than 256 times"):
+        parse_expression(text, "filter")
+
+
+def test_a_site_refuses_a_filter_that_builds_a_large_text(tmp_path):
+    slow = f"CASE WHEN age > 30 THEN LENGTH({nested(8)}) ELSE 1 END > 0"
+    change = header(*FRAGMENT, "filters", value=[slow])
+    assert "it may build a text" in refused(tmp_path, "query.extract", US, change)
+
+
+texts = st.recursive(
+    st.sampled_from(["x", "y", "'ab'", "'a'", "''", "'%A-%a'", "'(.)'", "'\\1\\1'"]),
+    lambda inner: st.one_of(
+        st.builds("REPLACE({}, {}, {})".format, inner, inner, inner),
+        st.builds("REGEXP_REPLACE({}, '[ab]*', {}, 'g')".format, inner, inner),
+        st.builds("({} || {})".format, inner, inner),
+        st.builds("CONCAT_WS({}, {}, {})".format, inner, inner, inner),
+        st.builds("UPPER({})".format, inner),
+        st.builds("CASE WHEN {} = 'ab' THEN {} ELSE {} END".format, *[inner] * 3),
+        st.builds("STRFTIME(DATE '2020-09-30', {})".format, inner),
+        st.builds("REVERSE(TRIM({}))".format, inner),
+    ),
+    max_leaves=12,
+)
+
+
+@given(texts, st.text("ab", max_size=8), st.text("ab", max_size=8))
+def test_no_text_is_longer_than_its_bound(sql, x, y):
+    try:
+        tree = parse_expression(sql, "text")
+    except QueryError:
+        return
+    lengths = {}
+    for node in reversed(list(tree.walk(bfs=True))):
+        parts = [lengths[id(child)] for child in node.iter_expressions()]
+        lengths[id(node)] = _length(node, parts)
+    columns, characters = lengths[id(tree)]
+    _check_lengths(tree)
+    try:
+        query = f"SELECT length({tree.sql('duckdb')}) FROM (SELECT ? AS x, ? AS y)"
+        ((found,),) = duckdb.execute(query, [x, y]).fetchall()
+    except duckdb.Error:
+        return
+    assert (found or 0) <= columns * max(len(x), len(y)) + characters
+
+
+# few rows
+
+
+GROUPED = {
+    "columns": [
+        *(["price", 'AVG("price")'], ["day", '"day"'], ["cust", '"cust"']),
+        ["qty", 'MAX("qty")'],
+    ],
+    "filters": [],
+    "groups": ['"day"', '"cust"'],
+    "having": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("having", "is_refused"),
+    [
+        ([], True),
+        (["COUNT(*) >= 2"], True),
+        (['COUNT("price") >= 3'], True),
+        (["COUNT(*) >= 3 OR 1 = 1"], True),
+        (["COUNT(*) >= 0", "COUNT(*) <= 9"], True),
+        (["COUNT(*) >= 3"], False),
+        (["COUNT(*) < 9", "COUNT(*) >= 10"], False),
+    ],
+)
+def test_groups_may_be_of_few_rows_unless_having_says_that_they_are_not(
+    tmp_path, having, is_refused
+):
+    policies = {"orders": "min-rows = 3"}
+    change = header(*FRAGMENT, "subquery", value={**GROUPED, "having": having})
+    (answer,) = answers_to(
+        tmp_path, "query.extract", SHOP, {"it": change}, policies=policies
+    )
+    few = "a group of the sub-query, without HAVING COUNT(*) >= n, would be of too few"
+    assert (few in answer.error) == is_refused
+
+
+def many(rows=40):
+    rng = np.random.default_rng(1)
+    frame = pd.DataFrame({"id": np.arange(rows), "k": np.arange(rows) % 20})
+    return frame.assign(x=rng.normal(size=rows).round(3), y=rng.normal(size=rows))
+
+
+TWICE = "SELECT a.y AS label, b.x FROM t a JOIN t b ON a.k = b.k WHERE b.id <> 5"
+
+
+def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):
+    """The two answers would differ in row 5 alone."""
+    site = write_site(tmp_path, {"t": many()}, {"t": "min-rows = 10"})
+    match = "min-rows.* the difference of two of the run's conditions .*at least 10"
+    with pytest.raises(SiteError, match=match):
+        train([site], TWICE)
+    train([site], f"{TWICE} AND a.id <> 5")
+    open_site = write_site(tmp_path / "open", {"t": many()})
+    train([open_site], TWICE)
+
+
+def sums_of(folder, sql, policy, change=None):
+    """The sum of a feature, as the statistics of a run tell it."""
+    site = write_site(folder, {"t": many()}, {"t": policy})
+    grid = WatchedGrid([site], change)
+    train(grid, sql, encoders="t.x=standard", num_epochs=1, test_fraction=0.0)
+    (seen,) = grid.sent("query.statistics", replies=True)
+    (told,) = seen.header["parts"][0]["statistics"]
+    return told["mean"] * told["count"]
+
+
+def test_two_runs_still_tell_a_row_by_their_difference(tmp_path):
+    """The limit that PRIVACY.md states: only a budget, or no filters, ends it."""
+    sql, policy = "SELECT t.y AS label, t.x FROM t", "min-rows = 10\nreleases={scores="
+    policy += "'clear'}"
+    whole = sums_of(tmp_path / "1", sql, policy)
+    without = sums_of(tmp_path / "2", f"{sql} WHERE t.id <> 5", policy)
+    assert isclose(whole - without, many()["x"][5], abs_tol=1e-9)
+    with pytest.raises(SiteError, match="filters"):
+        sums_of(tmp_path / "3", f"{sql} WHERE t.id <> 5", f"filters = []\n{policy}")
+
+
+# labels of personalised models
+
+
+@pytest.mark.parametrize("level", ["never", "private"])
+def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
+    policy = f"releases = {{ labels = '{level}' }}"
+    if level == "private":
+        policy = f"epsilon = 1.0\n{policy}"
+    sites = [
+        write_site(tmp_path / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
+    ]
+    sql = "SELECT t.y AS label, t.x FROM t"
+    with pytest.raises(SiteError, match=f"labels = {level}.*the run asks for labels"):
+        train(sites, sql, "personalised", encoders="t.x=range(-4,4)")
+
+
+# rows that are said to be without a partner
+
+
+def unmask(rows):
+    """A server that says of the first rows of customers that nobody has them."""
+
+    def change(seen):
+        if seen.action == "train.prepare" and not seen.is_reply and seen.node == 3:
+            for part in seen.header["parts"]:
+                total = seen.arrays[part["id"], "trained"].size * 8
+                bits = np.packbits(np.arange(total) < rows)
+                for side in part["joins"]:
+                    seen.arrays[part["id"], f"unmatched/{side['group']}"] = bits
+
+    return change
+
+
+def lied_to(folder, policy, rows):
+    items = many(20)[["id", "x"]]
+    tables = [write_site(folder / "a", {"a": many()[["k", "y"]]})]
+    tables.append(write_site(folder / "b", {"b": items}, {"b": policy}))
+    grid = WatchedGrid(tables, unmask(rows))
+    grid.contexts[3].node_config["state-dir"] = str(folder / "state")
+    # the masks that are left in the sums are no scores
+    with suppress(DivergedError):
+        train(grid, "SELECT a.y AS label, b.x FROM a JOIN b ON a.k = b.id")
+    return map(json.loads, open_ledger(str(folder / "state")).export())
+
+
+@pytest.mark.parametrize(
+    ("policy", "rows"), [("min-rows = 2", 1), ("most-unmatched = 0.25", 8)]
+)
+def test_a_policy_bounds_the_rows_that_a_lie_unmasks(tmp_path, policy, rows):
+    match = r"\(most-unmatched = 0.*\) refuses: \d of 20 rows are said to have no partn"
+    with pytest.raises(SiteError, match=match):
+        lied_to(tmp_path, policy, rows)
+
+
+def test_rows_that_leave_without_a_mask_are_in_the_ledger(tmp_path):
+    lines = lied_to(tmp_path, "most-unmatched = 0.25", 3)
+    scopes = [line["release"]["scope"] for line in lines if "release" in line]
+    assert [scope for scope in scopes if "the scores of 3 of 20 rows leave" in scope]
+
+
+# poisoned scores
+
+
+def poison(function):
+    """A site whose words are others than its scores'."""
+
+    def change(seen):
+        if seen.action == "train.admm" and seen.is_reply and seen.node == 3:
+            for key, array in seen.arrays.items():
+                if array.dtype == np.uint32:
+                    seen.arrays[key] = function(array)
+
+    return change
+
+
+def poisoned(function):
+    frames = {"a": many(), "b": many(20)[["id", "x"]]}
+    sql = "SELECT a.y AS label, a.x, b.x FROM a JOIN b ON a.k = b.id"
+    sites = [{name: frame} for name, frame in frames.items()]
+    return run_query(sql, sites, change=poison(function), num_epochs=3, seed=1)
+
+
+def test_words_at_random_make_training_diverge_and_name_nobody():
+    rng = np.random.default_rng(5)
+    with pytest.raises(DivergedError, match="training diverged in epoch") as caught:
+        poisoned(lambda words: rng.integers(0, 1 << 32, words.shape, np.uint32))
+    assert "site" not in str(caught.value)
+
+
+def test_scores_of_a_lying_site_within_the_range_are_not_noticed():
+    """The limit that PRIVACY.md states: what a site adds within its share passes."""
+    good, shifted = (
+        poisoned(function)
+        for function in (lambda words: words, lambda words: words + np.uint32(1 << 20))
+    )
+    assert shifted.history
+    assert shifted.losses[-1] > good.losses[-1]
