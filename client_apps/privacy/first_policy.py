@@ -33,7 +33,7 @@ _RULES: Final[Mapping[str, str]] = {
     "min-count = 5": "categories and label texts of fewer rows than {min-count}",
     "min-features = 1": "scores of fewer than {min-features} features, at which the "
     "features can be read",
-    "most-unmatched = 0.2": "scores without a mask, of at most this share of rows, which "
+    "most-unmatched = 0.2": "scores without a mask, of this share of rows, which "
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "my_models:make"]': "the result of a function that the "
     "server names; listed, it runs here",
