@@ -285,7 +285,9 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     types = column_types(opened.connection, select)
     pieces = iter(
         [
-            _piece(source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features))
+            typed_piece(
+                source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features)
+            )
             for i, ((name, sql), kind) in enumerate(
                 zip(flat, types.values(), strict=False)
             )
@@ -330,13 +332,14 @@ def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     return piece
 
 
-def _piece(
+def typed_piece(
     source: ShardSource,
     spelled: tuple[str, str, str],
     duckdb_type: str,
     *,
     can_be_vector: bool,
 ) -> TypedColumn:
+    """Return a piece from its name, column and SQL; refuse types without a kind."""
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):

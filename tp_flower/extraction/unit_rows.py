@@ -11,15 +11,15 @@ may all be one person's, and to refuse them would tell the server that there are
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import PolicyError, SourceError
+from tp_flower.errors import PolicyError
 from tp_flower.extraction.select_plan import (
     UNIT_OF_ROW,
-    TypedColumn,
     canonical_text,
     comparable,
-    kind_of,
+    typed_piece,
 )
 from tp_flower.query.fragment import Fragment, spell
 from tp_flower.sources.shards import Scan, ShardSource, column_types, connect, scan
@@ -50,10 +50,7 @@ def scan_drawn_rows(
                 f"{fragment.table!r} groups rows of different units; GROUP BY "
                 f"{', '.join(names)} as well, or group nothing"
             )
-        unit = canonical_text(
-            [_comparable(source, name, types.get(name, "")) for name in names],
-            null_is_value=True,
-        )
+        unit = _unit_text(source, {name: types.get(name, "") for name in names})
         rows = source.policy.rows_per_unit
         connection.execute(_draw(unit, rows, key, list(map(quote_name, types))))
         view = "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
@@ -62,16 +59,14 @@ def scan_drawn_rows(
         yield Scan(connection, checked, needs_sort=source.database is not None)
 
 
-def _comparable(source: ShardSource, name: str, duckdb_type: str) -> TypedColumn:
-    """Return the value by which a column tells units apart."""
-    kind = kind_of(duckdb_type)
-    if kind is None or kind == "vector":
-        raise SourceError(
-            f"{source}: its policy's 'privacy-unit' {name!r} must be a column of "
-            "numbers, texts, times or booleans"
-        )
-    value = comparable(TypedColumn(quote_name(name), duckdb_type, kind))
-    return TypedColumn(f"({value})", duckdb_type, kind)
+def _unit_text(source: ShardSource, types: dict[str, str]) -> str:
+    """Return the SQL of a row's unit, from the types of its columns."""
+    parts = [
+        typed_piece(source, (name, "", quote_name(name)), kind, can_be_vector=False)
+        for name, kind in types.items()
+    ]
+    values = [replace(part, sql=f"({comparable(part)})") for part in parts]
+    return canonical_text(values, null_is_value=True)
 
 
 def _draw(unit: str, rows: int, key: bytes, columns: Sequence[str]) -> str:
