@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from client_apps import cli
 from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
@@ -28,37 +29,50 @@ FILES = {
     "shop": {"orders": "orders.csv"},
     "office": {"items": "items.parquet", "customers": "customers_us.csv"},
 }
-POLICIES = {
-    "orders": """
-columns = ["order_id", "placed", "discount", "channel"]
-labels = ["quantity"]
-keys = ["item_id", "customer_id"]
-""",
-    "items": """
-columns = ["part", "price", "weight", "fragile"]
-keys = ["item_id"]
-""",
-    "customers": """
-columns = ["country", "age", "income", "segment"]
-keys = ["customer_id"]
-""",
+ALLOWED = {
+    "orders": {
+        "columns": ("order_id", "placed", "discount", "channel"),
+        "labels": ("quantity",),
+        "keys": ("item_id", "customer_id"),
+    },
+    "items": {
+        "columns": ("part", "price", "weight", "fragile"),
+        "keys": ("item_id",),
+    },
+    "customers": {
+        "columns": ("country", "age", "income", "segment"),
+        "keys": ("customer_id",),
+    },
 }
-STRICT = """
-filters = []
-expressions = false
-min-rows = 50
-min-count = 10
-releases = { scores = "masked", rows = "never" }
-"""
 
 
-def tables_file(store, site):
+def allow(policy, allowed):
+    """Take the # from lines of the policy that the command has written."""
+    for name, columns in allowed.items():
+        before, start, rest = policy.partition(f"\n{name} = [\n")
+        lines, end, after = rest.partition("\n]\n")
+        for column in columns:
+            assert f'# "{column}",' in lines
+            lines = lines.replace(f'# "{column}",', f'"{column}",')
+        policy = "".join((before, start, lines, end, after))
+    return policy
+
+
+def tables_file(store, site, capsys):
+    """The tables file of a strict owner, who allows what the query needs."""
+    file = store / f"{site}.toml"
     entries = (
-        f'[tables.{table}]\npath = "{store / file}"\nsite = "{site}"\n'
-        f"[tables.{table}.policy]\n{POLICIES[table]}{STRICT}"
-        for table, file in FILES[site].items()
+        f'[tables.{table}]\npath = "{store / name}"\nsite = "{site}"\n'
+        for table, name in FILES[site].items()
     )
-    return "\n".join(entries)
+    file.write_text("\n".join(entries))
+    capsys.readouterr()
+    cli.main(["policy", "--tables", str(file)])
+    _, *policies = capsys.readouterr().out.split("\n## The policy of table ")
+    for table, policy in zip(FILES[site], policies, strict=True):
+        with file.open("a") as tables:
+            tables.write(f"\n## The policy of table {allow(policy, ALLOWED[table])}")
+    return file.read_text()
 
 
 def altered(folder):
@@ -104,7 +118,7 @@ def plant_app(deployment, site, code):
 
 
 @pytest.mark.slow
-def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
+def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
     store = tmp_path / "store"
     assert make_store([str(store), "--orders", "500", "--customers", "200"]) == 0
     other_app, marker = altered(tmp_path)
@@ -112,11 +126,11 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
         keys = pin_keys(deployment)
         plant_app(deployment, "shop", "raise SystemExit('not what was listed')")
         for site in FILES:
-            file = tables_file(store, site)
+            file = tables_file(store, site, capsys)
             deployment.add_site(site, file, "--allowed-keys", keys)
 
         run = deployment.submit("altered", {**RUN, "min-sites": 2}, other_app)
-        status, details = deployment.finish(run, 120.0)
+        status, details = deployment.finish(run, 300.0)
         assert status == "finished:failed"
         sha256 = deployment.app_hash(other_app)
         assert f"not allowed the app bundle with SHA-256 {sha256}" in details
@@ -128,7 +142,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
             )
 
         run = deployment.submit("listed", {**RUN, "min-sites": 2})
-        status, details = deployment.finish(run, 400.0)
+        status, details = deployment.finish(run, 600.0)
         assert status == "finished:completed", details
         (report,) = deployment.folder.glob("superlink/runs/*/report.json")
 
