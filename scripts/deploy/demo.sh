@@ -135,31 +135,52 @@ JOIN planes AS p ON f.tailnum = p.tailnum
 JOIN weather AS w ON f.origin = w.origin AND f.time_hour = w.time_hour
 JOIN airports AS a ON f.dest = a.faa"
 
-# policy TABLE: print the policy of a table, for its owner's tables file.
-policy() {
-  local columns keys label=''
-  case $1 in
-    flights)
-      columns="month day hour minute sched_arr_time distance carrier origin" label='"arr_delay"'
-      keys="tailnum origin time_hour dest flight"
-      ;;
-    weather) columns="temp dewp humid wind_dir wind_speed precip pressure visib" keys="origin time_hour" ;;
-    planes) columns="year type manufacturer model engines seats engine" keys=tailnum ;;
-    airports) columns="lat lon alt tz dst tzone" keys=faa ;;
-  esac
-  cat <<TOML
+# write_policies FILE TABLE...: add the first policies of an owner's tables to the tables file, and
+# allow in them what the query needs.
+write_policies() {
+  local file=$1 table
+  shift
+  python -m client_apps.cli policy --tables "$file" >"$work/policies.toml"
+  cat "$work/policies.toml" >>"$file"
+  for table in "$@"; do
+    case $table in
+      flights)
+        allow "$file" flights columns month day hour minute sched_arr_time distance carrier origin
+        allow "$file" flights labels arr_delay
+        allow "$file" flights keys tailnum origin time_hour dest flight
+        ;;
+      weather)
+        allow "$file" weather columns temp dewp humid wind_dir wind_speed precip pressure visib
+        allow "$file" weather keys origin time_hour
+        ;;
+      planes)
+        allow "$file" planes columns year type manufacturer model engines seats engine
+        allow "$file" planes keys tailnum
+        ;;
+      airports)
+        allow "$file" airports columns lat lon alt tz dst tzone
+        allow "$file" airports keys faa
+        ;;
+    esac
+  done
+}
 
-[tables.$1.policy]
-columns = ["${columns// /\", \"}"]
-keys = ["${keys// /\", \"}"]
-labels = [$label]
-filters = []
-expressions = false
-min-rows = 50
-min-count = 10
-releases = { scores = "masked", rows = "never" }
+# allow FILE TABLE LIST COLUMN...: take the # from these lines of a list in the table's policy.
+allow() {
+  python - "$@" <<'PYTHON'
+import sys
+from pathlib import Path
 
-TOML
+file, table, name, *columns = sys.argv[1:]
+before, policy, after = Path(file).read_text().partition(f'[tables."{table}".policy]\n')
+earlier, start, rest = after.partition(f"\n{name} = [\n")
+lines, end, later = rest.partition("\n]\n")
+for column in columns:
+    if f'# "{column}",' not in lines:
+        sys.exit(f"error: {name} of {table} in {file} has no line of {column}")
+    lines = lines.replace(f'# "{column}",', f'"{column}",')
+Path(file).write_text("".join((before, policy, earlier, start, lines, end, later)))
+PYTHON
 }
 
 # leave_out_cancelled FILE: flights that have not arrived; a strict policy lets no query choose rows.
@@ -186,19 +207,18 @@ for name in EWR JFK LGA; do
   # the password stays out of the tables file
   printf '%s\n' "$weather_uri" >"$site/weather.uri"
   {
-    printf '[tables.flights]\npath = "flights-%s.parquet"\nsite = "%s"\n' "$name" "$name"
-    policy flights
+    printf '[tables.flights]\npath = "flights-%s.parquet"\nsite = "%s"\n\n' "$name" "$name"
     printf '[tables.weather]\nuri-file = "weather.uri"\ntable = "weather_%s"\nsite = "%s"\n' "${name,,}" "$name"
-    policy weather
   } >"$site/tables.toml"
+  write_policies "$site/tables.toml" flights weather
 done
 printf '%s\n' "$planes_uri" >"$work/sites/registry/planes.uri"
 printf '[tables.planes]\nuri-file = "planes.uri"\ntable = "planes"\nsite = "registry"\n' \
   >"$work/sites/registry/tables.toml"
-policy planes >>"$work/sites/registry/tables.toml"
+write_policies "$work/sites/registry/tables.toml" planes
 cp "$work/data/airports.csv" "$work/sites/directory"
 printf '[tables.airports]\npath = "airports.csv"\nsite = "directory"\n' >"$work/sites/directory/tables.toml"
-policy airports >>"$work/sites/directory/tables.toml"
+write_policies "$work/sites/directory/tables.toml" airports
 
 say "a CA, the SuperLink's certificate, and a key for every SuperNode"
 bash "$deploy/make_ca.sh" "$work/ca" localhost
@@ -288,10 +308,8 @@ if len(predictions) != expected:
 PYTHON
 
 say "the same settings and policies in the simulation"
-for name in flights weather planes airports; do
-  policy "$name" >>"$work/data/tables.toml"
-done
 export PLANES_URI=$planes_uri WEATHER_URI=$weather_uri
+write_policies "$work/data/tables.toml" flights weather planes airports
 printf '%s\n' "${settings[@]}" "tables = \"$work/data/tables.toml\"" >"$work/simulate.toml"
 follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
   fail_with_log simulation "the simulation failed"
