@@ -315,8 +315,8 @@ def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:
     # a comparison with NaN is false
     if not ((scaled >= 0) & (scaled < float(1 << LARGEST_BITS))).all():
         raise ValueError(
-            f"scores are from {scores.min():g} to {scores.max():g}, of {joined_rows} "
-            "rows: too large to be summed; the rows' weights are too different"
+            f"the scores of {joined_rows} joined rows are too large to be summed; the "
+            "rows' weights are too different"
         )
     return scaled.astype(np.uint64)
 
