@@ -85,6 +85,28 @@ def test_rows_do_not_leave_as_labels(tmp_path, method, sql, policy, match):
 
 
 @pytest.mark.parametrize(
+    "action", ["query.extract", "query.statistics", "train.prepare"]
+)
+def test_no_message_is_answered_without_a_policy(tmp_path, action):
+    """As if the server had not asked for a description, or the owner changed mind."""
+    PATIENTS.to_csv(tmp_path / "patients.csv", index=False)
+    entry = "[tables.patients]\npath = 'patients.csv'\n"
+    file = tmp_path / "tables.toml"
+    file.write_text(f"{entry}[tables.patients.policy]\n{STRICT}")
+
+    def withdraw(message):
+        if message.metadata.message_type == action:
+            file.write_text(entry)
+
+    sites = {"hospital": file, "clinic": {"stays": STAYS}}
+    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
+    with closing(InProcessGrid(app, sites, observe=withdraw)) as grid:
+        match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
+        with pytest.raises(SiteError, match=match):
+            train(grid, sql, test_fraction=0.0)
+
+
+@pytest.mark.parametrize(
     ("key", "match"),
     [
         ("CAST(p.hiv AS INTEGER)", "hiv"),

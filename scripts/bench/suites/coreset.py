@@ -256,6 +256,7 @@ def run_of(
 
 
 ROWS_LEAVE: Final = """expressions = true
+min-count = 1
 min-features = 0
 min-rows = 1
 models = ["linear", "centres"]
