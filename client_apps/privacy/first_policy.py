@@ -43,8 +43,9 @@ _RULES: Final[Mapping[str, str]] = {
     "coefficients = true": "the final coefficients of a linear model",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
-    "epsilon = 4.0": "over all runs no more than this epsilon for a row, and a quarter "
-    "in a run;\n## labels, models and scores with noise only, no statistics",
+    "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
+    "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
+    "noise only, no statistics",
 }
 _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"

@@ -25,6 +25,7 @@ from tests.support.federated import Run, WatchedGrid, run_query, write_site
 from tests.support.federated import train as train_on
 from tests.support.predicted import scored, train
 from tp_flower.errors import BudgetError, SiteError
+from tp_flower.personalised.sites import EMBEDDING_BOUND
 from tp_flower.privacy.mechanisms import Mechanism
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
@@ -258,3 +259,35 @@ def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
     fresh = per_person(3, f'budget-name = "by person"\n{clear}')
     for _ in range(2):
         run_query(SQL, sites(tmp_path, fresh), state=state, **how)
+
+
+def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
+    """All rows of a person may lie at the bound, in one direction."""
+    bounds = []
+
+    def summary(mean, bound, rows, multiplier, noise):
+        assert multiplier > 0
+        assert rows > 0
+        assert noise is not None
+        bounds.append(bound)
+        return mean
+
+    monkeypatch.setattr("client_apps.handlers.personalised_setup.noisy_mean", summary)
+    rows = {
+        name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
+        for name, policy in (("a", per_person(3)), ("b", "min-rows = 2"))
+    }
+    sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
+    how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}
+    with closing(WatchedGrid(rows)) as grid:
+        ledgers = train_on(grid, sql, "personalised", **how).ledgers
+    assert sorted(bounds) == [EMBEDDING_BOUND, 3 * EMBEDDING_BOUND]
+    of_summaries = [
+        (line["release"]["per"], line["release"]["mechanism"])
+        for own in ledgers.values()
+        for line in own
+        if line["release"]["what"] == "summaries"
+    ]
+    (first, costs), (second, same) = of_summaries
+    assert {first, second} == {"person", "row"}
+    assert costs == same
