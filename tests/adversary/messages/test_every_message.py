@@ -1,0 +1,174 @@
+"""One attack on each message: what a site replies to a request with one thing changed.
+
+The server is curious and departs from the protocol, in the middle of a good run. Other
+modules attack what several messages tell together.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from tests.support.peers.hostile import (
+    ORDERS,
+    SHOP,
+    SQL,
+    US,
+    US_PART,
+    array,
+    arrays,
+    header,
+)
+from tests.support.peers.hostile_runs import answers_to
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import Packet, pack_bits
+
+PART = ("parts", 0)
+ONE_OF_3 = pack_bits(np.arange(3) == 1)
+OWN_LABELS = {
+    "sql": "SELECT o.qty AS label, o.price, o.day FROM orders o",
+    "test_fraction": 0.4,
+}
+
+
+def more_groups(packet):
+    """Let the leader make a key for a join of one that is not in it."""
+    groups = {**packet.header["groups"], "join-7": ["2", "9"]}
+    return Packet({**packet.header, "groups": groups}, packet.arrays)
+
+
+def no_mask(packet):
+    """Say of the table that it is in no join, so that its scores have no mask."""
+    return header(*PART, "joins", value=[])(packet)
+
+
+def huge_step(packet):
+    """Drive one row's score out of range, for the error that tells of it."""
+
+    def change(step):
+        changed = np.zeros_like(step)
+        changed[0] = 1e29
+        return changed
+
+    return array(ORDERS, "step", change)(packet)
+
+
+def envelope(packet):
+    return {key: packet.header[key] for key in ("run", "round", "after")}
+
+
+def own_parameters(packet):
+    """Set the parameters of a table that has one shard, to read its scores of them."""
+    facts = {"more-rounds": 0, "evaluate": False, "scores-number": 9}
+    unit = {(ORDERS, "parameters"): np.array([1.0, 0.0, 0.0])}
+    return Action.CONSENSUS, Packet({**envelope(packet), **facts}, unit)
+
+
+def rows_too(packet):
+    """Ask for the rows in the middle of ADMM."""
+    return Action.ROWS, Packet({**envelope(packet), "seed": 0, "clusters": 5}, {})
+
+
+TRIGGERS = {Action.ROWS: Action.ADMM, Action.CONSENSUS: Action.ADMM}
+"""The request that another one comes before."""
+
+ATTACKS = {
+    # a hidden column by another case of the table's name
+    Action.DESCRIBE: (
+        *(SHOP, header("tables", value=["ORDERS", "orders", "*"])),
+        *(TablePuppetADMM, {}, None),
+    ),
+    Action.SEAL: (SHOP, more_groups, TablePuppetADMM, {}, "'public-keys' lacks nodes"),
+    # the label's column as a feature
+    Action.EXTRACT: (
+        *(SHOP, header(*PART, "fragment", "features", 0, 1, value='"qty"')),
+        *(TablePuppetADMM, {}, "policy .* reads column 'qty'"),
+    ),
+    Action.STATISTICS: (
+        *(SHOP, arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))),
+        *(TablePuppetADMM, {}, "min-rows.* the statistics of table 'o'"),
+    ),
+    # the digest of rows that are not there
+    Action.CHECK: (
+        *(US, array(US_PART, "rows/0", lambda rows: rows + 99)),
+        *(Explain, {"mode": "explain"}, "rows/0"),
+    ),
+    Action.PREPARE: (US, no_mask, TablePuppetADMM, {}, "has no side of join keys"),
+    Action.ADMM: (
+        *(SHOP, huge_step, TablePuppetADMM, {}),
+        r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train",
+    ),
+    Action.CONSENSUS: (
+        *(SHOP, own_parameters, TablePuppetADMM, {}),
+        "the server may not set its model",
+    ),
+    # the masks of an earlier round again, for the difference of two scores
+    Action.SGD: (
+        *(US, header("scores-number", value=0), TablePuppetSGD, {"batch_size": 5}),
+        "'scores-number'",
+    ),
+    Action.STEP: (
+        *(US, header("scores-number", value=0), TablePuppetSGD, {"batch_size": 5}),
+        "'scores-number'",
+    ),
+    # the leverage of a row
+    Action.MEASURE: (
+        *(SHOP, arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))),
+        *(TablePuppetADMM, {"coreset_size": 6}, "min-rows|multiplicity|'trained'"),
+    ),
+    Action.DRAW: (
+        *(SHOP, header(*PART, "rows", value=10**6)),
+        *(TablePuppetADMM, {"coreset_size": 6}, "malformed|at most|allowed"),
+    ),
+    # a table that is said to be alone has no masks
+    Action.WEIGH: (
+        *(SHOP, header(*PART, "joined-rows", value=10**30)),
+        *(TablePuppetADMM, {"coreset_size": 6}, "malformed|too large"),
+    ),
+    # rows of a run that has drawn none
+    Action.ROWS: (
+        *(SHOP, rows_too, TablePuppetADMM, {}),
+        "this run did not plan to release rows",
+    ),
+    Action.PERSONALISE: (
+        *(SHOP, arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))),
+        *("personalised", OWN_LABELS, "min-rows.* the model of table 'o'|a row is"),
+    ),
+    Action.SUMMARISE: (
+        *(SHOP, header("summaries", value=7)),
+        *("personalised", OWN_LABELS, "malformed"),
+    ),
+    Action.PERSONAL: (
+        *(SHOP, array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))),
+        *("personalised", OWN_LABELS, "personal"),
+    ),
+    Action.FINISH: (
+        *(SHOP, header("model-name", value="../../x"), TablePuppetADMM, {}),
+        r"model name '\.\./\.\./x' is not allowed",
+    ),
+}
+ELSEWHERE = {
+    Action.SCORE: "tests/adversary/test_predict_hostile.py",
+    Action.DELIVER: "tests/adversary/test_predict_hostile.py",
+}
+
+
+def test_every_message_is_attacked():
+    assert {*ATTACKS, *ELSEWHERE} == {*Action}
+
+
+@pytest.mark.parametrize("action", ATTACKS, ids=str)
+def test_a_site_gives_nothing_more(tmp_path, action):
+    node, change, method, settings, match = ATTACKS[action]
+    settings = {"num_epochs": 2, "sql": SQL, **settings}
+    if "mode" in settings:
+        del settings["num_epochs"]
+    (answer, *_) = answers_to(
+        tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
+    )
+    if match is None:
+        assert "salary" not in str(answer.header)
+        return
+    answer.check_nothing_left()
+    assert re.search(match, answer.error), answer.error
