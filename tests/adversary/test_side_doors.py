@@ -55,6 +55,8 @@ LARGE = [
     "CONCAT_WS(x || x || x, " + ", ".join(["x"] * 120) + ")",
     " || ".join(["x"] * 300),
     "DAMERAU_LEVENSHTEIN(x || x, x || x)",
+    "LEVENSHTEIN(REGEXP_REPLACE(x, '', 'bb', 'g'), x)",
+    f"JACCARD(x, '{'c' * 300}')",
     "STRFTIME(d, REPLACE(x, 'a', 'a%A%A%A'))",
     f"CASE WHEN x = 'a' THEN {nested(6)} END",
     f"LENGTH({nested(6)})",
@@ -66,6 +68,21 @@ def test_expressions_that_build_large_texts_are_refused(text):
     text = text.replace("REPEATED", f"'{'b' * 20}'")
     with pytest.raises(QueryError, match="it may build a text of more than 256 times"):
         parse_expression(text, "filter")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "LEVENSHTEIN(LOWER(x), TRIM(y))",
+        "DAMERAU_LEVENSHTEIN(x, 'Smith')",
+        "REPLACE(REPLACE(REPLACE(x, 'ä', 'ae'), 'ö', 'oe'), 'ü', 'ue')",
+        "CONCAT_WS(' ', a, b, c)",
+        "REGEXP_REPLACE(x, '[^0-9]', '', 'g')",
+        "CASE WHEN x = 'a' THEN 'first' ELSE y || '-' || x END",
+    ],
+)
+def test_expressions_of_ordinary_length_are_not_refused(text):
+    assert parse_expression(text, "feature")
 
 
 def test_a_site_refuses_a_filter_that_builds_a_large_text(tmp_path):

@@ -27,6 +27,9 @@ _MOST_TEXTS, _MOST_CHARACTERS = 256, 1 << 15
 _MOST_DIGITS = 40
 """Of a number, a date or a truth value as a text."""
 
+_DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
+"""Functions that take the product of the lengths of two texts, in time or memory."""
+
 _Length = tuple[float, float]
 """A bound on the length of a value: so many columns and so many characters."""
 
@@ -250,8 +253,11 @@ def _length(node: exp.Expr, parts: list[_Length]) -> _Length:
         return _product((old[0], old[1] + ends), (new[0], max(new[1] + ends, 1)))
     if isinstance(node, exp.TimeToStr):
         return _product(parts[1], (0, _MOST_DIGITS))
-    if node.name.lower() == "damerau_levenshtein" and parts[0][0] * parts[1][0] > 1:
-        return _product(*parts)
+    is_distance = isinstance(node, exp.Levenshtein) or (
+        isinstance(node, exp.Anonymous) and node.name.lower() in _DISTANCES
+    )
+    if is_distance and len(parts) > 1 and parts[:2] != [(1, _MOST_DIGITS)] * 2:
+        return _product(*parts[:2])
     every = [*parts, (0, _MOST_DIGITS)]
     return max(part[0] for part in every), max(part[1] for part in every)
 
