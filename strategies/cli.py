@@ -76,7 +76,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         (
             name_table(table.table, table.name),
             table.kind,
-            format_count(table.encoder.width),
+            format_count(table.encoded.width),
             format_value(table.share),
             ", ".join(map(format_value, table.mean_score)),
             ", ".join(

@@ -75,7 +75,7 @@ class Exposure:
         sends: the form in which sampled rows leave; "" where the sites train.
         graph: the data that the graph of similar sites is made from.
         graph_epsilon: epsilon of the noise on these data; 0 for no noise.
-        fitted: the tables whose encoders are fitted to statistics.
+        fitted: the tables whose shards told each other statistics of their rows.
     """
 
     label_table: str
@@ -197,9 +197,6 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "epoch",
         "gram": tables["gram"] if is_admm else "",
         "seeking": ", ".join(seeking) if is_admm else "",
-        "encoders": "the merged statistics of the shards of the site's table"
-        if exposure.fitted
-        else "the declared encoders",
         "counted": counted,
         "alignment": alignment,
         "common": common,
@@ -233,11 +230,10 @@ _SEALED: Final = {
 def _protections(exposure: Exposure) -> dict[str, str]:
     """Return the mechanism behind each ``covered_by`` of the declared disclosures."""
     privacy, delta = exposure.privacy, f"delta {exposure.privacy.delta:g}"
-    hashes = f"keyed hash (HMAC-SHA-256; {_KEYS[exposure.keys]})"
+    key = f"; {_KEYS[exposure.keys]})"
     if exposure.is_simulated:
-        hashes = (
-            "keyed hash (HMAC-SHA-256), but the key of a simulation is known to all"
-        )
+        key = "), but the key of a simulation is known to all"
+    hashes = f"keyed hash (HMAC-SHA-256{key}"
     scores = summaries = messages = NOTHING
     if privacy.covers_predictions:
         amount = f"epsilon {privacy.predictions:g}, {delta}, {_PER}"
@@ -259,6 +255,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "models": _model_noise(exposure) if privacy.covers_features else NOTHING,
         "scores": scores,
         "messages": messages,
+        "shards": f"sealed from shard to shard (ChaCha20-Poly1305{key}",
         "sealed": _SEALED.get(exposure.keys, NOTHING),
         "masked": "masked pairwise (ChaCha20): an honest server sees only the sum",
         "summaries": summaries,

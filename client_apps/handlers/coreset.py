@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
+from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import IntArray, read_multiplicity
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
@@ -40,7 +41,6 @@ from tp_flower.coresets.importance import (
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, SiteError
-from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
@@ -139,8 +139,7 @@ def _measure(
         weights = multiplicity.astype(np.float64)
     about = f"the sensitivities of table {extracted.table!r}"
     check_rows(source, len(positions), about)
-    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
-    encoder = table_encoder.at_site(site.hasher())
+    encoder = fitted_encoder(site, number, body.encoder)
     features = site.tables.encode(number, encoder, positions)
     if request.sensitivities == CLUSTERS:
         rng = site.round.noise.generator()
@@ -152,8 +151,7 @@ def _measure(
     if body.label is not None:
         label, classes = _label(site, number, body.label.get("classes"), positions)
     entry, reply = _measure_columns(_Columns(features, label, classes), weights, body)
-    arrays = {**entry.arrays, "positions": positions}
-    return Entry(arrays, {**entry.meta, "encoder": encoder.to_json()}), reply
+    return Entry({**entry.arrays, "positions": positions}, entry.meta), reply
 
 
 def _measure_clusters(
@@ -273,7 +271,7 @@ def _leverages(
         matrix = whole_gram
         if not is_gram(matrix):
             raise MessageError("array 'gram' is not a Gram matrix")
-    encoder = SiteEncoder.from_json(measured.meta["encoder"])
+    encoder = fitted_encoder(site, number)
     features = site.tables.encode(number, encoder, measured.arrays["positions"])
     label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
     width, penalty = int(features.shape[1]), float(measured.meta["penalty"])

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, place
+from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.personalised import (
     LOCAL_LABELS,
     PersonalisedModel,
@@ -26,7 +27,6 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.features.encoder import TableEncoder
 from tp_flower.learning.models.local_model import (
     LinearModel,
     ModelSpec,
@@ -195,8 +195,7 @@ def _start(
     check_rows(source, count, f"the model of table {extracted.table!r}")
     held_out = len(rows) - count
     check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
-    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
-    encoder = table_encoder.at_site(site.hasher())
+    encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     source.policy.check_model(spec.kind)
     loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
@@ -222,7 +221,6 @@ def _start(
     site.start(
         Participant(number, data, model, {}, site.releaser(number, data.plan)),
         {LOCAL_LABELS: labels},
-        encoder=encoder.to_json(),
         loss=request.loss,
         curvature=curvature,
         summary=request.graph,

@@ -15,6 +15,7 @@ import numpy as np
 from client_apps.data.database import cannot_write
 from client_apps.data.features import forget, place
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import (
     Batches,
     TrainingRows,
@@ -40,7 +41,7 @@ from client_apps.privacy.ledger_entries import (
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import (
     NUMPY_KINDS,
@@ -99,7 +100,9 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     }
     plans = {number: part.data.plan for number, (part, _) in prepared.items()}
     masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
-    set_aside(site, planned_releases(site, plans, method.family, privacy, masked))
+    fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
+    planned = planned_releases(site, plans, method.family, privacy, masked, fitted)
+    set_aside(site, planned)
     for number, (part, _) in site.each(prepared):
         note_unmatched(site, number, part.data.masks)
     starts: dict[int, PreparedPart] = {}
@@ -110,7 +113,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
             start = msgspec.structs.replace(start, scores=_first_scores(part))
         starts[number] = start
         data = replace(part.data, solver=solver)
-        site.start(replace(part, data=data), {}, encoder=encoder.to_json())
+        site.start(replace(part, data=data), {})
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
@@ -128,8 +131,7 @@ def _prepare_part(
         privacy,
         is_masked=are_masked(request.masking, body),
     )
-    table_encoder = parse(body.encoder, "encoder", TableEncoder.from_json)
-    encoder = table_encoder.at_site(site.hasher())
+    encoder = fitted_encoder(site, number, body.encoder)
     is_private = privacy.covers_features or privacy.covers_predictions
     rows = read_rows(body, extracted.rows, is_private=is_private)
     batches = read_batches(body, rows.trained)
@@ -158,7 +160,7 @@ def _prepare_part(
         privacy,
         replace(
             schedule,
-            columns=table_encoder.columns + int(spec.intercept),
+            columns=encoder.encoder.columns + int(spec.intercept),
             rows_per_unit=source.policy.rows_per_unit,
         ),
         sends=_clear_releases(outline, update),
@@ -440,10 +442,9 @@ def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
     if site.state_folder is None:
         return None
     spec = part.data.spec
-    encoder = site.store.load(f"part-{part.number}").meta["encoder"]
     saved = SavedModel(
         table=part.data.table,
-        encoder=SiteEncoder.from_json(encoder),
+        encoder=fitted_encoder(site, part.number),
         spec=spec,
         parameters=part.model.parameters,
         fragment=site.fragment(part.number),

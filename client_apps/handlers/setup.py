@@ -1,22 +1,17 @@
-"""Setting a run up at a site: describe, extract, statistics, check.
+"""Setting a run up at a site: describe, extract, check.
 
 Each handler takes the site and the request and returns the reply. It changes the site's
 state last, so that a failure changes nothing.
 """
 
-from functools import partial
-
-import msgspec
 import numpy as np
 
-from client_apps.data.run_store import Entry
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import (
     check_extracted,
     check_fragment,
-    check_rows,
     check_selections,
     visible_schema,
 )
@@ -25,24 +20,15 @@ from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
-from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.extraction.select_plan import without_values
-from tp_flower.features.choice import TableChoice
-from tp_flower.features.statistics import (
-    CountedRows,
-    declared_statistics,
-    feature_statistics,
-)
-from tp_flower.features.statistics_codec import to_wire
 from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.protocol.codec import check_positions, parse
-from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.setup_messages import (
     CheckedPart,
     CheckPart,
@@ -56,10 +42,6 @@ from tp_flower.protocol.setup_messages import (
     ExtractRequest,
     LabelFacts,
     ShardDescription,
-    StatisticsOfPart,
-    StatisticsPart,
-    StatisticsReply,
-    StatisticsRequest,
 )
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource
@@ -199,70 +181,6 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     if groups is None:
         raise SiteError(f"table {fragment.table}: the sub-query has no groups")
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
-
-
-def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
-    """Reply with the statistics of the requested rows that encoders are fitted to.
-
-    A feature whose encoder needs no statistics is reported by its kind alone.
-    """
-    parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
-    return StatisticsReply(parts)
-
-
-def _statistics_of(site: Site, number: int, body: StatisticsPart) -> StatisticsOfPart:
-    source, extracted = site.source(number), site.extracted(number)
-    rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
-    choice = parse(
-        body.encoders, "encoders", partial(msgspec.convert, type=TableChoice)
-    )
-    sample = CountedRows(site.hasher(), rows=rows, min_count=source.min_count)
-    kinds = _kinds(site, number, choice)
-    fitted = [
-        name for name, kind in kinds.items() if not choice.is_declared(name, kind)
-    ]
-    for name in fitted:
-        spec = choice.spec_for(name, kinds[name])
-        source.policy.check_statistics(choice.table, name, kinds[name], spec)
-    if fitted:
-        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
-        check_rows(source, count, f"the statistics of table {extracted.table!r}")
-        if site.store.has(f"statistics-{number}"):
-            check_rows(source, 1, "the difference of two statistics of a run")
-        site.store.save(f"statistics-{number}", Entry({}, {}))
-        note(site, number, ledger_entries.STATISTICS)
-    features = {}
-    for info in extracted.features:
-        name, kind = info.name, kinds[info.name]
-        features[name] = (
-            feature_statistics(choice, name, kind, extracted.column(name), sample)
-            if name in fitted
-            else declared_statistics(choice, name, kind, info.width)
-        )
-    return to_wire(features)
-
-
-def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
-    """Return the kind of each feature, "" if only a declaration could tell.
-
-    A column that is all NULL at its source has no type there, which the server learns
-    with the column names. A column that is NULL in the run's rows only has a type.
-    """
-    extracted, fragment = site.extracted(number), site.fragment(number)
-    plain_features = () if fragment.subquery is not None else fragment.features
-    empty = [
-        feature
-        for feature in plain_features
-        if choice.is_declared(feature.name, "")
-        and extracted.column(feature.name).is_missing.all()
-    ]
-    kinds = {info.name: info.kind for info in extracted.features}
-    if empty:
-        # this reads the source, so only if necessary
-        all_null = visible_schema(site, site.source(number)).all_null
-        untyped = {quote_name(column) for column in all_null}
-        kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
-    return kinds
 
 
 def check(site: Site, request: CheckRequest) -> CheckReply:

@@ -55,7 +55,8 @@ _ROUNDS: Final = {
 
 _UNCOVERED: Final[Mapping[str, str]] = {
     COUNTS: "not covered: how many rows there are and how many the filters leave, "
-    "which columns have no value, and the order of the rows",
+    "which columns have no value or one, how many columns each feature is encoded as, "
+    "and the order of the rows",
     KEYS: "keyed hashes, no differential privacy: which rows have the same key, here "
     "and in other tables, and how often; {}",
     UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
@@ -63,7 +64,7 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
     "quantiles (values of single rows) where an encoder needs them, and how many "
-    "rows each category has, by its keyed hash",
+    "rows each category has, by its keyed hash; sealed to the table's other shards",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
@@ -173,13 +174,13 @@ def planned_releases(
     family: str,
     privacy: "PrivacyTerms",
     masked: Collection[int],
+    fitted: Collection[int],
 ) -> Iterator[tuple[Release, int]]:
     """Yield the releases that the plans allow, and how often each may happen.
 
-    The scores of the parts in ``masked`` leave under masks.
+    The scores of the parts in ``masked`` leave under masks; the encoders of those in
+    ``fitted`` are fitted to rows.
     """
-    releases = [line["release"] for line in site.ledger.lines(site.store.run)]
-    fitted = {item["part"] for item in releases if item["what"] == STATISTICS}
     for number, plan in plans.items():
         for use in plan.uses:
             conditions = ["the encoder, whose statistics are not covered"]

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
+from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
 from tp_flower.arrays import AnyArray, FloatArray
@@ -47,7 +48,6 @@ from tp_flower.coresets.sampling import (
     weigh_sample,
 )
 from tp_flower.errors import ReplyError, SettingsError
-from tp_flower.features.encoder import TableEncoder
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol.coreset_messages import (
     DrawPart,
@@ -109,7 +109,7 @@ class Party:
 
 def draw_coreset(
     joined: JoinedRows,
-    encoders: Mapping[str, TableEncoder],
+    encoders: Mapping[str, TableEncoding],
     settings: Settings,
     importance: str,
 ) -> Generator[Requests, Replies, CoresetSample]:
@@ -178,7 +178,7 @@ def restrict_to_sample(
 
 def _measure(
     joined: JoinedRows,
-    encoders: Mapping[str, TableEncoder],
+    encoders: Mapping[str, TableEncoding],
     importance: str,
     settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
@@ -190,7 +190,7 @@ def _measure(
     for table, layout in joined.layouts.items():
         has_label = importance == REGRESSION and table == label_table
         label = _label_classes(joined) if has_label else None
-        encoder = encoders[table].to_json()
+        encoder = encoders[table].sealed
         for number, arrays in measured_rows(layout).items():
             bodies[number] = MeasurePart(
                 encoder=encoder,
@@ -210,7 +210,10 @@ def _measure(
     for table, layout in joined.layouts.items():
         if importance == REGRESSION:
             added = 1 + max(len(joined.labels.classes), 1)
-            columns = encoders[table].width, added if table == label_table else 0
+            columns = (
+                encoders[table].columns.width,
+                added if table == label_table else 0,
+            )
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, settings.clusters)

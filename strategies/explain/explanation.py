@@ -44,11 +44,12 @@ from strategies.disclosures import Disclosure, disclosures
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
+from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking
 from strategies.training.base import JoinStrategy
-from strategies.training.prepare import Preparation, fit_encoders
+from strategies.training.prepare import Preparation
 from strategies.training.traffic import (
     ShardSize,
     TableSize,
@@ -58,7 +59,6 @@ from strategies.training.traffic import (
     prepare_round,
 )
 from tp_flower.coresets.importance import REGRESSION
-from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import build_model
 from tp_flower.protocol.coreset_messages import (
@@ -69,6 +69,7 @@ from tp_flower.protocol.coreset_messages import (
     WeighPart,
 )
 from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
 from tp_flower.randomness import Stream, generator
@@ -135,7 +136,7 @@ class CostEstimate:
     """Rounds and bytes of training on the joined rows."""
 
     joined: JoinedRows
-    encoders: Mapping[str, TableEncoder]
+    encoders: Mapping[str, TableEncoding]
     method: JoinStrategy
     history: Sequence[RoundReport]
 
@@ -196,7 +197,7 @@ class CostEstimate:
         is_masked = masking.point is not None
         prepare = prepare_round(self._tables, self._batches, is_masked=is_masked)
         finish = finish_round(self._tables)
-        return traffic + drawing + prepare + self._unmatched(masking) + finish
+        return traffic + drawing + prepare + self._passed_on(masking) + finish
 
     @property
     def _masking(self) -> ScoreMasking:
@@ -204,12 +205,14 @@ class CostEstimate:
         preparation = Preparation(self._trained, settings, self.encoders, labels)
         return preparation.masking()
 
-    def _unmatched(self, masking: ScoreMasking) -> Traffic:
-        """Return the bytes that name the rows without a partner in a LEFT JOIN."""
+    def _passed_on(self, masking: ScoreMasking | None) -> Traffic:
+        """Return the bytes of sealed encoders, and of rows without a partner."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            unmatched = masking.unmatched_at(part.number)
-            sent = sum(bits.nbytes for bits in unmatched.values())
+            arrays = {} if masking is None else masking.unmatched_at(part.number)
+            sent = sum(array.nbytes for array in arrays.values())
+            if (sealed := self.encoders[part.table].sealed) is not None:
+                sent += sealed.nbytes * (1 + self.method.is_measured)
             down[part.table] = down.get(part.table, 0) + sent
         return Traffic(0, {}, down)
 
@@ -262,7 +265,7 @@ class CostEstimate:
         return [self._size(problem, layout) for layout in joined.layouts.values()]
 
     def _size(self, problem: Preparation, layout: TableLayout) -> TableSize:
-        name, features = layout.name, self.encoders[layout.name].width
+        name, features = layout.name, self.encoders[layout.name].columns.width
         spec = self.method.model_spec(problem, name)
         is_linear = spec.kind == "linear"
         train = problem.joined.train
@@ -435,7 +438,7 @@ class Explain(RoundStrategy):
         return Explanation(
             **self.record_fields,
             tables=[
-                _explain_table(joined, encoders[name], name)
+                _explain_table(joined, encoders[name].columns, name)
                 for name in joined.bound.tables
             ],
             joins=[
@@ -453,7 +456,7 @@ class Explain(RoundStrategy):
 
 
 def _explain_table(
-    joined: JoinedRows, encoder: TableEncoder, name: str
+    joined: JoinedRows, columns: EncodedColumns, name: str
 ) -> TableExplanation:
     fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
@@ -463,8 +466,8 @@ def _explain_table(
         sites=tuple(part.site for part in parts),
         rows=tuple(joined.extracted.rows[part.number] for part in parts),
         work=(*describe_work(fragments), *describe_places(joined.extracted, name)),
-        features=encoder.width,
-        dropped=encoder.dropped,
+        features=columns.width,
+        dropped=columns.dropped,
         unused_rows=int(np.count_nonzero(multiplicity == 0)),
         multiplicity={
             "min": int(multiplicity.min()),

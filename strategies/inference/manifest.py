@@ -2,7 +2,7 @@
 
 The parts of a model stay at their sites. The manifest identifies them by digest, and
 has what the server needs for predictions: base score, loss, classes, the query, the
-tables' columns, encoders and mean scores.
+tables' columns and mean scores, and how many columns their features are encoded as.
 
 The file is JSON, ``{"format", "version", "sha256", "model"}``; the digest covers the
 content of ``model``, so that a damaged or edited file is refused.
@@ -18,7 +18,6 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -29,20 +28,20 @@ from sqlglot import exp
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from strategies.training.base import RelationalStrategy
-from tp_flower.errors import ModelError, QueryError, SchemaError
-from tp_flower.features.encoder import TableEncoder
+from tp_flower.errors import ModelError, QueryError
 from tp_flower.files import write_file
 from tp_flower.learning.contributions import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, find_version, software
 from tp_flower.protocol.fields import Document, Finite
+from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Fragment
 from tp_flower.settings.run import MEAN
 
 FORMAT: Final = "tp_flower model"
-VERSION: Final = 1
+VERSION: Final = 2
 MANIFEST_FILE: Final = "manifest.json"
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -68,13 +67,14 @@ class ModelPart(_Record, frozen=True):
     digest: str
 
 
-class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
+class ModelTable(_Record, frozen=True, kw_only=True):
     """One table of a model.
 
     Attributes:
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several
             names.
         features: their expressions, in order (:func:`feature_texts`).
+        encoded: by feature, its columns in the encoded rows.
         mean_score: (d_c,), the mean of the table's local score over the joined training
             rows; a row without a match counts as 0.
         share: of the tables' variances over the same rows; sums to 1 over the tables.
@@ -85,15 +85,10 @@ class ModelTable(_Record, frozen=True, kw_only=True, dict=True):
     columns: dict[str, dict[str, str]]
     features: tuple[str, ...]
     kind: str
-    saved_encoder: Document = msgspec.field(name="encoder")
+    encoded: EncodedColumns
     parts: tuple[ModelPart, ...]
     mean_score: Scores
     share: Finite
-
-    @cached_property
-    def encoder(self) -> TableEncoder:
-        """The encoder of the features."""
-        return TableEncoder.from_json(self.saved_encoder)
 
 
 class Manifest(_Record, frozen=True, kw_only=True):
@@ -122,7 +117,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
-        """Check the model's name, and the mean scores and encoders of the tables."""
+        """Check the model's name, and the mean scores of the tables."""
         ModelVersion(self.name, self.model_version)
         for table in self.tables:
             if len(table.mean_score) != self.outputs:
@@ -130,10 +125,6 @@ class Manifest(_Record, frozen=True, kw_only=True):
                     f"the manifest is damaged: 'mean-score' of table {table.table!r} "
                     f"has {len(table.mean_score)} numbers, expected {self.outputs}"
                 )
-            try:
-                _ = table.encoder
-            except SchemaError as error:
-                raise ModelError(f"the manifest is damaged: {error}") from None
 
     @property
     def model(self) -> ModelVersion:
@@ -265,7 +256,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
                 columns={part.name: dict(schemas[part.name]) for part in fragments},
                 features=feature_texts(fragments),
                 kind=table.model,
-                saved_encoder=problem.encoders[name].to_json(),
+                encoded=problem.encoders[name],
                 parts=tuple(map(part_of, table.parts)),
                 mean_score=tuple(contribution.mean_score.tolist()),
                 share=float(contribution.share),

@@ -288,10 +288,10 @@ class ModelStrategy(RoundStrategy):
             table=name,
             name=table.name,
             rows=joined.extracted.table_rows[name],
-            features=table.encoder.width,
+            features=table.encoded.width,
             shards=len(parts),
             sites=tuple(part.site for part in parts),
-            dropped=table.encoder.dropped,
+            dropped=table.encoded.dropped,
             multiplicity=min_mean_max(counts[counts > 0]),
         )
 

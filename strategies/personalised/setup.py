@@ -1,8 +1,8 @@
 """Set-up if every site gets its own model: labels and rows stay at the sites.
 
-``extract`` brings the number of rows and the classes; ``statistics`` the statistics
-that the encoders of all sites are fitted to. ``personalise`` sends encoders and the
-split, and brings sums of labels, which give the base score.
+``extract`` brings the number of rows and the classes; with ``statistics`` and ``fit``
+the sites fit one encoder. ``personalise`` sends the split, and brings sums of labels,
+which give the base score.
 """
 
 import math
@@ -18,11 +18,12 @@ from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
+from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import plain_loss
 from strategies.setup.problem import PreparedRun, PreparedTable
-from strategies.training.prepare import common_shape, fit_encoders, model_seed
+from strategies.training.prepare import common_shape, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
@@ -121,7 +122,7 @@ def set_up_personalised(
     )
     encoders = yield from fit_encoders(split)
     spec = ModelSpec(
-        kind=settings.model_of(name) if encoders[name].width else "linear",
+        kind=settings.model_of(name) if encoders[name].columns.width else "linear",
         outputs=loss.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
@@ -129,7 +130,7 @@ def set_up_personalised(
     )
     participants = {
         part.number: PersonalisePart(
-            encoder=encoders[name].to_json(),
+            encoder=encoders[name].sealed,
             model=msgspec.to_builtins(spec),
             l2=settings.l2,
             device=settings.device,
@@ -162,15 +163,15 @@ def set_up_personalised(
         source_rows=extracted.table_rows,
         fan_out={name: np.ones(sum(trained), np.int64)},
         names=split.names,
-        encoders=encoders,
+        encoders={name: encoders[name].columns},
         exposure=exposure_of(
             bound,
             extracted.parts,
             settings,
             inventory,
-            (Action.STATISTICS, *TRAINING),
+            (Action.STATISTICS, *((Action.FIT,) if len(parts) > 1 else ()), *TRAINING),
             gram=(),
-            fitted=[name for name, encoder in encoders.items() if encoder.fitted],
+            fitted=fitted_tables(encoders),
             graph=settings.graph,
             graph_epsilon=settings.graph_epsilon,
         ),
@@ -272,8 +273,8 @@ def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray
     if personal == LAST:
         last_parameters = (settings.hidden_sizes[-1] + 1) * table.outputs
         return np.arange(count) >= count - last_parameters
-    encodings = problem.encoders[table.name].encodings
-    columns = [encoding.name for encoding in encodings for _ in encoding.feature_names]
+    features = problem.encoders[table.name].features
+    columns = [name for name, count in features.items() for _ in range(count)]
     names = [*columns, INTERCEPT]
     named = named_coordinates(personal)
     lowered = [name.lower() for name in names]

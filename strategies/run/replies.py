@@ -22,19 +22,15 @@ from tp_flower.errors import (
     MissingSiteError,
     RangeError,
     ReplyError,
-    SchemaError,
     SiteError,
     TPFlowerError,
     UnavailableError,
 )
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
-from tp_flower.features.choice import TableChoice
-from tp_flower.features.statistics import ColumnStatistics
-from tp_flower.features.statistics_codec import from_wire
 from tp_flower.protocol.fields import Reply, layout_of
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
 from tp_flower.protocol.packet import Packet, unpack
-from tp_flower.protocol.setup_messages import ExtractedPart, StatisticsOfPart
+from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.settings import Settings
 from tp_flower.settings.run import STALE
 
@@ -314,16 +310,6 @@ def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
     if weight is None or weight.shape != (rows,):
         raise refuse(part, f"no weight for its {rows} rows")
     return weight
-
-
-def read_statistics(
-    replies: Replies, part: Part, choice: TableChoice, rows: int
-) -> dict[str, ColumnStatistics]:
-    """Return the statistics of a participant's features."""
-    try:
-        return from_wire(replies.body(part, StatisticsOfPart), choice, rows)
-    except SchemaError as error:
-        raise refuse(part, str(error)) from None
 
 
 def refuse(part: Part, problem: str) -> ReplyError:

@@ -18,7 +18,6 @@ from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of, scores_of
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
 from tp_flower.coresets.sampling import Sample
-from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
@@ -26,6 +25,7 @@ from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.packet import row_numbers
+from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import CommonParameters, Update
 from tp_flower.reports.records import TableReport, min_mean_max
 
@@ -272,7 +272,7 @@ class PreparedRun(ABC):
     source_rows: Mapping[str, int]
     fan_out: Mapping[str, npt.NDArray[np.int64]]
     names: Mapping[str, str]
-    encoders: Mapping[str, TableEncoder]
+    encoders: Mapping[str, EncodedColumns]
     exposure: Exposure
     score_unit: float = 1.0
 

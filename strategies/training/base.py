@@ -1,9 +1,9 @@
 """RelationalStrategy: a Flower Strategy whose training set is the result of a query.
 
 Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
-the server builds the mapping; ``statistics`` brings what the encoders need, merged
-exactly over the shards; ``prepare`` sends encoders, multiplicities and the batch plan,
-and brings the start of training. A coreset takes three more rounds
+the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
+several shards with ``fit``, a fourth; ``prepare`` sends multiplicities and the batch
+plan, and brings the start of training. A coreset takes three more rounds
 (:mod:`strategies.coresets.draw`) before ``prepare``.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
@@ -27,6 +27,7 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
+from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import (
     JoinedRows,
@@ -46,12 +47,11 @@ from strategies.setup.row_weights import (
     row_weights,
     without_weightless,
 )
-from strategies.training.prepare import Preparation, fit_encoders, prepare
+from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError, SettingsError
-from tp_flower.features.encoder import TableEncoder
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, split_rows
 from tp_flower.learning.contributions import Contribution, contributions
@@ -108,7 +108,7 @@ class Outcome:
         """
         facts = {}
         for table, weights in self.coefficients.items():
-            names = [*problem.encoders[table].feature_names, INTERCEPT]
+            names = [*problem.encoders[table].names, INTERCEPT]
             outputs = problem.classes if weights.shape[1] > 1 else ("score",)
             facts[table] = [
                 {"feature": feature, "output": output, "value": float(value)}
@@ -382,7 +382,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """
         drawing = (Action.MEASURE, Action.DRAW, Action.WEIGH)
         return (
-            *(Action.STATISTICS, Action.CHECK),
+            Action.STATISTICS,
+            *((Action.FIT,) if is_sharded else ()),
+            Action.CHECK,
             *(drawing if self.is_measured else ()),
             *self.messages,
             *(self.messages_of_shards if is_sharded else ()),
@@ -393,7 +395,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         joined: JoinedRows,
         inventory: Inventory,
         updates: Mapping[str, Update],
-        encoders: Mapping[str, TableEncoder],
+        encoders: Mapping[str, TableEncoding],
     ) -> Exposure:
         """Return the facts that decide who learns what."""
         parts, outline = joined.extracted.parts, self.outline()
@@ -408,7 +410,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
             has_label=self.has_label,
-            fitted=[name for name, encoder in encoders.items() if encoder.fitted],
+            fitted=fitted_tables(encoders),
             by_joined_rows=self.by_joined_rows,
             sends=outline.sends or "",
             has_inner_rounds=(outline.exchanges or 1) > 1,
@@ -465,7 +467,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             source_rows=joined.extracted.table_rows,
             fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
             names=joined.names,
-            encoders=encoders,
+            encoders={name: item.columns for name, item in encoders.items()},
             exposure=self.exposure(joined, self.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,

@@ -1,4 +1,4 @@
-"""The rounds ``statistics`` and ``prepare``: encoders, models, start of training.
+"""The round ``prepare``: models and the start of training.
 
 A function with ``yield`` sends :class:`Requests` and receives their :class:`Replies`.
 """
@@ -13,22 +13,18 @@ import msgspec
 import numpy as np
 
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
-from strategies.run.replies import read_statistics, refuse
-from strategies.setup.joined_rows import JoinedRows, SplitRows, TableLayout
+from strategies.run.replies import refuse
+from strategies.setup.encoding import TableEncoding
+from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
 from tp_flower.arrays import BoolArray, FloatArray
-from tp_flower.features.encoder import TableEncoder
-from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import merge_tables
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
 from tp_flower.methods import MASKED
 from tp_flower.privacy.score_masks import FixedPoint
-from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import PersonalisedPart
-from tp_flower.protocol.setup_messages import StatisticsPart, StatisticsRequest
 from tp_flower.protocol.training_messages import (
     Outline,
     PreparedPart,
@@ -49,34 +45,6 @@ class Prepared(NamedTuple):
     fixed_point: FixedPoint | None
 
 
-def fit_encoders(
-    joined: SplitRows,
-) -> Generator[Requests, Replies, dict[str, TableEncoder]]:
-    """Merge the shards' statistics; the label table's cover only its training rows."""
-    extracted, label_table = joined.extracted, joined.bound.label_table
-    trained = {
-        part.number: pack_bits(~joined.held_out[rows])
-        for part, rows in extracted.shards_of(label_table)
-    }
-    choices = joined.choices
-    bodies = {
-        part.number: StatisticsPart(
-            encoders=msgspec.to_builtins(choices[part.table]),
-            rows=trained.get(part.number),
-        )
-        for part in extracted.all_parts
-    }
-    replies = yield ask(StatisticsRequest(bodies), extracted.all_parts)
-    encoders = {}
-    for table, parts in extracted.parts.items():
-        shards = [
-            read_statistics(replies, part, choices[table], extracted.rows[part.number])
-            for part in parts
-        ]
-        encoders[table] = fit(table, merge_tables(shards))
-    return encoders
-
-
 @dataclass(frozen=True)
 class Preparation:
     """The inputs of ``prepare``.
@@ -86,7 +54,7 @@ class Preparation:
 
     joined: JoinedRows
     settings: Settings
-    encoders: Mapping[str, TableEncoder]
+    encoders: Mapping[str, TableEncoding]
     train_labels: FloatArray
     label_reach: float = 1.0
 
@@ -109,7 +77,8 @@ class Preparation:
         loss = self.joined.loss
         if isinstance(loss, KMeansLoss):
             # squared distances of standardised columns
-            return float(max(sum(e.width for e in self.encoders.values()), 1))
+            widths = (item.columns.width for item in self.encoders.values())
+            return float(max(sum(widths), 1))
         return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
 
     def masking(self) -> ScoreMasking:
@@ -138,7 +107,7 @@ class Preparation:
         return ModelSpec(
             # without informative features, a larger model has nothing to learn
             kind=self.settings.model_of(table)
-            if self.encoders[table].width
+            if self.encoders[table].columns.width
             else "linear",
             outputs=self.joined.loss.outputs,
             intercept=table == self.joined.bound.label_table,
@@ -164,7 +133,7 @@ def prepare(
     batches: PartArrays,
     outline: Outline,
 ) -> Generator[Requests, Replies, Prepared]:
-    """Send encoders, models and rows; return what training starts from."""
+    """Send models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
     masking = preparation.masking()
     # masks cancel where all tables send scores: a linear model's are 0
@@ -176,7 +145,7 @@ def prepare(
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
-        encoder = preparation.encoders[table].to_json()
+        encoder = preparation.encoders[table].sealed
         model, scale = msgspec.to_builtins(specs[table]), preparation.label_scale
         for number, fields in layout.set_up_fields().items():
             parts[number] = PreparePart(

@@ -8,7 +8,7 @@ from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
 
-READ = {Action.STATISTICS, Action.MEASURE, Action.PREPARE}
+READ = {Action.STATISTICS, Action.FIT, Action.MEASURE, Action.PREPARE}
 # where rows may still be read
 READING = READ | {Action.DRAW, Action.WEIGH}
 # any of them needs what the others need: they may stand in for each other

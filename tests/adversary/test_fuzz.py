@@ -141,6 +141,7 @@ TRAINING = {
             Action.SEAL: 1000,
             Action.EXTRACT: 500,
             Action.STATISTICS: 700,
+            Action.FIT: 300,
             Action.PREPARE: 900,
             Action.ADMM: 1100,
             Action.CONSENSUS: 1100,

@@ -1,6 +1,6 @@
 """Ways around the noise: units that vanish, refusals, gradients that hooks miss."""
 
-import copy
+import json
 import math
 import re
 import sys
@@ -15,22 +15,26 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers import hostile
 from tests.support.peers.hostile import (
     POLICIES,
+    UK_PART,
     US,
     US_PART,
     HostileGrid,
+    StoppedError,
     arrays,
     header,
+    shard_seal,
     train,
 )
-from tests.support.peers.hostile_runs import answers_to, refusal, refused
+from tests.support.peers.hostile_runs import answers_to, once, refusal, refused
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy.gradients import check_per_row, clipped_sum
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.plan import Schedule, plan_part
+from tp_flower.privacy.shard_seals import ENCODER
 from tp_flower.privacy.statistics_update import StatisticsPlan
-from tp_flower.protocol.packet import Packet, pack_bits
+from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 
 TINY = 5e-324
@@ -107,9 +111,11 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
     row, replies = 0, []
 
     def misfit(packet):
-        changed = copy.deepcopy(packet.header)
-        encodings = changed["parts"][0]["encoder"]["encodings"]
-        (age,) = (each for each in encodings if each["name"] == "age")
+        """As a server would do that has the key of a shard."""
+        seal = shard_seal(grid, US, US_PART)
+        sealed = packet.arrays[US_PART, "encoder"]
+        encoder = json.loads(seal.open(sealed, ENCODER, UK_PART))
+        (age,) = (each for each in encoder["encodings"] if each["name"] == "age")
         if "type" in change:
             age.clear()
         age |= change
@@ -119,14 +125,18 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
             trained=pack_bits(mask),
             tested=pack_bits(mask & False),
             multiplicity=np.ones(1, np.int32),
+            encoder=seal.seal(json.dumps(encoder).encode(), ENCODER, UK_PART, ""),
         )
-        return only(Packet(changed, packet.arrays))
+        return only(packet)
 
     for row in range(3):
         folder = tmp_path / str(row)
         folder.mkdir()
-        changes = {"misfit": misfit}
-        (answer,) = answers_to(folder, "train.prepare", US, changes, privacy=EXACT)
+        hostile_request = once("train.prepare", US, {"misfit": misfit})
+        grid = HostileGrid(folder, hostile_request, stops=True)
+        with pytest.raises(StoppedError):
+            train(grid, privacy=EXACT)
+        (answer,) = grid.answers
         replies.append((answer.error, set(answer.arrays)))
     assert replies[0] == replies[1] == replies[2]
 

@@ -162,8 +162,9 @@ def doubled(packet):
     return Packet({**packet.header, "parts": packet.header["parts"] * 2}, packet.arrays)
 
 
-def check_refused(folder, run, site, action, change, match):
+def check_refused(folder, run, site, action, change, match, **more):
     method, settings = RUNS[run]
+    settings = {**settings, **more}
     answer = refusal(folder, action, NODES[site], change, method, **settings)
     assert re.search(match, f"part {answer.header.get('part')}: {answer.error}")
 
@@ -212,6 +213,15 @@ def test_what_is_against_the_policy_is_not_done(
     tmp_path, run, site, action, change, match
 ):
     check_refused(tmp_path, run, site, action, change_of(change), match)
+
+
+@refusals(REQUESTS, "shared")
+def test_statistics_that_other_shards_may_not_learn(
+    tmp_path, run, site, action, change, match
+):
+    policies = {"customers": "releases = { statistics = 'moments' }"}
+    change = change_of(change)
+    check_refused(tmp_path, run, site, action, change, match, policies=policies)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +297,10 @@ def test_a_single_row_has_no_statistics_and_no_model(tmp_path, action, change, m
 def test_releases_that_may_not_leave(tmp_path, kind):
     rules = POLICIES["orders"].replace('statistics = "moments"', "")
     rules = rules.replace("releases = {", f"releases = {{ {kind} = 'never'")
-    grid = HostileGrid(tmp_path, policies={"orders": rules})
+    # statistics leave tables in several shards alone
+    table = "customers" if kind == "statistics" else "orders"
+    rules = rules if table == "orders" else "releases = { statistics = 'never' }"
+    grid = HostileGrid(tmp_path, policies={table: rules})
     with pytest.raises(SiteError, match=f"releases.{kind} = never.*none may leave"):
         train(grid)
     left = {(part, name) for _, part, name in grid.left if part == ORDERS}

@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 
 from client_apps.data.ledger import open_ledger
 from tests.support.federated import WatchedGrid, run_query, train, write_site
-from tests.support.peers.hostile import SHOP, US, header
+from tests.support.peers.hostile import SHOP, US, header, shard_seal
 from tests.support.peers.hostile_runs import answers_to, refused
 from tp_flower.errors import DivergedError, QueryError, SiteError
+from tp_flower.privacy.shard_seals import STATISTICS
+from tp_flower.protocol.codec import decode
+from tp_flower.protocol.packet import packet_of
+from tp_flower.protocol.setup_messages import ShardStatistics
 from tp_flower.query.expressions import _check_lengths, _length, parse_expression
 
 FRAGMENT = ("parts", 0, "fragment")
@@ -185,14 +189,23 @@ def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):
     train([open_site], TWICE)
 
 
-def sums_of(folder, sql, policy, change=None):
-    """The sum of a feature, as the statistics of a run tell it."""
-    site = write_site(folder, {"t": many()}, {"t": policy})
-    grid = WatchedGrid([site], change)
+def sums_of(folder, sql, policy):
+    """The sum of a site's feature, as another shard of its table learns it."""
+    sites = [
+        write_site(folder / name, {"t": many()}, {"t": policy}) for name in ("a", "b")
+    ]
+    sums = []
+
+    def listen(seen):
+        if seen.action == "query.fit" and not seen.is_reply:
+            other = shard_seal(grid, max(grid.contexts), 1)
+            text = other.open(seen.arrays[0, "statistics/0"], STATISTICS, 0)
+            (told,) = decode(ShardStatistics, packet_of(text)).parts[0].statistics
+            sums.append(told.mean * told.count)
+
+    grid = WatchedGrid(sites, listen)
     train(grid, sql, encoders="t.x=standard", num_epochs=1, test_fraction=0.0)
-    (seen,) = grid.sent("query.statistics", replies=True)
-    (told,) = seen.header["parts"][0]["statistics"]
-    return told["mean"] * told["count"]
+    return sums[0]
 
 
 def test_two_runs_still_tell_a_row_by_their_difference(tmp_path):

@@ -356,10 +356,10 @@ def check_restored(folder, check_as_plain, take, put):
         if not copy:
             return
         copies.append(copy)
-        if len(copies) == 6:
+        if len(copies) == 7:
             entries = [row[:2] for row in grid.committed(US)]
             forget_processes()
-            put(grid, copies[3])
+            put(grid, copies[4])
             answer, asked = grid.answer(message), grid.asked[US]
             assert answer.header["kind"] == "behind"
             assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
@@ -368,7 +368,7 @@ def check_restored(folder, check_as_plain, take, put):
             assert [row[:2] for row in grid.committed(US)] == entries
 
     grid, strategy = run(folder, "covered", before=restore)
-    assert len(copies) > 6
+    assert len(copies) > 7
     check_as_plain(grid, strategy, "covered")
 
 

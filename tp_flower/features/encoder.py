@@ -1,9 +1,9 @@
 """The encoder of a table: feature columns become one float32 matrix.
 
 The encoder is fitted to the merged statistics of all shards (``fitting.py``), and every
-shard encodes with it, so a sharded table is encoded like an unsplit one. The server
-holds a :class:`TableEncoder`, which identifies categories only by keyed hash; a site
-with the key turns it into a :class:`SiteEncoder`, which encodes rows.
+shard encodes with it, so a sharded table is encoded like an unsplit one. What the
+shards send each other is a :class:`TableEncoder`, which identifies categories only by
+keyed hash; a site makes it a :class:`SiteEncoder`, which encodes rows.
 
 Notation
     n   rows of the shard, or of a block of its rows

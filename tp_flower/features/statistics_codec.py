@@ -1,4 +1,4 @@
-"""Encoding of statistics from a site to the server, and the server's checks.
+"""Encoding of statistics for another shard of the table, and its checks.
 
 A category travels as its keyed hash, never as its text. The declaration of the message
 checks types, signs and shapes; this module checks that some data have such statistics.
@@ -7,7 +7,7 @@ checks types, signs and shapes; this module checks that some data have such stat
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +25,13 @@ from tp_flower.features.statistics import (
     declared_statistics,
     rank_error_of,
 )
-from tp_flower.protocol.setup_messages import FeatureStatistics, StatisticsOfPart
+from tp_flower.protocol.setup_messages import (
+    MOST_WIDTH,
+    FeatureStatistics,
+    StatisticsOfPart,
+)
 
 Item = TypeVar("Item")
-
-MOST_WIDTH: Final = 1 << 20  # of a vector
 
 
 def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:

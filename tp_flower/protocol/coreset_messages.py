@@ -7,6 +7,7 @@ import msgspec
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.setup_messages import SealedText
 
 MOST_SAMPLED: Final = 1 << 24
 MOST_CLUSTERS: Final = 10_000
@@ -23,10 +24,10 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
         penalty: weight of the penalty in the scores of columns.
     """
 
-    encoder: f.Document
     is_shard: bool
     penalty: Annotated[float, f.between(0, LARGEST_PENALTY)] | None = None
     label: f.Document | None = None
+    encoder: SealedText | None = None
     trained: Annotated[AnyArray, f.bits("rows")]
     multiplicity: Annotated[AnyArray, f.unsigned("trained")] | None = None
     masses: Annotated[AnyArray, f.float32("trained")] | None = None
@@ -45,9 +46,8 @@ class MeasureRequest(Request, frozen=True, kw_only=True):
             "which rows of the site are joined, and {counted}",
             fields=("trained", "multiplicity", "masses", "joined_rows", "penalty"),
         ),
-        Discloses("{encoders}", fields=("encoder",)),
     )
-    schedule = ("sensitivities", "clusters", "is_shard", "label")
+    schedule = ("sensitivities", "clusters", "is_shard", "label", "encoder")
 
 
 class MeasuredPart(PartBody, frozen=True, kw_only=True):

@@ -20,7 +20,8 @@ arrays declare their dtype and shape; a name in a shape is a size that both ends
 
 Fields with the same meaning in all messages:
 
-    encoder, model           of the table; the model is untrained
+    encoder                  of the table, sealed to its shards; absent if in one
+    model                    of the table, untrained
     model_name, -version     name under which the model is saved
     l2, penalised            weight of the penalty, and the parameters that it covers
     device                   device that computes the model
@@ -141,6 +142,10 @@ counts = _declaration("int64", 1)
 """How many values each item represents."""
 
 
+sealed = _declaration("uint8", None)
+"""A sealed text: any bytes."""
+
+
 def hash_pairs(*shape: str | int) -> ArraySpec:
     """Return the declaration of keyed hashes of 128 bits, in two numbers each."""
     return ArraySpec("uint64", (*shape, 2))
@@ -177,7 +182,7 @@ class Discloses(NamedTuple):
 COVERS: Final = frozenset(
     {
         *("nothing", "hashes", "labels", "models", "scores", "messages"),
-        *("sealed", "masked", "summaries"),
+        *("sealed", "masked", "summaries", "shards"),
     }
 )
 """Mechanisms; how strong each is in a run is a property of that run."""

@@ -36,6 +36,7 @@ class Action(StrEnum):
     SEAL = "query.seal", setup.SealRequest, setup.SealReply
     EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply
     STATISTICS = "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
+    FIT = "query.fit", setup.FitRequest, setup.FitReply
     CHECK = "query.check", setup.CheckRequest, setup.CheckReply
     MEASURE = "train.measure", coreset.MeasureRequest, coreset.MeasureReply
     DRAW = "train.draw", coreset.DrawRequest, coreset.DrawReply

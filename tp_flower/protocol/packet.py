@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -135,6 +136,17 @@ def open_parcel(parcel: Parcel) -> RecordDict:
     return _records(
         header, layout, len(parcel.payload), lambda start: start + bytes(parcel.payload)
     )
+
+
+def bytes_of(packet: Packet) -> bytes:
+    """Return a packet as one run of bytes, which ``packet_of`` reads back."""
+    return msgspec.msgpack.encode(tuple(map(bytes, parcel_of(pack(packet)))))
+
+
+def packet_of(content: bytes) -> Packet:
+    """Return the packet in a run of bytes; the arrays are read-only views."""
+    parts = msgspec.msgpack.decode(content, type=tuple[bytes, bytes, bytes])
+    return unpack(open_parcel(Parcel(*parts)))
 
 
 def message_bytes(content: RecordDict) -> int:

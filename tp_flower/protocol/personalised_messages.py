@@ -7,6 +7,7 @@ from tp_flower.losses import LOSSES
 from tp_flower.methods import SUMMARIES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.protocol.setup_messages import SealedText
 
 Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
 
@@ -14,10 +15,10 @@ Metric = Annotated[float, f.between(-f.LARGEST, f.LARGEST)]
 class PersonalisePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a site."""
 
-    encoder: f.Document
     model: f.Document
     l2: f.NonNegative
     device: f.Device
+    encoder: SealedText | None = None
     trained: Annotated[AnyArray, f.bits("rows")]
     tested: Annotated[AnyArray, f.bits("rows")]
 
@@ -40,11 +41,14 @@ class PersonaliseRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the merged statistics of all sites; which rows of the site are held out",
-            fields=("encoder", "trained", "tested", "classes"),
+            "which rows of the site are held out",
+            fields=("trained", "tested", "classes"),
         ),
     )
-    schedule = ("loss", "graph", "graph_epsilon", "delta", "model", "l2", "device")
+    schedule = (
+        *("loss", "graph", "graph_epsilon", "delta"),
+        *("model", "l2", "device", "encoder"),
+    )
 
 
 class PersonalisedPart(PartBody, frozen=True, kw_only=True):

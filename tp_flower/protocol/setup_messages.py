@@ -1,6 +1,6 @@
-"""Messages of set-up: describe, seal, extract, check."""
+"""Messages of set-up: describe, seal, extract, check; statistics and encoders."""
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
@@ -16,6 +16,11 @@ GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|(join|table)-[0-9]{1,4})
 """Sites that share a key: all of the run, those of a join's sides, or of a table."""
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
+
+MOST_WIDTH: Final = 1 << 20
+"""Length of a vector."""
+SealedText = Annotated[AnyArray, f.sealed("sealed")]
+"""Nonce and ciphertext."""
 
 KeySourceName = Annotated[str, f.one_of("file", "pinned", "agreed")]
 
@@ -355,22 +360,33 @@ class CheckReply(Reply, frozen=True):
     )
 
 
+class TableShards(Body, frozen=True):
+    """The numbers of a table's shards, and the group that has the table's key."""
+
+    group: Annotated[str, msgspec.Meta(pattern=r"^table-[0-9]{1,4}\Z")]
+    numbers: Annotated[list[f.Count], msgspec.Meta(min_length=2)]
+
+
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
-    """The statistics that are needed of a shard, and the label table's rows to use."""
+    """The encoders of a shard's features, and the label table's rows to fit them to.
+
+    ``shards`` are those of its table; None if it is the only one.
+    """
 
     encoders: f.Document
+    shards: TableShards | None = None
     rows: Annotated[AnyArray, f.bits("rows")] | None = None
 
 
 class StatisticsRequest(Request, frozen=True):
-    """Compute the statistics of every feature."""
+    """Fit the encoder of a table in one shard; seal a shard's statistics."""
 
     parts: dict[int, StatisticsPart]
 
     discloses = (
         Discloses("which rows of {label_table} are held out", fields=("rows",)),
     )
-    schedule = ("encoders",)
+    schedule = ("encoders", "shards")
 
 
 class FeatureStatistics(Body, frozen=True, kw_only=True):
@@ -408,30 +424,122 @@ class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     category_counts: dict[str, Annotated[AnyArray, f.counts("categories-{}")]] = {}
 
 
-class StatisticsReply(Reply, frozen=True):
-    """The shards' statistics."""
+class ShardStatistics(Reply, frozen=True):
+    """The statistics of one shard: they travel sealed, in a StatisticsReply."""
 
     parts: dict[int, StatisticsOfPart]
 
+
+class EncodedColumns(Body, frozen=True):
+    """All that leaves the sites of a table's encoder.
+
+    Attributes:
+        features: of each feature the number of encoded columns; 0 if it is constant.
+        is_fitted: whether some encoder is fitted to rows, not only declared.
+    """
+
+    features: dict[f.Name, Annotated[int, f.between(0, 1 + MOST_WIDTH)]]
+    is_fitted: bool
+
+    @property
+    def width(self) -> int:
+        """Number of encoded columns, d."""
+        return sum(self.features.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of each encoded column, d in all.
+
+        >>> EncodedColumns({"age": 1, "same": 0, "region": 2}, True).names
+        ('age', 'region[0]', 'region[1]')
+        """
+        return tuple(
+            name if count == 1 else f"{name}[{place}]"
+            for name, count in self.features.items()
+            for place in range(count)
+        )
+
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """The features without an encoded column: constant or empty."""
+        return tuple(name for name, count in self.features.items() if not count)
+
+
+class FittedPart(PartBody, frozen=True, kw_only=True):
+    """A table's encoder, or a shard's statistics, which only its shards can open."""
+
+    columns: EncodedColumns | None = None
+    sealed: SealedText | None = None
+
+
+_COLUMNS = Discloses(
+    "per feature, how many encoded columns it has: none if it is constant",
+    fields=("columns",),
+    kinds=("counts",),
+)
+_KINDS = Discloses(
+    "to the other shards of {sharded}, per feature: the kind of value, and the length "
+    "of vectors",
+    fields=("sealed",),
+    covered_by="shards",
+    when="sharded",
+    reader=f.SITES,
+)
+_STATISTICS = _KINDS._replace(
+    carries="to the other shards of {fitted}, per feature, unless its encoder was "
+    "declared: count, mean, deviation; range or quantiles if it needs them; how many "
+    "rows each category has, rare ones aside (min-count)",
+    kinds=("statistics",),
+    policy="statistics",
+    when="fitted",
+)
+
+
+class StatisticsReply(Reply, frozen=True):
+    """The columns of encoders, and the sealed statistics of shards."""
+
+    parts: dict[int, FittedPart]
+
+    discloses = (_COLUMNS, _KINDS, _STATISTICS)
+
+
+class OtherShard(Body, frozen=True):
+    """The site of a shard of the table, and its rows after the filters."""
+
+    site: f.Name
+    rows: f.TableRowCount
+
+
+class FitPart(PartBody, frozen=True, kw_only=True):
+    """The shards of a table, by number, and their sealed statistics."""
+
+    shards: dict[Number, OtherShard]
+    statistics: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
+
+
+class FitRequest(Request, frozen=True):
+    """As a sharded table's leading shard: fit the encoder, seal it for the others."""
+
+    parts: dict[int, FitPart]
+
     discloses = (
         Discloses(
-            "per feature: the kind of value, and the length of vectors",
-            fields=("statistics",),
+            "to the first shard of {sharded}: how many rows the others have",
+            fields=("shards",),
         ),
-        Discloses(
-            "per feature of {fitted}, unless its encoder was declared: count, mean, "
-            "deviation; range or quantiles if it needs them",
-            fields=("statistics", "quantile_values", "quantile_weights"),
-            kinds=("statistics",),
-            policy="statistics",
-            when="fitted",
-        ),
-        Discloses(
-            "per category: how many rows; rare ones stay (min-count)",
-            fields=("category_hashes", "category_counts"),
-            covered_by="hashes",
-            kinds=("statistics",),
-            policy="statistics",
-            when="fitted",
+    )
+    # the message in which the statistics were sealed discloses them
+    schedule = ("statistics",)
+
+
+class FitReply(Reply, frozen=True):
+    """The encoders of sharded tables, sealed for their shards."""
+
+    parts: dict[int, FittedPart]
+
+    discloses = (
+        _COLUMNS,
+        _KINDS._replace(
+            carries="to the other shards of {sharded}: the encoder of what they told",
         ),
     )

@@ -18,7 +18,7 @@ from tp_flower.methods import (
 )
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import JoinSide
+from tp_flower.protocol.setup_messages import JoinSide, SealedText
 
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
@@ -123,7 +123,6 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         unmatched: by join, the rows that a LEFT JOIN finds no partner for.
     """
 
-    encoder: f.Document
     model: f.Document
     update: Update
     joined_rows: f.JoinedRows
@@ -132,6 +131,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     device: f.Device
     label_scale: Scale
     mean_multiplicity: Annotated[float, f.between(0, 1e30)]
+    encoder: SealedText | None = None
     trained: Annotated[AnyArray, f.bits("rows")] | None = None
     tested: Annotated[AnyArray, f.bits("rows")] | None = None
     multiplicity: Annotated[AnyArray, f.positive_counts("trained")] | None = None
@@ -160,9 +160,9 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "{encoders}; {alignment}",
+            "{alignment}",
             fields=(
-                *("encoder", "trained", "tested", "multiplicity", "masses"),
+                *("trained", "tested", "multiplicity", "masses"),
                 *("expanded_trained", "expanded_tested", "mean_multiplicity"),
                 *("label_scale", "joined_rows", "held_out_rows"),
             ),
@@ -180,7 +180,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("privacy", "outline", "masking", "sends_scores"),
-        *("model", "update", "l2", "device", "joins"),
+        *("model", "update", "l2", "device", "joins", "encoder"),
     )
 
 

@@ -19,9 +19,10 @@ scores       never, private (noise on each row's scores), masked (the server rea
              sums over joined rows; the default of a policy without a budget), clear
 rows         never, clear (encoded features of the rows that a run has drawn); never
              by default
-statistics   never (encoders that need none, such as declared ranges, are left), moments
-             (counts, means and deviations of columns, and how many rows each category
-             has), clear (also ranges and quantiles, which are values of single rows)
+statistics   to the table's other shards: never (encoders that need none, such as
+             declared ranges, are left), moments (counts, means and deviations of
+             columns, and how many rows each category has), clear (also ranges and
+             quantiles, which are values of single rows)
 =========== ==========================================================================
 
 Rules about columns and row counts keep an honest server from requesting too much, and a
@@ -280,7 +281,9 @@ class Policy:
     ) -> None:
         """Refuse an encoder that is fitted to finer statistics than may leave.
 
-        The statistics of any such encoder include the number of missing values.
+        The statistics of any such encoder include the number of missing values. With a
+        budget the rule holds for a table in one shard, too, of which none leave: noise
+        covers what rows do given the encoder, and not what they do through it.
         """
         level, needs = self.releases.statistics, spec.needs_of(kind)
         finer = needs - {NEVER: frozenset(), MOMENTS: _OF_MOMENTS, CLEAR: needs}[level]

@@ -14,6 +14,8 @@ from tests.support.peers.hostile import (
     ORDERS,
     SHOP,
     SQL,
+    UK,
+    UK_PART,
     US,
     US_PART,
     array,
@@ -88,6 +90,11 @@ ATTACKS = {
     Action.STATISTICS: (
         *(SHOP, arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))),
         *(TablePuppetADMM, {}, "min-rows.* the statistics of table 'o'"),
+    ),
+    # the encoder of some shards alone, to see what another one adds
+    Action.FIT: (
+        *(UK, array(UK_PART, "statistics/2")),
+        *(TablePuppetADMM, {}, "has no 'statistics/2'"),
     ),
     # the digest of rows that are not there
     Action.CHECK: (

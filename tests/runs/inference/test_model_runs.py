@@ -94,7 +94,7 @@ def test_manifest_says_what_the_sites_keep(trained):
     assert parts == [("shop", "o", 0), ("us", "c", 0), ("uk", "c", 1)]
     assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
     assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
-    assert manifest.table("c").encoder == strategy.training_problem.encoders["c"]
+    assert manifest.table("c").encoded == strategy.training_problem.encoders["c"]
     for part in manifest.parts:
         kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
@@ -292,7 +292,7 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     folder = part_folder(state_of(tmp_path, "us"), strategy.model, 1)
     saved = SavedModel.load(folder, "")
     assert [own["value"] for own in shown] == pytest.approx(saved.parameters.tolist())
-    names = strategy.training_problem.encoders["c"].feature_names
+    names = strategy.training_problem.encoders["c"].names
     assert tuple(own["feature"] for own in shown) == names
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)

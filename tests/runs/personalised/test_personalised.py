@@ -217,7 +217,8 @@ def test_noise_on_the_summaries_is_paid_for_and_so_said(graph, tmp_path):
     assert covered == [str(Action.SUMMARISE)]
     sent = {
         *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS),
-        *(Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL, Action.FINISH),
+        *(Action.FIT, Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL),
+        Action.FINISH,
     }
     assert {own["message"] for own in messages} == set(map(str, sent))
     carried = [own["carries"] for own in messages]

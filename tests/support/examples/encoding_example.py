@@ -23,7 +23,7 @@ from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.protocol.setup_messages import StatisticsOfPart, StatisticsReply
+from tp_flower.protocol.setup_messages import ShardStatistics, StatisticsOfPart
 
 HASHER = KeyedHasher(bytes(range(32)))
 Columns = Mapping[str, FeatureColumn]
@@ -79,12 +79,12 @@ def statistics_of(
 
 def packet_of(part: StatisticsOfPart) -> Packet:
     """The packet in which a site sends the statistics of its only shard."""
-    return encode(StatisticsReply({0: part}))
+    return encode(ShardStatistics({0: part}))
 
 
 def received(packet: Packet) -> StatisticsOfPart:
     """The statistics that the server reads from such a packet."""
-    return decode(StatisticsReply, packet).parts[0]
+    return decode(ShardStatistics, packet).parts[0]
 
 
 def encoder_of(

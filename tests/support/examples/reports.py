@@ -1,9 +1,8 @@
 """A report small enough to add up by hand, and a manifest of two tables."""
 
 from strategies.inference.manifest import Manifest, ModelPart, ModelTable
-from tp_flower.features.encoder import TableEncoder
-from tp_flower.features.encodings import NumberEncoding
 from tp_flower.joins.joining import JoinStep
+from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.reports.records import RoundReport, RunReport, TableReport
 from tp_flower.settings import Settings
 
@@ -106,14 +105,13 @@ def part(number, site, digest, name="flights"):
 
 
 def table(alias, name, feature, share, parts):
-    encoding = NumberEncoding(feature, 12.0, 5.0, 12.0)
     return ModelTable(
         table=alias,
         name=name,
         columns={name: {feature: "DOUBLE", "id": "BIGINT"}},
         features=(f'{feature} = "{feature}"',),
         kind="linear",
-        saved_encoder=TableEncoder(alias, (encoding,)).to_json(),
+        encoded=EncodedColumns({feature: 1}, True),
         parts=parts,
         mean_score=(0.1 + share,),
         share=share,

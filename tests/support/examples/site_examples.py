@@ -95,7 +95,6 @@ CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))
 OUTLINE = {"strategy": "vfl-sgd", "epochs": 1}
 PART = {
     "id": 0,
-    "encoder": {},
     "model": {},
     "update": "local",
     "l2": 0.0,

@@ -19,11 +19,14 @@ from flwr.app import ConfigRecord, Context, Message
 
 from client_apps.app import app
 from client_apps.data.database import FILE
+from client_apps.handlers import encoding
+from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.federated import write_site
 from tests.support.peers.faulty_grid import COLUMNS, change_row, rows_in
+from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import HEADER, MESSAGE, Packet, pack, unpack
 
@@ -206,6 +209,12 @@ class Kept:
         for row in self._rows[0]:
             change_row(self.folder / FILE, row, row[-1])
         self._files, self._rows = files(self.folder), self._read_rows()
+
+
+def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
+    """The seal of a part's table, which all of the table's shards have."""
+    seal, _ = encoding._shared(Site(grid.contexts[node], grid.run_name), part)
+    return seal
 
 
 def train(grid, method=TablePuppetADMM, sql=SQL, **settings):

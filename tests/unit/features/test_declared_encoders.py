@@ -2,12 +2,14 @@
 
 import json
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client_apps.handlers import encoding
 from tests.support.examples.encoding_example import categorical, encoder_of, numeric
 from tests.support.federated import (
     one_per_site,
@@ -22,6 +24,7 @@ from tests.support.peers.hostile import HostileGrid
 from tests.support.peers.hostile import train as train_hostile
 from tp_flower.errors import SchemaError, SiteError
 from tp_flower.features.spec import DeclaredRange, number_categories
+from tp_flower.features.statistics_codec import to_wire
 from tp_flower.settings import PrivacySettings
 
 DECLARED = (
@@ -32,10 +35,10 @@ DECLARED = (
     ("i", "price", "range(0, 8)"),
     ("i", "weight", "range(0, 10) missing=zero"),
 )
-NAMES = {
-    "o": ("day", "online=1.0", "online=0.0"),
-    "c": ("age", "age is missing", "region=US", "region=UK"),
-    "i": ("price", "weight"),
+COLUMNS = {
+    "o": {"day": 1, "online": 2},
+    "c": {"age": 2, "region": 2},
+    "i": {"price": 1, "weight": 1},
 }
 FREE = (
     ("o", "price", "range(-3, 3)"),
@@ -89,15 +92,32 @@ def test_no_value_decides_what_is_encoded():
     assert (fitted.dropped, fitted.fitted) == (("x",), ("x",))
 
 
-def statistics_of(finished):
-    """What sites replied of each part's features; there are no arrays."""
+@pytest.fixture
+def sealed(monkeypatch):
+    """What shards have sealed for each other, of each feature; there are no arrays."""
+    statistics = []
+
+    def noted(columns):
+        sent = to_wire(columns)
+        statistics.append([without_none(item) for item in sent.statistics])
+        assert not any((sent.quantile_values, sent.category_hashes))
+        return sent
+
+    monkeypatch.setattr(encoding, "to_wire", noted)
+    return statistics
+
+
+def without_none(item):
+    facts = msgspec.structs.asdict(item)
+    return {name: value for name, value in facts.items() if value is not None}
+
+
+def read_by_server(finished):
+    """All that the replies about encoders tell the server."""
     replies = finished.sent("query.statistics", replies=True)
-    assert not any(reply.arrays for reply in replies)
-    return [part for reply in replies for part in reply.header["parts"]]
-
-
-def features_of(finished):
-    return [facts for part in statistics_of(finished) for facts in part["statistics"]]
+    replies += finished.sent("query.fit", replies=True)
+    lengths = [sorted(map(len, reply.arrays.values())) for reply in replies]
+    return [reply.header["parts"] for reply in replies], lengths
 
 
 def released(report, what):
@@ -107,36 +127,38 @@ def released(report, what):
     return [release for release in releases if release["what"] == what]
 
 
-def test_nothing_of_a_value_leaves_for_encoders():
+def test_nothing_of_a_value_leaves_for_encoders(sealed):
     sites = one_per_site(sharded(store()))
     finished = run("squared", sites, num_epochs=1, encoders=DECLARED)
-    parts = statistics_of(finished)
-    assert len(parts) == 7
-    assert all(facts.keys() == {"name", "kind"} for facts in features_of(finished))
+    assert len(sealed) == 7
+    assert all(facts.keys() == {"name", "kind"} for part in sealed for facts in part)
     assert released(finished.strategy.report, "keys")
     assert not released(finished.strategy.report, "statistics")
     encoders = finished.strategy.training_problem.encoders
-    names = {table: encoder.feature_names for table, encoder in encoders.items()}
-    assert names == NAMES
+    assert {name: columns.features for name, columns in encoders.items()} == COLUMNS
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
     shards = one_per_site(sharded(others))
     again = run("squared", shards, num_epochs=1, encoders=DECLARED)
-    assert statistics_of(again) == parts
+    assert read_by_server(again) == read_by_server(finished)
+    assert sealed[:7] == sealed[7:]
     assert again.strategy.training_problem.encoders == encoders
 
 
-def test_statistics_of_other_tables_leave_as_before():
+@pytest.mark.parametrize("items", [whole, sharded])
+def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     privacy = PrivacySettings(features="statistics", epsilon=1.0)
-    shards = one_per_site(whole(store()))
+    shards = one_per_site({**whole(store()), "items": items(store())["items"]})
     settings = {"num_epochs": 1, "privacy": privacy, "encoders": DECLARED[:4]}
     finished = run("squared", shards, **settings)
     encoders = finished.strategy.training_problem.encoders
-    fitted = {name: encoder.fitted for name, encoder in encoders.items()}
-    assert fitted == {"o": (), "c": (), "i": ("price", "weight")}
+    fitted = {name: columns.is_fitted for name, columns in encoders.items()}
+    assert fitted == {"o": False, "c": False, "i": True}
     report = finished.strategy.report
-    assert [line["table"] for line in released(report, "statistics")] == ["items"]
+    # of a table in one shard no statistics leave
+    tables = [line["table"] for line in released(report, "statistics")]
+    assert tables == (["items"] * 2 if items is sharded else [])
     # a guarantee takes no declared encoder for granted
     takes_encoder = {
         line["table"]: "whose statistics are" in line["scope"]
@@ -146,7 +168,7 @@ def test_statistics_of_other_tables_leave_as_before():
 
 
 @pytest.mark.parametrize("region", ["categories(US, UK)", "hash(4)"])
-def test_a_column_that_is_all_null_at_its_source_fits(region):
+def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
     """Its type there says nothing: a data frame's is an integer."""
     frames = store()
     customers = frames["customers"]
@@ -154,24 +176,25 @@ def test_a_column_that_is_all_null_at_its_source_fits(region):
     shards = one_per_site(whole(frames) | {"customers": [empty, customers.iloc[4:]]})
     encoders = (*DECLARED[:3], ("c", "region", region), *DECLARED[4:])
     finished = run("squared", shards, num_epochs=1, encoders=encoders)
-    features = features_of(finished)
+    features = [facts for part in sealed for facts in part]
     assert sorted(f["kind"] for f in features if f["name"] == "region") == ["", "text"]
     ages = finished.features["c"][:4, :2]
     # not in the order of the source, but all alike: the middle, and missing
     assert (ages == [0, 1]).all(axis=1).sum() >= 3
 
 
-def test_a_filter_cannot_ask_whether_a_value_is_missing():
+def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
     settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
-    shards = one_per_site(whole(store()))
+    shards = one_per_site(sharded(store()))
     finished = run_query(sql, shards, encoders=DECLARED, **settings)
-    assert {"name": "region", "kind": "text"} in features_of(finished)
+    facts = [part for part in sealed if part[-1]["name"] == "region"]
+    assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
     encoder = finished.strategy.training_problem.encoders["c"]
-    assert encoder.feature_names == NAMES["c"]
+    assert encoder.features == COLUMNS["c"]
 
 
-def test_vectors_leave_their_length_alone():
+def test_vectors_leave_their_length_alone(sealed):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"v": list(rng.normal(size=(20, 3))), "k": np.arange(20)})
     frame["y"] = rng.normal(size=20)
@@ -182,8 +205,8 @@ def test_vectors_leave_their_length_alone():
     settings = {"task": "regression", "num_epochs": 1, "encoders": encoders}
     finished = run_query(sql, shards, **settings)
     vector = {"name": "v", "kind": "vector", "width": 3}
-    assert features_of(finished) == [vector, vector, {"name": "x", "kind": "number"}]
-    names = finished.strategy.training_problem.encoders["a"].feature_names
+    assert sealed == [[vector], [vector]]
+    names = finished.strategy.training_problem.encoders["a"].names
     assert names == ("v[0]", "v[1]", "v[2]")
 
 
@@ -202,11 +225,21 @@ PRICE = r"encoder standard missing=mean of o\.price .* 'o\.price=<enc.*range"
 KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 
 
-@pytest.mark.parametrize(("encoders", "match"), [(FREE[1:], PRICE), (FREE[:-1], KIND)])
-def test_the_refusal_says_what_to_write_instead(tmp_path, encoders, match):
-    grid = HostileGrid(tmp_path, policies=NEVER)
+@pytest.mark.parametrize(
+    ("policies", "encoders", "match"),
+    [(BUDGET, FREE[1:], PRICE), (NEVER, FREE[:-1], KIND)],
+)
+def test_the_refusal_says_what_to_write_instead(tmp_path, policies, encoders, match):
+    """Of a table in one shard with a budget, and of one in two."""
+    grid = HostileGrid(tmp_path, policies=policies)
     with pytest.raises(SiteError, match=rf"releases\.statistics = never\).*{match}"):
         train_hostile(grid, encoders=encoders)
+
+
+def test_a_table_in_one_shard_fits_its_encoder_without_a_release(tmp_path):
+    finished = train_hostile(HostileGrid(tmp_path, policies=NEVER), encoders=FREE[1:])
+    assert finished.training_problem.encoders["o"].is_fitted
+    assert not released(finished.report, "statistics")
 
 
 def test_a_server_cannot_ask_for_more(tmp_path):
@@ -220,7 +253,7 @@ def test_a_server_cannot_ask_for_more(tmp_path):
                 specs[next(iter(specs))] = "standard"
             yield "fitted", type(packet)(header, packet.arrays)
 
-    grid = HostileGrid(tmp_path, fitted, policies=NEVER)
+    grid = HostileGrid(tmp_path, fitted, policies=BUDGET)
     train_hostile(grid, encoders=FREE)
     assert len(grid.answers) == 3
     for answer in grid.answers:

@@ -47,7 +47,7 @@ def test_manifest_comes_back_as_it_was_written(tmp_path):
     assert len(set(texts)) == 1
     assert (again.base_score, again.train) == ((0.1,), {"loss": 0.1})
     assert Settings.from_run_config(again.settings) == Settings(l2=0.01)
-    assert again.table("p").encoder == manifest.table("p").encoder
+    assert again.table("p").encoded == manifest.table("p").encoded
     with pytest.raises(KeyError, match="zz"):
         again.table("zz")
     assert [part.site for part in again.parts] == ["EWR", "JFK", "registry"]
@@ -69,7 +69,7 @@ def edited(model=(), *, is_signed=True, **file):
         ([], "Expected `object`, got `array`"),
         ({}, "missing required field `format`"),
         (edited(format="other"), "'other', not 'tp_flower model'"),
-        (edited(version=2), "has version 2, not 1"),
+        (edited(version=1), "has version 1, not 2"),
         (edited({"loss": "squared"}, is_signed=False), "does not match its digest"),
         (edited({"train": {"auc": NAN}}, is_signed=False), "not JSON compliant"),
         (edited({"other": 1}), "unknown field `other`"),
@@ -78,7 +78,10 @@ def edited(model=(), *, is_signed=True, **file):
         (edited({"base-score": [0.0, 1.0]}), "numbers, expected 2"),
         (edited({"name": "../x"}), "model name '../x' is not allowed"),
         (edited({"joined-rows": -1}), "`int` >= 0 - at `$.joined-"),
-        (edited({"tables": [{**TABLE, "encoder": {}}]}), "encoder has version"),
+        (
+            edited({"tables": [{**TABLE, "encoded": {}}]}),
+            "missing required field `features`",
+        ),
     ],
     ids=lambda value: value[:24] if isinstance(value, str) else "",
 )

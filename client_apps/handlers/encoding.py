@@ -1,0 +1,224 @@
+"""Encoders at a site: fitted to rows that the server learns nothing of but columns.
+
+A table in one shard fits its own. The shards of another send each other statistics,
+sealed under the table's key (:mod:`tp_flower.privacy.shard_seals`): whichever of them
+the server asks to merges them, fits the encoder, and seals it for the others, which
+open it with the first message that encodes rows.
+"""
+
+import json
+from functools import partial
+from typing import Final, cast
+
+import msgspec
+import numpy as np
+
+from client_apps.data.run_store import Entry
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import check_rows, visible_schema
+from client_apps.privacy.ledger_entries import note
+from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import MessageError, SchemaError, SiteError, TPFlowerError
+from tp_flower.features.choice import TableChoice
+from tp_flower.features.encoder import SiteEncoder, TableEncoder
+from tp_flower.features.fitting import fit
+from tp_flower.features.statistics import (
+    ColumnStatistics,
+    CountedRows,
+    declared_statistics,
+    feature_statistics,
+    merge_tables,
+)
+from tp_flower.features.statistics_codec import from_wire, to_wire
+from tp_flower.privacy.shard_seals import ENCODER, STATISTICS, ShardSeal
+from tp_flower.protocol.codec import decode, encode, parse, required
+from tp_flower.protocol.packet import bytes_of, packet_of, unpack_bits
+from tp_flower.protocol.setup_messages import (
+    EncodedColumns,
+    FitPart,
+    FitReply,
+    FitRequest,
+    FittedPart,
+    ShardStatistics,
+    StatisticsPart,
+    StatisticsReply,
+    StatisticsRequest,
+    TableShards,
+)
+
+Statistics = dict[str, ColumnStatistics]
+
+_STATISTICS: Final = "statistics-{}"
+_ENCODER: Final = "encoder-{}"
+"""Entries of a part: what its encoder is fitted to, and the encoder."""
+
+
+def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
+    """Fit the encoders of tables in one shard; reply with others' sealed statistics.
+
+    A shard does so for one choice of rows in a run: the columns of encoders that were
+    fitted to different rows would tell the server how these differ.
+    """
+    parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
+    return StatisticsReply(parts)
+
+
+def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
+    name, digest = _STATISTICS.format(number), site.round.digest
+    if site.store.has(name) and site.store.load(name).meta["request"] != digest:
+        raise SiteError("another request has already fitted this run's encoders")
+    choice = _choice(body.encoders)
+    computed = _computed(site, number, body, choice)
+    shards = msgspec.to_builtins(body.shards)
+    meta = {"request": digest, "encoders": body.encoders, "shards": shards}
+    site.store.save(name, Entry({}, meta))
+    if shards is None:
+        return FittedPart(columns=_fit(site, number, choice, [computed])[1])
+    text = bytes_of(encode(ShardStatistics({number: to_wire(computed)})))
+    seal, _ = _shared(site, number)
+    return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
+
+
+def _choice(encoders: object) -> TableChoice:
+    choice = parse(encoders, "encoders", partial(msgspec.convert, type=TableChoice))
+    return cast(TableChoice, choice)
+
+
+def _computed(
+    site: Site, number: int, body: StatisticsPart, choice: TableChoice
+) -> Statistics:
+    """Return the statistics of the requested rows, as far as encoders need them."""
+    source, extracted = site.source(number), site.extracted(number)
+    rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
+    sample = CountedRows(site.hasher(), rows=rows, min_count=source.min_count)
+    kinds = _kinds(site, number, choice)
+    fitted = [
+        name for name, kind in kinds.items() if not choice.is_declared(name, kind)
+    ]
+    is_shard = body.shards is not None
+    if is_shard or source.policy.epsilon is not None:
+        for name in fitted:
+            spec = choice.spec_for(name, kinds[name])
+            source.policy.check_statistics(choice.table, name, kinds[name], spec)
+    if fitted:
+        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
+        check_rows(source, count, f"the statistics of table {extracted.table!r}")
+    if fitted and is_shard:
+        note(site, number, ledger_entries.STATISTICS)
+    features = {}
+    for info in extracted.features:
+        name, kind = info.name, kinds[info.name]
+        features[name] = (
+            feature_statistics(choice, name, kind, extracted.column(name), sample)
+            if name in fitted
+            else declared_statistics(choice, name, kind, info.width)
+        )
+    return features
+
+
+def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
+    """Return the kind of each feature, "" if only a declaration could tell.
+
+    A column that is all NULL at its source has no type there, which the server learns
+    with the column names. A column that is NULL in the run's rows only has a type.
+    """
+    extracted, fragment = site.extracted(number), site.fragment(number)
+    plain_features = () if fragment.subquery is not None else fragment.features
+    empty = [
+        feature
+        for feature in plain_features
+        if choice.is_declared(feature.name, "")
+        and extracted.column(feature.name).is_missing.all()
+    ]
+    kinds = {info.name: info.kind for info in extracted.features}
+    if empty:
+        # this reads the source, so only if necessary
+        all_null = visible_schema(site, site.source(number)).all_null
+        untyped = {quote_name(column) for column in all_null}
+        kinds |= {feature.name: "" for feature in empty if feature.sql in untyped}
+    return kinds
+
+
+def fit_shards(site: Site, request: FitRequest) -> FitReply:
+    """Merge the shards' statistics, and reply with the encoder, sealed for them all."""
+    parts = {n: _fit_shards(site, n, body) for n, body in site.each(request.parts)}
+    return FitReply(parts)
+
+
+def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
+    seal, choice = _shared(site, number)
+    shards = []
+    for shard in seal.shards:
+        sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
+        other = required(body.shards.get(str(shard)), f"shards/{shard}")
+        try:
+            text = seal.open(sealed, STATISTICS, shard)
+            sent = parse(text, "text", _read_statistics).parts.get(shard)
+            shards.append(from_wire(required(sent, "part"), choice, other.rows))
+        except TPFlowerError as error:
+            raise SchemaError(
+                f"the statistics of site {other.site!r} cannot be used: {error}"
+            ) from None
+    encoder, columns = _fit(site, number, choice, shards)
+    text = json.dumps(encoder.to_json()).encode()
+    sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
+    return FittedPart(columns=columns, sealed=sealed)
+
+
+def _read_statistics(text: bytes) -> ShardStatistics:
+    return decode(ShardStatistics, packet_of(text))
+
+
+def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
+    """Return the seal of a part's table, and the encoders that its features get."""
+    name = _STATISTICS.format(number)
+    meta = site.store.load(name).meta if site.store.has(name) else {}
+    if meta.get("shards") is None:
+        raise MessageError(
+            f"part {number} has no statistics of a table in several shards, or not at "
+            "this point of the run"
+        )
+    shards = msgspec.convert(meta["shards"], TableShards)
+    key, table = site.group_key(shards.group), site.fragment(number).table
+    seal = ShardSeal(key, site.run, table, tuple(shards.numbers))
+    return seal, _choice(meta["encoders"])
+
+
+def _fit(
+    site: Site, number: int, choice: TableChoice, shards: list[Statistics]
+) -> tuple[TableEncoder, EncodedColumns]:
+    """Fit and store the encoder of a table; return it, and its columns by feature."""
+    encoder = fit(choice.table, merge_tables(shards))
+    _store(site, number, encoder)
+    features = dict.fromkeys(choice.specs, 0)
+    for encoding in encoder.encodings:
+        features[encoding.name] += len(encoding.feature_names)
+    return encoder, EncodedColumns(features, bool(encoder.fitted))
+
+
+def _store(site: Site, number: int, encoder: TableEncoder) -> None:
+    fitted = encoder.at_site(site.hasher()).to_json()
+    site.store.save(_ENCODER.format(number), Entry({}, fitted))
+
+
+def fitted_encoder(
+    site: Site, number: int, sealed: AnyArray | None = None
+) -> SiteEncoder:
+    """Return the encoder of a part's table; ``sealed`` if another shard has fitted it.
+
+    Raises:
+        SiteError: no shard of the table has sealed it in this run.
+        SchemaError: it is not an encoder.
+    """
+    name = _ENCODER.format(number)
+    if not site.store.has(name):
+        seal, _ = _shared(site, number)
+        text = seal.open(required(sealed, "encoder"), ENCODER, seal.shards[0])
+        _store(site, number, parse(text, "encoder", _read_encoder))
+    return SiteEncoder.from_json(site.store.load(name).meta)
+
+
+def _read_encoder(text: bytes) -> TableEncoder:
+    return TableEncoder.from_json(json.loads(text))
