@@ -20,6 +20,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from client_apps.rounds.audit import record_refusal
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import (
     Answer,
@@ -79,6 +80,8 @@ def _reply(message: Message, context: Context, action: Action) -> Message:
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
         kind = str(kind_of(error))
         message_log.write(ERROR, "refused", request, site, kind=kind, reason=reason)
+        if request is not None and site is not None:
+            error = record_refusal(site, request, error, reason)
         content = _failed(request, site, error)
     return Message(content, reply_to=message)
 

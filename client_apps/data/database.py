@@ -21,7 +21,7 @@ from tp_flower.errors import LedgerError, SettingsError, SiteError
 from tp_flower.node_config import IN_MEMORY
 
 FILE: Final = "site.db"
-VERSION: Final = 1
+VERSION: Final = 2
 SCHEMA: Final = """
 CREATE TABLE entries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -41,7 +41,8 @@ CREATE TABLE ledger (
     run TEXT AS (json_extract(line, '$.run')),
     event TEXT AS (json_extract(line, '$.event')),
     ident TEXT AS (json_extract(line, '$.ident')),
-    source TEXT AS (json_extract(line, '$.release.source')),
+    source TEXT AS (coalesce(
+        json_extract(line, '$.source'), json_extract(line, '$.release.source'))),
     part INTEGER AS (
         coalesce(json_extract(line, '$.part'), json_extract(line, '$.release.part'))),
     what TEXT AS (

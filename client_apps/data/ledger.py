@@ -15,6 +15,8 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
     "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
     "event": "keys",    "run", "groups"     who has its secrets, by group (fingerprints)
+    "event": "answer",  "run", "source", "rows", "bytes", "ident", ...   see ``audit``
+    "event": "refuse",  "run", "source", "reason", ...   source: if rows were read
 
 *Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
 zeros before the first) followed by the line, so that no line can be changed, removed or
@@ -46,6 +48,7 @@ import msgspec
 from msgspec.structs import replace
 
 from client_apps.data.database import FILE, Changes, open_database
+from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
 from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.methods import RDP
 from tp_flower.node_config import IN_MEMORY
@@ -70,6 +73,7 @@ Costs = Counter[Mechanism]
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE, KEYS = "settle", "close", "keys"
+ANSWER, REFUSE = "answer", "refuse"
 
 _CHECKSUM_BYTES: Final = 16
 START: Final = "0" * (2 * _CHECKSUM_BYTES)
@@ -236,7 +240,7 @@ class Ledger:
     def close(self, run: str) -> None:
         """End a run and free its unused reservations."""
         with self._transaction() as connection:
-            query = f"SELECT 1 FROM ledger WHERE {_OF_RUN}"
+            query = f"SELECT 1 FROM ledger WHERE {_OF_RUN} AND event <> 'refuse'"
             if connection.execute(query, {"run": run}).fetchone() is None:
                 return
             line = {"event": SETTLE, "run": run}
@@ -245,6 +249,27 @@ class Ledger:
                 for release, times in connection.execute(_MOST_USED, {"run": run})
             ]
             self._append(connection, [*lines, {"event": CLOSE, "run": run}])
+
+    def record(
+        self, run: str, event: str, queries: Sequence[Line], quotas: Quotas
+    ) -> None:
+        """Record queries of tables that were answered, once, or refused.
+
+        PolicyError beyond the quota of a source whose rows were read; then nothing is
+        written, and nothing that depends on the rows may be sent.
+        """
+        with self._transaction() as connection:
+            if _has_done(connection, run, event, queries[0].get("ident", "")):
+                return
+            for query in queries:
+                if is_recorded(connection, query, quotas):
+                    line = {"event": event, "run": run, **query}
+                    self._append(connection, [line])
+
+    def check_quota(self, table: str, source: str, quotas: Quotas) -> None:
+        """Raise PolicyError if no query of a source may be answered now."""
+        with self._transaction() as connection:
+            check_quota(connection, table, source, quotas)
 
     def spent(self, source: str) -> list[Mechanism]:
         """Return the mechanisms that a source has used, open reservations in full."""
@@ -319,7 +344,7 @@ class Ledger:
     def _append(self, connection: Connection, contents: Sequence[Line]) -> None:
         """Add lines to the chain; TypeError if one is not of plain JSON types."""
         seq, checksum = self.end
-        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        now = time.strftime(TIME, time.gmtime())
         rows = []
         for content in contents:
             seq += 1
@@ -388,6 +413,8 @@ class RoundLedger:
         self.note = self._with_round(ledger.note)
         self.record_keys = self._with_round(ledger.record_keys)
         self.close = self._with_round(ledger.close)
+        self.record = self._with_round(ledger.record)
+        self.check_quota = ledger.check_quota
 
     def lines(self, run: str) -> list[Line]:
         """Return the lines of the run, with those that the round has added."""

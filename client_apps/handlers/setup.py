@@ -10,9 +10,11 @@ from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import (
+    admit_query,
     check_extracted,
     check_fragment,
     check_selections,
+    list_query,
     visible_schema,
 )
 from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secrets
@@ -97,12 +99,15 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     hosted = len(site.shards)
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
-    source = site.hosted(body.shard)
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
+    list_query(site, number, site.shards[body.shard], fragment)
+    source = site.hosted(body.shard)
     row_key = check_row_key(body.row_key, len(fragment.keys))
     groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
     check_fragment(site, source, fragment)
+    admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
+    site.queries[number]["rows"] = extracted.rows
     check_extracted(source, fragment, extracted.rows)
     site.bind(number, body.shard, fragment, len(groups))
     site.round.learn(site.tables.identity(number))

@@ -43,6 +43,8 @@ _RULES: Final[Mapping[str, str]] = {
     "coefficients = true": "the final coefficients of a linear model",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
+    "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 "
+    "hours",
     "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
     "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
     "noise only, no statistics",

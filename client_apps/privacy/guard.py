@@ -15,6 +15,7 @@ from tp_flower.errors import SourceError
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, reads
+from tp_flower.query.fragment_text import fragment_text, text_digest
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
@@ -56,6 +57,30 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
         chosen.add(" AND ".join(sorted(rows.filters)))
         if len(chosen) > 1:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
+
+
+def list_query(
+    site: Site, number: int, source: ShardSource, fragment: Fragment
+) -> None:
+    """List a part's fragment for the site's ledger, whatever becomes of it."""
+    text = fragment_text(fragment)
+    site.queries[number] = {
+        "part": number,
+        "table": source.table,
+        "site": source.site,
+        "query": text,
+        "digest": text_digest(text),
+        "policy": source.policy.digest,
+    }
+
+
+def admit_query(site: Site, number: int, source: ShardSource) -> None:
+    """Refuse a query beyond the quota of its rows; from here on, it reads them."""
+    name, quota = source_id(source), source.policy.queries_per_day
+    if quota is not None:
+        site.quotas[name] = min(quota, site.quotas.get(name, quota))
+        site.ledger.check_quota(source.table, name, site.quotas)
+    site.queries[number]["source"] = name
 
 
 def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 from flwr.app import Context
 
 from client_apps.data.features import CachedFeatures, place, release, rows_of
-from client_apps.data.ledger import RoundLedger, open_ledger
+from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
 from client_apps.operator.participant import (
     Participant,
@@ -121,6 +121,8 @@ class Site:
     In deployment every message starts a process: modules that read tables, parse
     queries or write models are imported by the messages that need them. Nothing is kept
     in Flower's context. ``uses`` are the covered releases that leave with the reply.
+    ``queries`` are the ledger's lines about the fragments of the request, by part, with
+    a ``source`` once rows are read; ``quotas`` are those of these sources.
     """
 
     def __init__(self, context: Context, run: str = NO_RUN) -> None:
@@ -132,6 +134,8 @@ class Site:
         limit = cache_limit(context.node_config)
         self.features = CachedFeatures(root, limit, self.store)
         self.uses: list[Spend] = []
+        self.queries: dict[int, Line] = {}
+        self.quotas: dict[str, int] = {}
         self._round: Round | None = None
 
     @cached_property

@@ -30,6 +30,7 @@ from flwr.app import RecordDict
 from flwr.common.logger import log
 
 from client_apps.data.run_store import CommittedRound
+from client_apps.rounds.audit import record_answers
 from client_apps.rounds.site import Site
 from tp_flower.errors import (
     BehindError,
@@ -207,6 +208,7 @@ def _answered(
             seconds = math.ceil(10.0 * seconds) / 10.0
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
+        record_answers(site, request, packet)
         if is_round:
             site.pay()
             # nothing is to be kept of a run that the site does not know

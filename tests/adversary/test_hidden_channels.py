@@ -11,10 +11,12 @@ import pytest
 import torch
 from torch import nn
 
+from client_apps.data.ledger import Ledger
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers import hostile
 from tests.support.peers.hostile import (
     POLICIES,
+    SHOP,
     UK_PART,
     US,
     US_PART,
@@ -273,3 +275,58 @@ def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
         *(tmp_path, "query.statistics", US, one_row), policies=policies, privacy=EXACT
     )
     assert "releases.statistics = never" in error
+
+
+# errors, races or full disks tell no more than the quota of queries allows
+
+QUOTA = 3
+QUOTAS = {"orders": f"queries-per-day = {QUOTA}"}
+PROBES = {
+    day: header(
+        *("parts", 0, "fragment", "filters"),
+        value=[f"CASE WHEN \"day\" > {day} THEN 'x' ELSE '1' END::INT = 1"],
+    )
+    for day in (28, 14, 7, 21, 3, 25, 10)
+}
+BEYOND = "(queries-per-day) refuses: 3 queries have read table orders"
+
+
+def probe(folder):
+    """Ask whether any day is later than some, by errors; return the errors."""
+    answers = answers_to(folder, "query.extract", SHOP, PROBES, policies=QUOTAS)
+    return [answer.error for answer in answers]
+
+
+def counted(folder):
+    exported = map(json.loads, Ledger(str(folder / "shop" / "state")).export())
+    kinds = ("answer", "refuse")
+    return sum(line["event"] in kinds and "source" in line for line in exported)
+
+
+def test_errors_tell_of_rows_no_oftener_than_answers(tmp_path):
+    errors = probe(tmp_path)
+    assert not any(BEYOND in error for error in errors[:QUOTA])
+    # the first asks for days that nobody has, the second for some that are there
+    assert len(set(errors[:QUOTA])) > 1
+    assert {BEYOND in error for error in errors[QUOTA:]} == {True}
+    assert counted(tmp_path) == QUOTA
+
+
+def test_a_race_for_the_last_query_tells_nothing(tmp_path, monkeypatch):
+    """All have passed the check before any is written down."""
+    monkeypatch.setattr(Ledger, "check_quota", lambda *_: None)
+    errors = probe(tmp_path)
+    assert {BEYOND in error for error in errors[QUOTA:]} == {True}
+    assert counted(tmp_path) == QUOTA
+
+
+def test_an_error_that_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
+    record = Ledger.record
+
+    def full(ledger, run, event, *others):
+        if event == "refuse":
+            raise SiteError("No space left on device")
+        record(ledger, run, event, *others)
+
+    monkeypatch.setattr(Ledger, "record", full)
+    assert {*probe(tmp_path)} - {""} == {"No space left on device"}

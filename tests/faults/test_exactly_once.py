@@ -474,6 +474,10 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(
     grid, strategy = run(tmp_path, kind, Killed, num_epochs=1)
     check_as_plain(grid, strategy, kind, num_epochs=1)
     assert min(grid.kills.values()) >= 5
+    # a query that was begun many times was answered, and counts, once
+    for node in grid.contexts:
+        query = "SELECT part FROM ledger WHERE event IN ('answer', 'refuse')"
+        assert len(rows_in(grid.database(node), query)) == 1
     assert not {
         name for node in grid.contexts for name in grid.site(node).store.names()
     }

@@ -23,6 +23,7 @@ def lenient(columns: Iterable[str], rules: str = "") -> str:
         "min-rows": 1,
         "min-count": 1,
         "min-features": 0,
+        "queries-per-day": 10**6,
         "models": ["linear", "mlp", "centres"],
     }
     if "epsilon" in written:

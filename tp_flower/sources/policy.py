@@ -34,8 +34,10 @@ and ``epsilon`` its amount, over all runs.
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Annotated, Final
 
+import msgspec
 from msgspec import Meta
 
 from tp_flower.errors import PolicyError, SourceError, closest
@@ -137,6 +139,7 @@ class Policy:
             clear beside an epsilon.
         most_unmatched: share of rows that the server may say to be without a partner in
             a LEFT JOIN, which leaves the mask of that join out of their scores.
+        queries_per_day: maximum fragments answered within 24 hours; None for no limit.
     """
 
     columns: Texts | None = None
@@ -160,11 +163,17 @@ class Policy:
     coefficients: Flag = False
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
+    queries_per_day: Count | None = None
 
     @property
     def per(self) -> str:
         """Whose an epsilon is: the columns of the unit, or "row"."""
         return ", ".join(self.privacy_unit) or "row"
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 of all rules, which names the policy in the ledger."""
+        return sha256(msgspec.json.encode(self, order="deterministic")).hexdigest()
 
     @property
     def named(self) -> tuple[str, ...]:
@@ -340,6 +349,7 @@ STRICT: Final[Mapping[str, object]] = {
     "min-features": 4,
     "models": ("linear", "mlp"),
     "most-unmatched": 0.0,
+    "queries-per-day": 100,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 MISSING: Final = Policy(

@@ -190,8 +190,16 @@ class Kept:
         return [rows_in(self.folder / FILE, query) for query in queries]
 
     def changed(self, what: object) -> set[Path]:
-        """Return the files that are others now; the database must be the same."""
-        assert self._read_rows() == self._rows, what
+        """Return the files that are others now; the database must be the same.
+
+        The ledger may have lines about refusals since.
+        """
+        entries, lines = self._read_rows()
+        assert entries == self._rows[0], what
+        before = self._rows[1]
+        assert lines[: len(before)] == before, what
+        events = {json.loads(line)["event"] for _, line in lines[len(before) :]}
+        assert events <= {"refuse"}, what
         return {path for path, _ in files(self.folder).items() ^ self._files.items()}
 
     def restore(self) -> None:

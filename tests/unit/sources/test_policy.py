@@ -74,6 +74,7 @@ def test_a_policy_with_every_key(tmp_path):
         epsilon-per-run = 1.5
         delta = 1e-6
         budget-name = "payments"
+        queries-per-day = 9
         scores-tell-features = true
         releases = { labels = "clear", scores = "clear" }
     """
@@ -100,6 +101,7 @@ def test_a_policy_with_every_key(tmp_path):
         coefficients=True,
         scores_tell_features=True,
         most_unmatched=0.25,
+        queries_per_day=9,
     )
     # one that this test does not write would go untested
     same = {key for key, rule in vars(policy).items() if rule == vars(Policy())[key]}
@@ -120,6 +122,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         min_features=4,
         models=("linear", "mlp"),
         most_unmatched=0.0,
+        queries_per_day=100,
         releases=Releases(scores="masked"),
     )
     assert source.min_count == 10

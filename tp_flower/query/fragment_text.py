@@ -1,0 +1,81 @@
+"""The text of a fragment for the owner of its table: a line for each piece.
+
+Fragments that ask the same have one text, without the alias and sorted. Others differ:
+no line has a character that could begin another one or hide a part of it.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from hashlib import sha256
+
+from tp_flower.duckdb_engine import quote_name
+from tp_flower.errors import QueryError
+from tp_flower.query.expressions import render
+from tp_flower.query.fragment import Feature, Fragment, Piece, SubQuery
+
+
+def fragment_text(fragment: Fragment) -> str:
+    r"""Return a fragment's text; pieces that do not parse are left as they came.
+
+    >>> day = Feature("day", "upper(day)")
+    >>> print(fragment_text(Fragment("a", "visits", (day,), (("id",),), "y", ("x",))))
+    table "visits"
+    feature "day": UPPER("day")
+    label: "y"
+    filter: "x"
+    join key: "id"
+    """
+    with suppress(QueryError):
+        fragment = _rendered(fragment)
+    inner = fragment.subquery or SubQuery(())
+    lines = [
+        f"table {printable(quote_name(fragment.name))}",
+        *_named("sub-query column", inner.columns),
+        *_listed("sub-query filter", inner.filters),
+        *_listed("sub-query group", inner.groups),
+        *_listed("sub-query HAVING", inner.having),
+        *_named("feature", fragment.features),
+        *_listed("label", [fragment.label] if fragment.label is not None else []),
+        *_listed("weight", [fragment.weight] if fragment.weight is not None else []),
+        *_listed("filter", fragment.filters),
+    ]
+    for key in sorted(fragment.keys):
+        lines += _listed("join key", key[:1])
+        lines += [f"  and: {printable(sql)}" for sql in key[1:]]
+    return "\n".join(lines)
+
+
+def text_digest(text: str) -> str:
+    """Return the SHA-256 of a fragment's text, with its name."""
+    return f"sha256:{sha256(text.encode()).hexdigest()}"
+
+
+def _rendered(fragment: Fragment) -> Fragment:
+    # as it would run: without comments, every name quoted
+    def render_piece(piece: Piece) -> str:
+        return render(piece.parse(), quote=True)
+
+    subquery = fragment.subquery and fragment.subquery.map(render_piece)
+    return replace(fragment.map(render_piece), subquery=subquery)
+
+
+def _named(role: str, features: Sequence[Feature]) -> list[str]:
+    return [
+        f"{role} {printable(quote_name(feature.name))}: {printable(feature.sql)}"
+        for feature in sorted(features, key=lambda feature: (feature.name, feature.sql))
+    ]
+
+
+def _listed(role: str, pieces: Sequence[str]) -> list[str]:
+    return [f"{role}: {printable(sql)}" for sql in sorted(pieces)]
+
+
+def printable(text: str) -> str:
+    """Return a text with backslashes, line ends and invisible characters escaped."""
+    return "".join(
+        character
+        if character.isprintable() and character != "\\"
+        else character.encode("unicode_escape").decode()
+        for character in text
+    )
