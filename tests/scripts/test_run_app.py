@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from scripts import run_app
+from tests.support.files import case_table
 from tp_flower.errors import SettingsError
+
+CASES = case_table(__file__)
 
 
 def test_good_run_configs(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('strategy = "sgd"\n')
     for texts in (
-        [],
-        ["seed=3 l2=1"],
-        ["seed=3", 'strategy="sgd"'],
-        ['sql="SELECT a = 1 AS label FROM t"'],
+        *CASES["good"],
         [str(file)],
     ):
         run_app.check_run_config(texts)
@@ -28,18 +28,7 @@ def test_good_run_configs(tmp_path: Path) -> None:
         run_app.check_run_config([str(file)])
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["seed = 3"], r"-c 'seed = 3': write key=value without spaces around ="),
-        (["seed=3 sgd"], r"without spaces around ="),
-        (["sead=3"], r"sead: unknown setting. Did you mean seed\?"),
-        (["seed=3", "l2=-1"], r"l2: -1 is out of range"),
-        (["strategy=sgd"], r"cannot be read: .*invalid format"),
-        (["no-such-file.toml"], r"cannot be read: .*No such file"),
-        (["a.toml", "seed=3"], r"cannot be read: .*cannot be passed alongside"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "message"), CASES["bad"])
 def test_bad_run_configs_start_nothing_and_exit_2(
     texts: list[str], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

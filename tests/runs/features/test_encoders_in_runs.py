@@ -6,17 +6,13 @@ import numpy as np
 import pytest
 
 from tests.support.federated import Run, one_per_site, run, sharded, store, whole
+from tests.support.files import case_table
 from tp_flower.errors import SiteError
 
+CASES = case_table(__file__)
+
 FRAMES = store()
-ENCODERS = (
-    ("o", "day", "cyclic(7)"),
-    ("o", "online", "one-hot missing=zero"),
-    ("c", "age", "quantile-bins(3) indicator"),
-    ("C", "Region", "hash(4)"),
-    ("i", "price", "robust"),
-    ("i", "weight", "min-max missing=median indicator"),
-)
+ENCODERS = CASES["encoders"]
 NAMES = {
     "o": ("day[0]", "day[1]", "online[0]", "online[1]"),
     "c": (

@@ -15,6 +15,7 @@ from strategies.report_page import render, result_view
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.federated import WatchedGrid
+from tests.support.files import case_table
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol.messages import Action
@@ -23,6 +24,8 @@ from tp_flower.query import Query
 from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
+
+CASES = case_table(__file__)
 
 SQL = "SELECT y AS label, a, b FROM t"
 CHAIN = "s0-s1, s1-s2"
@@ -403,14 +406,7 @@ def test_training_goes_on_without_a_site_and_with_it_again(span):
 # refusals
 
 
-@pytest.mark.parametrize(
-    ("sql", "message"),
-    [
-        ("SELECT t.y AS label, u.a FROM t JOIN t u ON t.a = u.a", "joins t, u"),
-        ("SELECT y AS label, a, b AS weight FROM t", "leave out 'AS weight'"),
-        ("SELECT y > 99 AS label, a FROM t", "constant at all sites"),
-    ],
-)
+@pytest.mark.parametrize(("sql", "message"), CASES["queries"])
 def test_queries_that_are_not_of_one_table_are_refused(sql, message):
     with pytest.raises(QueryError, match=message):
         train(sql=sql)
@@ -428,17 +424,7 @@ def test_labels_and_features_that_there_are_not_are_refused():
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"mode": "explain"}, "'explain' explains joins"),
-        ({"row_weight": "entity"}, "needs joined rows"),
-        ({"coreset_size": 5}, "trains on every row"),
-        ({"personal": "last"}, "last layer of model 'mlp'"),
-        ({"personal": "a", "model": "mlp"}, "needs model 'linear'"),
-        ({"personal": "a, a"}, "names a more than once"),
-        ({"personal": "*, a"}, "must stand alone"),
-        ({"personal": "a,,b"}, "empty name"),
-        ({"graph": " "}, "is empty"),
-        ({"graph_epsilon": 1.0}, "not for 'models'"),
-        ({"update_clusters": 4}, "set update-penalty above 0"),
+        *CASES["settings"],
         (
             {"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)},
             "not use it",

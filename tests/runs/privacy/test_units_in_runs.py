@@ -23,12 +23,15 @@ from strategies.report_page.blocks import Record
 from strategies.report_page.costs import privacy_totals
 from tests.support.federated import Run, WatchedGrid, run_query, write_site
 from tests.support.federated import train as train_on
+from tests.support.files import case_table
 from tests.support.predicted import scored, train
 from tp_flower.errors import BudgetError, SiteError
 from tp_flower.personalised.sites import EMBEDDING_BOUND
 from tp_flower.privacy.mechanisms import Mechanism
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
+
+CASES = case_table(__file__)
 
 DELTA = 1e-5
 PEOPLE = 24
@@ -98,18 +101,7 @@ def composed(lines: list[dict], row_rates: int) -> float:
     return float(accountant.get_epsilon(DELTA))
 
 
-@pytest.mark.parametrize(
-    ("rows", "strategy", "features", "settings"),
-    [
-        (1, "admm", "statistics", {}),
-        (5, "admm", "statistics", {}),
-        (20, "admm", "dp-sgd", {}),
-        (66, "admm", "statistics", {}),
-        (5, "admm", "dp-sgd", {"model": "mlp"}),
-        (5, "sgd", "dp-sgd", {"batch_size": 40}),
-        (3, "sgd", "dp-sgd", {"batch_size": 40, "model": "mlp"}),
-    ],
-)
+@pytest.mark.parametrize(("rows", "strategy", "features", "settings"), CASES["runs"])
 def test_the_epsilon_of_a_run_is_the_persons(
     tmp_path, rows, strategy, features, settings
 ):

@@ -11,6 +11,7 @@ import pytest
 
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.federated import WatchedGrid, train
+from tests.support.files import case_table
 from tests.support.policies import OPEN
 from tp_flower.errors import (
     MappingError,
@@ -20,6 +21,8 @@ from tp_flower.errors import (
     SiteError,
     TPFlowerError,
 )
+
+CASES = case_table(__file__)
 
 ROWS = 10
 SQL = "SELECT o.qty AS label, o.price, c.age FROM orders o JOIN customers c"
@@ -134,12 +137,8 @@ def test_queries_and_settings_that_are_refused(how, error, match):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
+        *CASES["files"],
         (None, "the tables file of the site does not exist"),
-        ("[tables.customers]\npth = 'a.csv'", "unknown key 'pth'.*path"),
-        (
-            "[tables.customers]\npath = 'a.csv'\nsite = 'us'\npolicy = 'open'",
-            r"table 'customers' at site 'us' \(its file\): the file does not exist",
-        ),
     ],
 )
 def test_files_that_are_refused(tmp_path, text, match):
@@ -186,16 +185,7 @@ def test_null_labels_may_be_filtered_out():
 # what errors and messages do not tell
 
 
-@pytest.mark.parametrize(
-    ("note", "change", "match"),
-    [
-        ("secret", ("o.price", "CAST(o.note AS INT) AS x"), r"'x', CAST.*\(to INT32\)"),
-        ("2024-13-45", ("o.price", "CAST(o.note AS DATE) AS x"), "'x', CAST.*: Conv"),
-        ("98765.4", ("o.price", "CAST(o.note AS DECIMAL(4, 1)) AS x"), "'x', CAST"),
-        ("secret", ("c.id", "c.id WHERE CAST(o.note AS INT) > 3"), "a filter, .*CAST"),
-        ("secret", ("o.cust", "CAST(o.note AS INT)"), "join key .*CAST"),
-    ],
-)
+@pytest.mark.parametrize(("note", "change", "match"), CASES["conversions"])
 def test_failed_conversion_names_the_expression_not_the_value(note, change, match):
     match = f"site 'shop', table 'o': .*{match}"
     with pytest.raises(SiteError, match=match) as caught:

@@ -5,8 +5,11 @@ import pytest
 
 from tests.support.examples.store_runs import LEFT, SOURCE, trained
 from tests.support.federated import Run
+from tests.support.files import case_table
 from tp_flower.errors import QueryError
 from tp_flower.settings import PrivacySettings
+
+CASES = case_table(__file__)
 
 MASKED, CLEAR = PrivacySettings(scores="masked"), PrivacySettings(scores="clear")
 TWICE = f"{SOURCE} JOIN customers d ON o.item = d.id"
@@ -41,20 +44,7 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
 
 
 @pytest.mark.parametrize("source", [SOURCE, LEFT, TWICE, CYCLE])
-@pytest.mark.parametrize(
-    ("loss", "layout", "how"),
-    [
-        ("squared", "whole", {}),
-        ("squared", "sharded", {}),
-        ("logistic", "sharded", {"lou": "consensus"}),
-        ("softmax", "sharded", {}),
-        ("logistic", "whole", {"models": "o=mlp"}),
-        ("squared", "whole", {"strategy": "sgd", "batch_size": 20}),
-        ("softmax", "sharded", {"strategy": "sgd", "batch_size": 20, "staleness": 1}),
-        ("logistic", "whole", {"strategy": "vfl-admm"}),
-        ("squared", "sharded", {"coreset_size": 30, "coreset_kind": "uniform"}),
-    ],
-)
+@pytest.mark.parametrize(("loss", "layout", "how"), CASES["runs"])
 def test_masked_scores_train_the_same_model(source, loss, layout, how):
     how = {"source": source, "num_epochs": 4, **how}
     masked, clear = (

@@ -38,12 +38,15 @@ from tests.support.federated import (
     store,
     whole,
 )
+from tests.support.files import case_table
 from tests.support.reference import admm as slow
 from tests.support.reference import joins, losses
 from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LOSSES
 from tp_flower.query import Query
+
+CASES = case_table(__file__)
 
 L2 = 0.01
 trained = functools.partial(on_store, num_epochs=6)
@@ -92,16 +95,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
 # iterates
 
 
-@pytest.mark.parametrize(
-    ("loss", "form", "corrections", "relaxation"),
-    [
-        ("squared", "sharing", 3, 1.0),
-        ("squared", "sharing", 3, 1.5),
-        ("squared", "jacobi", 1, 1.0),
-        ("logistic", "sharing", 3, 1.5),
-        ("softmax", "sharing", 3, 1.0),
-    ],
-)
+@pytest.mark.parametrize(("loss", "form", "corrections", "relaxation"), CASES["admm"])
 def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxation):
     rho = 0.4
     finished = trained(
@@ -272,14 +266,7 @@ def test_seed_decides_the_split_and_repeats():
     assert (other.tested["o"] != again.tested["o"]).any()
 
 
-@pytest.mark.parametrize(
-    ("loss", "strategy", "how"),
-    [
-        ("squared", "admm", {}),
-        ("logistic", "admm", {}),
-        ("logistic", "sgd", {"batch_size": 16}),
-    ],
-)
+@pytest.mark.parametrize(("loss", "strategy", "how"), CASES["held_out"])
 def test_held_out_rows_do_not_influence_training(loss, strategy, how):
     first = trained(loss, strategy=strategy, **how)
     held_out = held_out_orders(first)
@@ -335,22 +322,7 @@ def assert_one_message_per_site(finished: Run) -> None:
         assert sorted(replies) == sorted(nodes)
 
 
-@pytest.mark.parametrize(
-    ("layout", "how", "actions"),
-    [
-        ("whole", {}, ["admm"]),
-        ("whole", {"lou": "consensus"}, ["admm"]),
-        ("sharded", {}, ["admm", "consensus"]),
-        ("sharded", {"lou": "consensus"}, ["admm", "consensus"]),
-        (
-            "sharded",
-            {"lou": "consensus", "inner_rounds": 3},
-            ["admm", *["consensus"] * 3],
-        ),
-        # inner rounds are consensus's: statistics need none
-        ("sharded", {"inner_rounds": 3}, ["admm", "consensus"]),
-    ],
-)
+@pytest.mark.parametrize(("layout", "how", "actions"), CASES["rounds"])
 def test_rounds_per_epoch(layout, how, actions):
     finished = trained("squared", layout, num_epochs=3, **how)
     for epoch in (1, 2, 3):

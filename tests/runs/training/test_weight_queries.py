@@ -28,6 +28,7 @@ from tests.support.federated import (
     store,
     whole,
 )
+from tests.support.files import case_table
 from tests.support.joined import run as extracted
 from tp_flower.errors import MessageError, PolicyError, QueryError, SiteError
 from tp_flower.extraction.extract import extract
@@ -35,6 +36,8 @@ from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import Query
 from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.policy import WEIGHTS, Policy, Releases
+
+CASES = case_table(__file__)
 
 SCHEMAS = {
     "o": {"k": "INTEGER", "y": "DOUBLE", "w": "DOUBLE"},
@@ -118,19 +121,7 @@ def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected
 # policies
 
 
-@pytest.mark.parametrize(
-    ("text", "refused"),
-    [
-        # which is what a label may read, where the list of labels says nothing else
-        ("columns = ['day']", "labels"),
-        ("columns = ['amount']\nlabels = ['is_fraud']", "labels"),
-        ("weights = ['day']", "weights"),
-        ("join-only = ['amount']", "join-only"),
-        ("columns = ['day']\nweights = ['amount']", ""),
-        ("labels = ['amount']", ""),
-        ("columns = ['amount']", ""),
-    ],
-)
+@pytest.mark.parametrize(("text", "refused"), CASES["may_read"])
 def test_what_a_weight_may_read(tmp_path, text, refused):
     policy, asked = policy_of(tmp_path, text), fragment(weight='"amount"')
     if not refused:
@@ -147,20 +138,7 @@ def test_a_column_for_weights_is_no_feature(tmp_path):
         check(policy, fragment(features=features(a='"amount"')))
 
 
-@pytest.mark.parametrize(
-    ("text", "may_leave"),
-    [
-        ("", True),
-        ("releases = { labels = 'never' }", False),
-        ("epsilon = 2.0", False),
-        (
-            "epsilon = 2.0\nweights = ['amount']\nreleases = { weights = 'clear' }",
-            True,
-        ),
-        ("epsilon = 2.0\nreleases = { labels = 'clear' }", True),
-        ("releases = { weights = 'never' }", False),
-    ],
-)
+@pytest.mark.parametrize(("text", "may_leave"), CASES["may_leave"])
 def test_weights_leave_as_labels_in_the_clear_do(tmp_path, text, may_leave):
     site, (source,) = site_of(tmp_path, text)
     check_fragment(site, source, fragment(label='"day"'))

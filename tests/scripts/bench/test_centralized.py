@@ -26,6 +26,7 @@ from scripts.joined.models import (
 )
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
+from tests.support.files import case_table
 from tp_flower.features.statistics import category_purpose
 from tp_flower.joins.mapping import split_rows
 from tp_flower.losses import SquaredLoss
@@ -39,6 +40,8 @@ from tp_flower.sources.shards import (
     register_frames,
     release,
 )
+
+CASES = case_table(__file__)
 
 SETTINGS = Settings(task="regression", seed=3)
 
@@ -201,17 +204,7 @@ def test_steps_reach_the_optimum(loss: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "metric", "optimum", "value", "is_equal"),
-    [
-        ("admm", "auc", 0.7, 0.7015, True),
-        ("admm", "auc", 0.7, 0.7025, False),
-        ("admm", "auc", 0.7, 0.6975, False),
-        ("sgd", "auc", 0.7, 0.691, True),
-        ("sgd", "auc", 0.7, 0.689, False),
-        # relative to the optimum's
-        ("admm", "rmse", 40.0, 40.1, False),
-        ("sgd", "rmse", 40.0, 40.1, True),
-    ],
+    ("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"]
 )
 def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
     report = {"final": {"test": {metric: value}}, "tables": [{"table": "o"}]}
@@ -249,13 +242,8 @@ def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"final": {"test": {"rmse": 9.0, "r2": 0.0}}}, "NOT EQUAL to training on the"),
-        ({"status": "failed: no rows"}, "did not complete: failed: no rows"),
-        ({"joined-rows": {"train": 1, "test": 1}}, "the run joined"),
-        ({"settings": {"mode": "explain"}}, "mode = 'explain': nothing was trained"),
-        ({"chosen": {"row-weight": {"entity": "i"}}}, "joined rows have weights"),
+        *CASES["not_equal"],
         (None, "cannot be read"),
-        ("{", "is no report"),
     ],
 )
 def test_runs_that_are_not_equal_or_cannot_be_compared(

@@ -11,9 +11,12 @@ from flwr.clientapp import ClientApp
 from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
+from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import Packet, pack
 from tp_flower.settings import Settings
+
+CASES = case_table(__file__)
 
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
@@ -91,16 +94,7 @@ NO_TABLE = (
 
 
 @pytest.mark.parametrize(
-    ("nodes", "wanted", "how", "settled", "tables", "seconds"),
-    [
-        # a known number of nodes is waited for, and no longer
-        ("a2 b2+0.3", "a", {}, 2.0, "a b", (0.3, 2)),
-        # a deployment's node knows of no other, but another one brings the table
-        ("a1 c b+0.4", "ab", {}, 0.2, "a b c", (0.4, 5)),
-        # an unknown number of nodes settles
-        ("a b+0.2 c+30", "a", {}, 0.3, "a b", (0.4, 5)),
-        ("a b+0.2 c+30", "a", {"min_sites": 2}, 9.0, "a b", (0.2, 1.5)),
-    ],
+    ("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"]
 )
 def test_how_long_sites_are_waited_for(
     nodes, wanted, how, settled, tables, seconds, monkeypatch

@@ -20,6 +20,7 @@ from tests.support.federated import (
     store_sql,
     whole,
 )
+from tests.support.files import case_table
 from tests.support.peers.hostile import HostileGrid
 from tests.support.peers.hostile import train as train_hostile
 from tp_flower.errors import SchemaError, SiteError
@@ -27,25 +28,15 @@ from tp_flower.features.spec import DeclaredRange, number_categories
 from tp_flower.features.statistics_codec import to_wire
 from tp_flower.settings import PrivacySettings
 
-DECLARED = (
-    ("o", "day", "range(1, 28)"),
-    ("o", "online", "categories(true, false)"),
-    ("c", "age", "range(18, 60) indicator"),
-    ("c", "region", "categories(US, UK)"),
-    ("i", "price", "range(0, 8)"),
-    ("i", "weight", "range(0, 10) missing=zero"),
-)
+CASES = case_table(__file__)
+
+DECLARED = CASES["declared"]
 COLUMNS = {
     "o": {"day": 1, "online": 2},
     "c": {"age": 2, "region": 2},
     "i": {"price": 1, "weight": 1},
 }
-FREE = (
-    ("o", "price", "range(-3, 3)"),
-    ("o", "day", "cyclic(7)"),
-    ("c", "age", "range(0, 200) indicator"),
-    ("c", "kind", "categories(k0, k1)"),
-)
+FREE = CASES["free"]
 
 
 @given(

@@ -17,6 +17,7 @@ from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.special import log_ndtr
 
+from tests.support.files import case_table
 from tp_flower.methods import PRV, RDP
 from tp_flower.privacy.accounting import (
     ORDERS,
@@ -28,19 +29,12 @@ from tp_flower.privacy.accounting import (
 )
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
+CASES = case_table(__file__)
+
 DELTA = 1e-5
 
 # noise multiplier, sample rate, steps: epsilon from 0.2 to 20
-GRID = [
-    (0.6, 0.001, 1000),
-    (0.8, 0.05, 200),
-    (1.0, 0.001, 10_000),
-    (1.0, 0.1, 10),
-    (2.0, 0.1, 1000),
-    (5.0, 0.01, 10_000),
-    (5.0, 0.5, 20),
-    (20.0, 0.3, 500),
-]
+GRID = CASES["grid"]
 
 
 def by_divergences(gaussians, delta=DELTA):

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
 from tests.support.sql_pairs import (
     ACCEPTED,
@@ -31,6 +32,8 @@ from tp_flower import errors
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames, release
+
+CASES = case_table(__file__)
 
 REFUSED = [pair for pair in PAIRS if "error" in pair]
 
@@ -93,17 +96,7 @@ FILTERS = """
 {0}.x > 0; ({0}.x = 1 OR {0}.y IS NULL); NOT {0}.y = 2; {0}.x < 2; {0}.y IS NOT NULL;
 COALESCE({0}.x, 1) = 1
 """.strip().split(";")
-TABLES = [
-    "t",
-    "u",
-    "(SELECT x, COUNT(*) AS y FROM t GROUP BY x)",
-    "(SELECT y AS x, MAX(x) - 1 AS y FROM u WHERE x > 0 GROUP BY 1 HAVING MAX(x) < 2)",
-    "(SELECT x, SUM(y) AS y FROM u GROUP BY ALL HAVING y < 3)",
-    "(SELECT DISTINCT y, x FROM t)",
-    "(SELECT x + 1 AS x, CASE WHEN y = 1 THEN x ELSE y END AS y FROM u)",
-    "(SELECT 1 AS x, y FROM t WHERE x = 1 OR y = 1)",
-    "(SELECT * FROM t UNION ALL SELECT y, x + 1 FROM u WHERE y < 2)",
-]
+TABLES = CASES["tables"]
 # The only reasons for which a query made below is refused.
 REFUSALS = re.compile(
     r"also keeps rows without a match|compares a\d and a\d|is not NULL there"

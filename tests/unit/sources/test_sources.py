@@ -21,6 +21,8 @@ from tp_flower.sources.shards import (
     release,
 )
 
+CASES = case_table(__file__)
+
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
 FRAME = pd.DataFrame({"a": [1, 2]})
 
@@ -197,18 +199,7 @@ def test_unreadable_files(tmp_path, name, data, match):
 
 
 @pytest.mark.parametrize("kind", ["csv", "folder", "frame", "duckdb"])
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "SELECT * FROM read_csv('{other}')",
-        "COPY shard TO '{folder}/out.csv'",
-        "ATTACH '{folder}/x.db'",
-        "SET enable_external_access = true",
-        "INSTALL httpfs",
-        "SELECT * FROM '{other}'",
-        "INSERT INTO {database}.t VALUES (2)",
-    ],
-)
+@pytest.mark.parametrize("sql", CASES["other_reads"])
 def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
     source = csv(tmp_path, ORDERS)
     other = csv(tmp_path, ORDERS, "other.csv").path
