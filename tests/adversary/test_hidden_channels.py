@@ -13,6 +13,7 @@ from torch import nn
 
 from client_apps.data.ledger import Ledger
 from strategies import TablePuppetADMM, TablePuppetSGD
+from tests.support.files import case_table
 from tests.support.peers import hostile
 from tests.support.peers.hostile import (
     POLICIES,
@@ -39,6 +40,8 @@ from tp_flower.privacy.statistics_update import StatisticsPlan
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 
+CASES = case_table(__file__)
+
 TINY = 5e-324
 DP_SGD = PrivacySettings(features="dp-sgd", predictions=1.0)
 EXACT = PrivacySettings(features="statistics", predictions=1.0)
@@ -47,14 +50,7 @@ EXACT = PrivacySettings(features="statistics", predictions=1.0)
 # units of noise
 
 
-@pytest.mark.parametrize(
-    ("path", "match"),
-    [
-        (("label-scale",), "'label-scale' is 5e-324; allowed: `float` >= "),
-        (("mean-multiplicity",), "'mean-multiplicity' is 4.9.*e-324, which is too sm"),
-        (("model", "output_scale"), "'model' is malformed"),
-    ],
-)
+@pytest.mark.parametrize(("path", "match"), CASES["small_units"])
 @pytest.mark.parametrize(
     ("method", "privacy"), [(TablePuppetSGD, DP_SGD), (TablePuppetADMM, EXACT)]
 )
@@ -212,13 +208,7 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
         train(grid, privacy=private, model="mixing_models:make")
 
 
-BARE = """
-    columns = ["age", "kind"]
-    keys = []
-    filters = []
-    join-only = ["id"]
-    expressions = false
-"""
+BARE = CASES["bare"]
 FAILS = 'CASE WHEN "age" = {} THEN CAST(\'x\' || "kind" AS INT) ELSE 0 END'
 FRAGMENT = ("parts", 0, "fragment")
 

@@ -11,7 +11,9 @@ import sys
 import pytest
 import yaml
 
-from tests.support.files import ROOT, copy_app
+from tests.support.files import ROOT, case_table, copy_app
+
+CASES = case_table(__file__)
 
 DEPLOY = ROOT / "scripts" / "deploy"
 SHELL_SCRIPTS = sorted(path.name for path in DEPLOY.glob("*.sh"))
@@ -213,11 +215,7 @@ def with_tables(name, path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"--superlink": "https://host:1"}, "--superlink is HOST:PORT"),
-        ({"--superlink": ""}, "--superlink needs a value"),
-        ({"--key": "/no/such/key"}, "--key: there is no file /no/such/key"),
-        ({"--tables": "/no/such/file"}, "--tables: there is no file"),
-        ({"--tabels": "x"}, "unknown argument: --tabels"),
+        *CASES["options"],
         (lambda site: site.pop("--allowed-apps"), "--allowed-apps is missing"),
         (
             lambda site: site["--allowed-apps"].unlink(),

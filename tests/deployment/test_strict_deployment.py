@@ -13,37 +13,19 @@ from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.deployment import deployed
-from tests.support.files import ROOT, copy_app
+from tests.support.files import ROOT, case_table, copy_app
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
-SQL = """
-SELECT o.quantity AS label, o.order_id, o.placed, o.discount, o.channel,
-  i.part, i.price, i.weight, i.fragile, c.country, c.age, c.income, c.segment
-FROM orders AS o
-JOIN items AS i ON o.item_id = i.item_id
-JOIN customers AS c ON o.customer_id = c.customer_id
-"""
+CASES = case_table(__file__)
+
+SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
 FILES = {
     "shop": {"orders": "orders.csv"},
     "office": {"items": "items.parquet", "customers": "customers_us.csv"},
 }
-ALLOWED = {
-    "orders": {
-        "columns": ("order_id", "placed", "discount", "channel"),
-        "labels": ("quantity",),
-        "keys": ("item_id", "customer_id"),
-    },
-    "items": {
-        "columns": ("part", "price", "weight", "fragile"),
-        "keys": ("item_id",),
-    },
-    "customers": {
-        "columns": ("country", "age", "income", "segment"),
-        "keys": ("customer_id",),
-    },
-}
+ALLOWED = CASES["allowed"]
 
 
 def allow(policy, allowed):

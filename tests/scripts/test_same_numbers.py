@@ -31,20 +31,7 @@ def compared(path, value):
 
 
 def test_figures_are_named_by_what_they_are_of() -> None:
-    assert flatten(REPORT) == {
-        "status": "completed",
-        "chosen/rho": 0.5,
-        "chosen/lou/c": "gram",
-        "tables/table o/rows": 60,
-        "tables/table o/sites": "shop",
-        "tables/table c/rows": 12,
-        "tables/table c/sites": "uk, us",
-        "history/epoch 1, phase admm/primal-residual": 0.25,
-        "history/epoch 1, phase admm/train/loss": 0.5,
-        "history/epoch 1, phase admm/bytes-up/o": 240,
-        "bytes_up": 240,
-        "bytes_down": 100,
-    }
+    assert flatten(REPORT) == CASES["figures"]
     step = {"epoch": 1, "phase": "batch"}
     history = [{**step, "round": 1, "loss": 1.0}, {**step, "round": 2, "loss": 2.0}]
     assert flatten({"history": history}) == {

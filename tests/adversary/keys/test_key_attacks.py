@@ -18,6 +18,7 @@ import pytest
 from client_apps.handlers import encoding
 from strategies.setup.extract import key_groups
 from tests.support.federated import run_query, train
+from tests.support.files import case_table
 from tests.support.peers.keyed_sites import KeyedGrid
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
@@ -33,6 +34,8 @@ from tp_flower.privacy.key_agreement import (
 )
 from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames
+
+CASES = case_table(__file__)
 
 NUMBERS = 100_000
 ROWS = 400
@@ -316,13 +319,7 @@ class TestServerInTheMiddle:
         assert not middle.secrets
         assert not grid.leaked()
 
-    @pytest.mark.parametrize(
-        ("swapped", "match"),
-        [
-            (True, "site key of the site that made the secret of group.*own in place"),
-            (False, "secret of the run cannot be opened"),
-        ],
-    )
+    @pytest.mark.parametrize(("swapped", "match"), CASES["middle"])
     def test_sites_take_no_secret_of_it(self, tmp_path, swapped, match):
         middle = Middle(swap_site_keys=swapped)
         # the leader is asked as it should be
@@ -404,16 +401,7 @@ def test_hashes_have_128_bits(tmp_path):
         assert np.abs(correlation).max() < 7 / np.sqrt(ROWS)
 
 
-@pytest.mark.parametrize(
-    ("joins", "expected"),
-    [
-        # a star over one key, a chain, and a join that ties two groups together
-        ("JOIN b ON a.k = b.k JOIN c ON a.k = c.k", "a0 b0 c0"),
-        ("JOIN b ON a.k = b.k JOIN c ON a.l = c.k", "a01 b0 c1"),
-        ("JOIN b ON a.k = b.k JOIN c ON b.k = c.l JOIN d ON c.m = d.m", "a0 b0 c03 d3"),
-        ("JOIN b ON a.k = b.k AND a.l = b.l", "a0 b0"),
-    ],
-)
+@pytest.mark.parametrize(("joins", "expected"), CASES["joins"])
 def test_queries_name_groups_by_their_joins(joins, expected):
     schema = dict.fromkeys(["id", "k", "l", "m", "x", "y"], "BIGINT")
     query = Query.from_sql(f"SELECT a.y AS label, b.x FROM a {joins}")

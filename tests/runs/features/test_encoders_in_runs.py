@@ -12,7 +12,7 @@ from tp_flower.errors import SiteError
 CASES = case_table(__file__)
 
 FRAMES = store()
-ENCODERS = CASES["encoders"]
+ENCODERS = tuple(map(tuple, CASES["encoders"]))
 NAMES = {
     "o": ("day[0]", "day[1]", "online[0]", "online[1]"),
     "c": (

@@ -13,6 +13,7 @@ from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.federated import WatchedGrid, train
 from tests.support.files import case_table
 from tests.support.policies import OPEN
+from tp_flower import errors
 from tp_flower.errors import (
     MappingError,
     QueryError,
@@ -107,25 +108,9 @@ def test_tables_that_are_refused(changed, error, match):
         ({"models": (("custs", "mlp"),)}, SettingsError, "table 'custs'; .* o, c"),
         ({"model": "nowhere:m"}, SiteError, "'shop', table 'o': .*'nowhere:m' cannot"),
         ({"min_sites": 9}, SchemaError, "min-sites = 9 are not there: 3 sites answer"),
-        (
-            {"sql": SQL.replace("o.price", "o.pryce")},
-            QueryError,
-            r"'o' has no column 'pryce' \(did you mean 'price'\?\)",
-        ),
-        (
-            {"sql": SQL.replace("customers", "custmers")},
-            SchemaError,
-            r"did you mean 'customers'.*3 sites answered within 0\.\d seconds",
-        ),
-        (
-            {"sql": f"{SQL} WHERE c.id < 0"},
-            SchemaError,
-            r"^table 'c' is empty after the query's filters: none of its sites \(.*uk",
-        ),
-        (
-            {"sql": f"{SQL} WHERE o.price < 0"},
-            SchemaError,
-            "^table 'o' is empty after the query's filters: none of its sites",
+        *(
+            ({"sql": SQL.replace(old, new)}, getattr(errors, error), match)
+            for old, new, error, match in CASES["queries"]
         ),
     ],
 )

@@ -14,16 +14,15 @@ from tests.support.examples.store_runs import (
     trained,
 )
 from tests.support.federated import SOURCE, one_per_site, run_query, whole
+from tests.support.files import case_table
 from tests.support.reference.training import SgdSettings, sgd
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
+CASES = case_table(__file__)
+
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
-BY_SQL = {
-    "entity": "1.0 / COUNT(*) OVER (PARTITION BY o.position_)",
-    "entity(C)": "1.0 / COUNT(*) OVER (PARTITION BY c.id)",
-    "entity( i )": "1.0 / COUNT(*) OVER (PARTITION BY i.position_)",
-}
+BY_SQL = CASES["by_sql"]
 TO_THE_END = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
 
 
@@ -201,22 +200,10 @@ def test_consensus_reaches_the_weighted_optimum():
 # refusals
 
 
-@pytest.mark.parametrize(
-    ("weight", "source", "match"),
-    [
-        ("c.age", SOURCE, r'weight \(c: "age"\) is NULL in 1 of 12 rows: write COALES'),
-        ("o.day - 9", SOURCE, r"weight \(o: .* is negative in \d+ of 60 rows: it must"),
-        ("o.day * 1e-15", SOURCE, r"is beyond 1e-12 .. 1e\+12 in 60 of 60 rows"),
-        ("o.w * 0", SOURCE, r"is 0 in all \d+ joined rows: there is nothing to train"),
-        ("c.age", LEFT, "weight c.age belongs to table c, which is LEFT JOINed: rows"),
-        ("c.age * o.day", SOURCE, "the weight c.age . o.day needs the values of 2 tab"),
-        ("2", SOURCE, "the weight 2 names no column"),
-        ("o.day AS weight, o.w", SOURCE, "the query has 2 weights, expected one at mo"),
-    ],
-)
-def test_weights_that_are_refused(weight, source, match):
+@pytest.mark.parametrize(("weight", "is_left", "match"), CASES["refused"])
+def test_weights_that_are_refused(weight, is_left, match):
     with pytest.raises(QueryError, match=match):
-        trained("squared", source=source, weight=weight)
+        trained("squared", source=LEFT if is_left else SOURCE, weight=weight)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,13 @@ import pytest
 from scripts.data import make_carriers
 from scripts.data.make_store import STORE_SQL, main, make_store
 from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
+from tests.support.files import case_table
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.shards import describe, load_tables
+
+CASES = case_table(__file__)
 
 SMALL = 1e-4
 
@@ -48,23 +51,12 @@ def test_each_organisation_has_its_shards_and_both_runs_fit_them(
     orders, _, us, uk = (describe(source) for source in sources)
     assert (orders.rows, us.rows, uk.rows) == (30, 6, 3)
     assert us.columns == uk.columns
-    for name, task in (
-        ("my-run", "classification"),
-        ("my-run-regression", "regression"),
-    ):
+    for name, task in CASES["runs"]:
         assert f"flwr run . --stream -c '{folder}/{name}.toml'" in output
         check_run(folder / f"{name}.toml", "admm", task)
 
 
-@pytest.mark.parametrize(
-    ("place", "options", "problem"),
-    [
-        ("new", ["--customers", "1"], "error: the store needs at least 1 order"),
-        ("new", ["--orders", "0"], "error: the store needs at least 1 order"),
-        ("new", ["--items", "0"], "error: the store needs at least 1 order"),
-        ("file", [], "File exists: '{}'\n"),
-    ],
-)
+@pytest.mark.parametrize(("place", "options", "problem"), CASES["refused"])
 def test_what_cannot_be_made_is_refused(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -102,11 +94,7 @@ def test_every_table_explains_the_quantity():
             connection.register(name, table)
         joined = connection.execute(STORE_SQL).df()
     joined["price"] = np.log(joined["price"])
-    parts = {
-        "orders": ["discount", "channel"],
-        "items": ["price", "part"],
-        "customers": ["income", "age", "segment"],
-    }
+    parts = CASES["parts"]
 
     def explained(names):
         features = pd.get_dummies(joined[[c for n in names for c in parts[n]]])

@@ -397,12 +397,7 @@ def test_types_of_python_values():
     assert shard.column("x").values.tolist() == [1.0]
 
 
-WANTS = {
-    "features": {"features": {"e": '"v"'}},
-    "casts": {"features": {"f": "CAST(v AS INT)"}},
-    "keys": {"keys": [('"v"',)]},
-    "label": {"label": '"v"'},
-}
+WANTS = CASES["wants"]
 REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
 
 

@@ -30,13 +30,9 @@ from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
 
-DECLARED = CASES["declared"]
-COLUMNS = {
-    "o": {"day": 1, "online": 2},
-    "c": {"age": 2, "region": 2},
-    "i": {"price": 1, "weight": 1},
-}
-FREE = CASES["free"]
+DECLARED = tuple(map(tuple, CASES["declared"]))
+COLUMNS = CASES["columns"]
+FREE = tuple(map(tuple, CASES["free"]))
 
 
 @given(

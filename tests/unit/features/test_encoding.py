@@ -18,7 +18,7 @@ from tests.support.examples.encoding_example import (
     statistics_of,
     vectors,
 )
-from tests.support.files import ROOT
+from tests.support.files import ROOT, case_table
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import (
     CategoricalColumn,
@@ -33,13 +33,9 @@ from tp_flower.features.fitting import fit
 from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
 
-NUMBERS = """
-standard; standard missing=median; standard missing=zero indicator; min-max indicator;
-min-max missing=zero; robust; robust missing=zero; none; bins(3); bins(3) missing=zero;
-quantile-bins(3); cyclic(12); cyclic(0.7) indicator; one-hot(3);
-one-hot(5) missing=zero indicator; hash(4) indicator; range(-5, 7.5) indicator;
-range(-5, 7.5) missing=zero
-"""
+CASES = case_table(__file__)
+
+NUMBERS = CASES["numbers"]
 TEXTS = """
 one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
 length missing=median indicator; categories(b, "", ccc) indicator
@@ -339,12 +335,7 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
 
 
 SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
-BROKEN = [
-    {},
-    {"table": "t", "encodings": [{"type": "number"}], "dropped": []},
-    {"table": "t", "encodings": [{"type": "pickle"}], "dropped": []},
-    {"table": "t", "encodings": 3, "dropped": []},
-]
+BROKEN = CASES["broken"]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import networkx as nx
 import numpy as np
 import pytest
 
+from tests.support.files import case_table
 from tp_flower.errors import SettingsError
 from tp_flower.personalised import z_step
 from tp_flower.personalised.graph import (
@@ -30,6 +31,8 @@ from tp_flower.personalised.z_step import (
     project_dual,
 )
 from tp_flower.randomness import NoiseSource
+
+CASES = case_table(__file__)
 
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT_STEP = {"tolerance": 1e-10, "most_iterations": 50_000}
@@ -260,15 +263,7 @@ def test_edges_as_people_write_them():
     assert graph.edges.tolist() == [[0, 1], [0, 2], [2, 3]]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a-c", "graph: 'a-c' names no two sites; .* of the sites a, a-b, b, b-d, d"),
-        ("a-a", "'a-a' names no two sites"),
-        ("a", "'a' names no two sites"),
-        ("a-b, a-b-d", "'a-b-d' can be read in more than one way"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), CASES["edges"])
 def test_edges_that_cannot_be_read(text, message):
     with pytest.raises(SettingsError, match=message):
         parse_edges(text, ["a", "b", "d", "a-b", "b-d"])

@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.files import case_table
 from tp_flower.errors import QueryError
 from tp_flower.query import Query, Unlabelled
+
+CASES = case_table(__file__)
 
 SCHEMAS = {
     "orders": {"id": "BIGINT", "customer": "BIGINT", "item": "BIGINT", "qty": "INT"},
@@ -20,11 +23,7 @@ def bind(sql: str):
     return Query.from_sql(sql).bind(SCHEMAS)
 
 
-UNION = """
-SELECT o.qty AS label, c.age FROM orders o LEFT JOIN
-(SELECT customer, age FROM customers UNION ALL SELECT id, qty FROM orders) c
-USING (customer)
-"""
+UNION = CASES["union"]
 
 
 def test_a_union_has_a_fragment_per_select():
@@ -41,11 +40,7 @@ def test_a_union_has_a_fragment_per_select():
 
 
 def test_types_of_columns_that_are_not_used_do_not_matter():
-    sql = """
-    SELECT t.y AS label, u.n FROM t
-    LEFT JOIN (SELECT x, 1 AS one, COUNT(*) AS n FROM u GROUP BY x) u ON u.x = t.x
-    LEFT JOIN (SELECT 2 AS two FROM u) v ON v.two = t.x WHERE u.n > 1
-    """
+    sql = CASES["groups"]
     schemas = {
         "t": {"x": "INTEGER", "y": "DOUBLE", "odd": "COLOUR"},
         "u": {"x": "INTEGER", "odd": "COLOUR"},
@@ -95,11 +90,7 @@ def test_refused_texts_and_dialects():
             Query.from_sql(sql, dialect=dialect)
 
 
-TOKENS = """
-SELECT SELECT FROM FROM ( ) ( ) , , t u x y label AS AS JOIN LEFT JOIN ON USING ( x )
-WHERE GROUP BY ALL HAVING UNION ALL DISTINCT * . * EXCLUDE COUNT(*) SUM( = = 1 AND OR
-LATERAL VALUES PIVOT WITH INTERVAL CASE WHEN END ; -- " ' ROLLUP LIMIT [ ] { } NATURAL
-"""
+TOKENS = CASES["tokens"]
 PHRASES = """
 SELECT x AS label, y FROM t; (SELECT x, COUNT(*) AS n FROM u GROUP BY x) v;
 LEFT JOIN u ON t.x = u.x; JOIN u USING (x); UNION ALL SELECT * FROM u
@@ -155,14 +146,7 @@ def test_prediction_leaves_label_and_weight_out_and_training_the_label(label, we
         assert query.bind(PEOPLE, FIRST) == expected
 
 
-@pytest.mark.parametrize(
-    ("select", "table", "names"),
-    [
-        ("o.*, o.qty AS label, c.age", "o", ["id", "day"]),
-        ("o.*, c.age", "o", ["id", "day", "qty"]),
-        ("o.id, c.*", "c", ["age"]),
-    ],
-)
+@pytest.mark.parametrize(("select", "table", "names"), CASES["stars"])
 def test_stars_hide_the_columns_of_a_label(select, table, names):
     """Also one that the star brings; training reads what prediction reads."""
     query = Query.from_sql(f"SELECT {select} {FROM}", needs_label=False)

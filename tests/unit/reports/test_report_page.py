@@ -128,16 +128,7 @@ def test_figures_are_those_of_the_report() -> None:
     by_time = figures["Test AUC by time"].points["test rows"]
     assert by_time == [(3.5 * epoch, auc) for epoch, auc in enumerate(aucs, 1)]
     bars = {title: figure.bars for title, figure in figures.items() if figure.bars}
-    assert bars == {
-        "Time by phase, in the order of the run": {
-            "extract, 1 round": [0.0, 0.0, 0.0],
-            "training: admm, 3 rounds": [0.75, 1.5, 3.0],
-            "training: consensus, 3 rounds": [0.75, 1.5, 3.0],
-        },
-        "Computing by site": {"north": [0.0, 3.0], "south": [0.0, 0.75]},
-        "Bytes by table and direction": {"f": [9000.0, 60.0], "p": [9000.0, 60.0]},
-        "Share of the scores' variance, by table": {"f": [0.5], "p": [0.5]},
-    }
+    assert bars == CASES["charts"]
 
 
 def test_drawings_are_to_scale() -> None:

@@ -6,20 +6,13 @@ import tomllib
 import pytest
 
 from client_apps.cli import main
+from tests.support.files import case_table
 from tp_flower.sources.policy import RUNS_PER_BUDGET, Releases
 from tp_flower.sources.shards import describe, load_tables
 
-TABLES = """
-[tables.orders]
-path = "orders.csv"
-[[tables.'odd "name"'.shards]]
-path = "odd.csv"
-[[tables.'odd "name"'.shards]]
-path = "more.csv"
-[tables.public]
-path = "orders.csv"
-policy = "open"
-"""
+CASES = case_table(__file__)
+
+TABLES = CASES["tables"]
 ODD = ['a "quoted" column', "two\nlines", "ünïcode 😀", "amount"]
 NOTE = "came on foot and left by taxi"
 
@@ -117,12 +110,7 @@ def test_it_warns_of_identifiers_and_free_text(tables, capsys):
     remarks = dict(
         re.findall(r'# "(\w+)",  # (.*)', written(tables, capsys, "--table", "orders"))
     )
-    assert remarks == {
-        "customerId": "BIGINT; CAREFUL: looks like an identifier",
-        "amount": "DOUBLE",
-        "note": "VARCHAR; CAREFUL: looks like free text",
-        "state": "VARCHAR",
-    }
+    assert remarks == CASES["expected"]
 
 
 def test_a_table_that_is_not_there_is_refused(tables, capsys):

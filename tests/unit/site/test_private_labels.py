@@ -21,6 +21,7 @@ from tests.support.examples.site_examples import (
     release,
     together,
 )
+from tests.support.files import case_table
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower.errors import (
     BudgetError,
@@ -35,6 +36,8 @@ from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
 from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
+
+CASES = case_table(__file__)
 
 NAN = float("nan")
 RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
@@ -260,15 +263,7 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     release(site, booleans())
 
 
-@pytest.mark.parametrize(
-    ("policy", "level"),
-    [
-        ("epsilon = 9", "private"),
-        ("epsilon = 9\nreleases = {labels = 'private'}", "private"),
-        ("releases = {labels = 'never'}", "never"),
-        ("", "clear"),
-    ],
-)
+@pytest.mark.parametrize(("policy", "level"), CASES["levels"])
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
     site, label = make_site(tmp_path, policy=policy), booleans()
     refused = pytest.raises(PolicyError, match=rf"releases\.labels = {level}")

@@ -9,14 +9,7 @@ from tp_flower.errors import SourceError
 from tp_flower.sources.databases.session import parse_url
 
 CASES = case_table(__file__)
-ENVIRONMENT = {
-    "PASSWORD": "p@ss/w:rd%41?",
-    "USER_NAME": "anna@host",
-    "HOST": "db.example.org",
-    "EMPTY": "",
-    "AT": "postgresql://joe:p@s3cret@h/shop",
-    "WHOLE": "postgresql://joe:s3cret@inner.example.org:5433/shop?sslmode=require",
-}
+ENVIRONMENT = CASES["environment"]
 
 
 def parse(text, environment=ENVIRONMENT):

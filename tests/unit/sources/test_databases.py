@@ -353,13 +353,7 @@ def test_no_permission(postgresql, mariadb):
     assert rows_of(readable) == [(1,)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "others", "kill"),
-    [
-        ("postgresql", "pid <> pg_backend_pid()", "SELECT pg_terminate_backend({})"),
-        ("mariadb", "id <> connection_id()", "KILL {}"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "others", "kill"), CASES["lost"])
 def test_connection_that_is_lost(kind, others, kill, request):
     url, sql = request.getfixturevalue(kind), f"SELECT {SESSIONS[kind]} AND {others}"
     # more than the buffers between us hold
@@ -377,13 +371,7 @@ def test_connection_that_is_lost(kind, others, kill, request):
                     connection.exec_driver_sql(kill.format(session))
 
 
-COLUMNS = {
-    "id": "INTEGER PRIMARY KEY",
-    "n": "BIGINT",
-    "price": "DOUBLE PRECISION",
-    "name": "VARCHAR(20)",
-    "day": "DATE",
-}
+COLUMNS = CASES["columns"]
 ROWS = [
     (1, 2**53 + 1, 0.1, "Zo\u00eb", date(2024, 2, 29)),
     (2, -5, None, None, date(1960, 1, 1)),

@@ -39,13 +39,7 @@ def test_names_and_types_are_kept(sql, start):
         assert piece not in text
 
 
-@pytest.mark.parametrize(
-    ("column", "pattern"),
-    [
-        ("price", r"column \"price\" from type VARCHAR; to DOUBLE\)$"),
-        ("cost", 'column "price" was read from .*a.parquet.* not be found in .*b.par'),
-    ],
-)
+@pytest.mark.parametrize(("column", "pattern"), CASES["folders"])
 def test_files_of_a_folder_that_differ_are_named(tmp_path, column, pattern):
     with duckdb.connect() as connection:
         for file, text in (("a", "1.5 AS price"), ("b", f"'secret' AS {column}")):

@@ -55,15 +55,7 @@ def duckdb_file(path: Path, *statements: str) -> None:
 
 
 def test_tables_file_in_both_forms(tmp_path):
-    text = """
-        tables.orders = { path = "orders.csv", site = "store" }
-        [tables.customers]
-        types = { zip = "VARCHAR", age = "DOUBLE" }
-        shards = [
-            { path = "us.parquet", site = "us" },
-            { path = "/abs/uk.csv.gz", types = { age = "DECIMAL(9)" }, nulls = ["?"] },
-        ]
-    """
+    text = CASES["shards"]
     orders, us, uk = load_tables(tables_file(tmp_path, text))
     file = str(tmp_path / "orders.csv")
     assert orders == ShardSource("orders", "store", 0, file, policy=MISSING)
@@ -84,23 +76,7 @@ def test_tables_file_refusals(tmp_path, text, match):
 def test_databases_in_a_tables_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_TEST_PASSWORD", "p@ss")
     (tmp_path / "secret-uri").write_text("mariadb://joe:pw@h/d\n")
-    text = """
-        [tables.payments]
-        uri = "postgresql://anna:${TP_TEST_PASSWORD}@h/d"
-        min-count = 5
-        fingerprint = "SELECT 1;"
-        [[tables.payments.shards]]
-        table = 'public."odd.name"'
-        site = "bank"
-        [[tables.payments.shards]]
-        sql = "SELECT * FROM t; "
-        order-by = ["a", "b"]
-        chunk-rows = 10
-        push-down = false
-        types = { a = "DOUBLE" }
-        [tables]
-        visits = { uri-file = "secret-uri", table = "visits" }
-    """
+    text = CASES["payments"]
     whole, query, visits = load_tables(tables_file(tmp_path, text))
     assert whole.database.url.url.password == "p@ss"
     assert whole.database.table == ("public", "odd.name")
@@ -260,12 +236,7 @@ def test_table_of_a_duckdb_file(tmp_path):
         "CREATE SCHEMA s",
         "CREATE TABLE s.t AS SELECT 2 AS a, [0.5, 1] AS v",
     )
-    text = """
-        tables.t.shards = [
-            { path = "crm.duckdb", table = "t", types = { a = "DOUBLE" } },
-            { path = "crm.duckdb", table = "s.t" },
-        ]
-    """
+    text = CASES["databases"]
     plain, other = load_tables(tables_file(tmp_path, text))
     assert describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
     assert rows_of(other) == [(2, [0.5, 1.0])]
@@ -335,11 +306,7 @@ def test_frame_types():
 
 @pytest.fixture
 def shared(tmp_path):
-    text = """
-        [tables]
-        f.shards = [{ path = "0.csv", site = "a" }, { path = "1.csv" }]
-        g.shards = [{ path = "2.csv", site = "a" }, { path = "3.csv", site = "c" }]
-    """
+    text = CASES["sites"]
     return tables_file(tmp_path, text)
 
 
