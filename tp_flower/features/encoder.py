@@ -22,14 +22,12 @@ from tp_flower.arrays import IndexArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
-    CategoryEncoding,
     FeatureEncoding,
     HashedEncoding,
     Targets,
     VectorEncoding,
     Writer,
     categories_for,
-    hex_of,
 )
 from tp_flower.features.statistics import category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
@@ -150,25 +148,6 @@ class SiteEncoder:
             for place, write in writers:
                 write(block, encoded[:, place])
         return out
-
-    def feature_names(self, columns: Mapping[str, FeatureColumn]) -> tuple[str, ...]:
-        """Return the name of each encoded column, d in all, for use at the site only.
-
-        A category that occurs in ``columns`` appears as its text, another as its hash.
-        """
-        names: list[str] = []
-        for encoding in self.encoder.encodings:
-            if isinstance(encoding, CategoryEncoding) and encoding.name in columns:
-                texts = categories_for(encoding, columns[encoding.name]).texts
-                digits = hex_of(short_hashes(texts, self.keys[encoding.name]))
-                text_of = dict(zip(digits, texts.to_pylist(), strict=True))
-                pairs = zip(encoding.hashes, encoding.short_hashes, strict=True)
-                names += encoding.names_of(
-                    [text_of.get(h, short) for h, short in pairs]
-                )
-            else:
-                names += encoding.feature_names
-        return tuple(names)
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON types, with the keys: for the site's own files only."""

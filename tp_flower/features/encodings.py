@@ -244,17 +244,9 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 
     def _names(self) -> Sequence[str]:
-        return self.names_of(self.short_hashes)
-
-    @property
-    def short_hashes(self) -> tuple[str, ...]:
-        """The names of categories whose texts are unknown."""
-        return tuple(f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes)
-
-    def names_of(self, categories: Sequence[str]) -> tuple[str, ...]:
-        """Return the names of the encoded columns for these names of the categories."""
-        names = (*categories, OTHER) if self.has_other else categories
-        return tuple(f"{self.name}={category}" for category in names)
+        names = [f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes]
+        names += [OTHER] * self.has_other
+        return [f"{self.name}={category}" for category in names]
 
     def targets(self, hashes: HashArray) -> Targets:
         """Return the columns of values with these hashes, uint64 (k, 2) or wider."""

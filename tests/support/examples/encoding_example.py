@@ -12,12 +12,14 @@ from tp_flower.features.columns import (
     VectorColumn,
 )
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.encodings import CategoryEncoding, categories_for, hex_of
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import (
     ColumnStatistics,
     CountedRows,
     feature_statistics,
     merge_tables,
+    short_hashes,
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.keyed_hash import KeyedHasher
@@ -97,3 +99,17 @@ def encoder_of(
     choice = choice_of(shards[0], most, **specs)
     found = [statistics_of(choice, shard, **(kinds or {})) for shard in shards]
     return fit("t", merge_tables(found)).at_site(HASHER)
+
+
+def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
+    """The name of each encoded column, a category's by its text, as its site can."""
+    names = list(encoder.encoder.feature_names)
+    for encoding in encoder.encoder.encodings:
+        if isinstance(encoding, CategoryEncoding):
+            texts = categories_for(encoding, columns[encoding.name]).texts
+            digits = hex_of(short_hashes(texts, encoder.keys[encoding.name]))
+            text_of = dict(zip(digits, texts.to_pylist(), strict=True))
+            start = names.index(encoding.feature_names[0])
+            for place, category in enumerate(encoding.hashes, start):
+                names[place] = f"{encoding.name}={text_of[category]}"
+    return tuple(names)

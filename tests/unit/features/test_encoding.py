@@ -14,6 +14,7 @@ from tests.support.examples.encoding_example import (
     categorical,
     choice_of,
     encoder_of,
+    names_with_texts,
     numeric,
     statistics_of,
     vectors,
@@ -226,7 +227,7 @@ def test_rare_categories_share_a_column(values, most):
     frequent = sorted(frequent, key=lambda name: hashes[name])
     has_other = len(frequent) < len(ranked)
     names = [f"c={name}" for name in [*frequent, *[OTHER] * has_other]]
-    assert list(encoder.feature_names(columns)) == names
+    assert list(names_with_texts(encoder, columns)) == names
     short = encoder.encoder.feature_names[: len(frequent)]
     assert all(name.startswith("c=#") and len(name) == 11 for name in short)
     for value, row in zip(values, encoder.transform(columns), strict=True):
@@ -269,7 +270,7 @@ def test_column_without_values_fits_any_kind():
     second["v"] = vectors((4,), width=1)
     third = {"x": numeric(None), "c": categorical("b"), "v": numeric(None)}
     encoder = encoder_of(first, second, third, x="robust", c="one-hot(9)", v="none")
-    names = encoder.feature_names({**first, "c": categorical("a", "b")})
+    names = names_with_texts(encoder, {**first, "c": categorical("a", "b")})
     assert sorted(names) == ["c=a", "c=b", "v[0]", "x"]
     by_name = dict(zip(names, encoder.transform(first)[0].tolist(), strict=True))
     assert (by_name["x"], by_name["v[0]"]) == (-1, 0)
@@ -289,7 +290,7 @@ def test_rare_values_and_rows_left_out_do_not_count():
     rare = statistics_of(choice_of(columns), columns, CountedRows(HASHER, min_count=2))
     assert sorted(rare["c"].categories.counts) == [2, 3]
     encoder = fit("t", rare).at_site(HASHER)
-    assert encoder.feature_names(columns)[-1] == f"c={OTHER}"
+    assert encoder.encoder.feature_names[-1] == f"c={OTHER}"
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
