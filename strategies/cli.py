@@ -123,7 +123,6 @@ def _metrics(metrics: Mapping[str, float]) -> str:
 def _add_numbers(
     table: Table, heading: str, numbers: Sequence[Mapping[str, float]]
 ) -> None:
-    """Add a row for every name for which some model has a number."""
     for name in _names(numbers):
         cells = [format_value(of_model.get(name)) for of_model in numbers]
         table.add_row(Text(f"{heading} {name.replace('_', ' ')}"), *cells)

@@ -214,7 +214,6 @@ def each(*listeners: RoundListener) -> RoundListener:
 
 
 def _final(folder: Path) -> dict[str, float]:
-    """Return the final metrics of the report in a folder, if there are any."""
     try:
         final = read_report(folder).get("final")
     except ReportError:
@@ -228,7 +227,6 @@ def _final(folder: Path) -> dict[str, float]:
 
 
 def _finite(values: Values) -> dict[str, float]:
-    """Return the values that a curve can show."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 
 

@@ -169,7 +169,6 @@ class Cache:
 
 
 def _describe(folder: Path) -> None:
-    """Write the description of a complete entry."""
     sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
     document = {"version": VERSION, "sizes": sizes, "checksum": _checksum(sizes)}
     (folder / ENTRY_FILE).write_text(json.dumps(document), encoding="utf-8")

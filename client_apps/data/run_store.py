@@ -439,7 +439,6 @@ class SiteStore:
         return (*texts, _checksum(name, texts, data, large), data)
 
     def _write_file(self, name: str, array: AnyArray) -> str:
-        """Write a large array; return the name of its file."""
         folder = Path(self._root) / self.run
         path = folder / f"{name}-{secrets.token_hex(8)}{_SUFFIX}"
         try:

@@ -119,7 +119,6 @@ def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _
 
 
 def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
-    """Return the part of the model that a request names."""
     root = site.state_folder
     if root is None:
         raise ModelError("this site keeps no models: its state-dir is ':memory:'")
@@ -237,7 +236,6 @@ def leave_hashes(
 def _write(
     table: pa.Table, folder: Path, number: int, facts: Mapping[str, str]
 ) -> Path:
-    """Write the file of a part, for its owner alone."""
     path = folder / f"part-{number}.parquet"
     try:
         write_predictions(table, path, facts, PRIVATE)

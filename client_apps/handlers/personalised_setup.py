@@ -182,7 +182,6 @@ def _start(
     request: PersonaliseRequest,
     multiplier: float,
 ) -> PersonalisedPart:
-    """Begin the training of a participant; return its reply."""
     source, extracted = site.source(number), site.extracted(number)
     # sums and gradients of labels tell the label of a row, in two requests
     check_plan(source, (LABELS, MODELS, STATISTICS))
@@ -275,7 +274,6 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
 
 
 def _trained_alone(model: PersonalisedModel) -> FloatArray:
-    """Return the minimiser of the site's own objective, (p,)."""
     is_linear = isinstance(model.objective.model, LinearModel)
     return descend(
         model.objective.gradient,

@@ -182,7 +182,6 @@ def _measure(
     importance: str,
     settings: Settings,
 ) -> Generator[Requests, Replies, list[Party]]:
-    """Measure the importance of the tables' rows; return the parties in query order."""
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
     penalty = settings.l2 * rows

@@ -469,7 +469,6 @@ class Evaluate(ModelStrategy):
 
 
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
-    """Return labels encoded by the model's classes."""
     if unknown := [name for name in labels.classes if name not in classes]:
         names = ", ".join(map(repr, unknown[:10]))
         raise QueryError(

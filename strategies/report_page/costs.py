@@ -43,7 +43,6 @@ def costs(report: Record) -> Blocks:
 
 
 def _estimate(cost: Record) -> Block | None:
-    """Return the rounds and bytes that training would take."""
     if not cost:
         return None
     rows = []
@@ -172,7 +171,6 @@ def _epsilon(total: Record) -> str:
 
 
 def _account(node: str, account: Record) -> Record:
-    """Return an account's release with its origin and how much of it is used."""
     release, limit = account.at("release"), account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
     site = release.text("site") or node

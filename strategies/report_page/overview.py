@@ -297,7 +297,6 @@ def result(report: Record) -> Blocks:
 
 
 def _rows_of(report: Record, part: str) -> str:
-    """Return the rows that metrics are of."""
     rows = "held-out rows" if part == TEST else "training rows"
     return "all rows" if report.at("metrics") else rows
 

@@ -251,7 +251,6 @@ def thin(points: Sequence[Point]) -> Sequence[Point]:
 
 
 def _ends(x: Axis, y: Axis, line: Series) -> str:
-    """Return a description of where a line starts and ends."""
     (x0, y0), (x1, y1) = line.points[0], line.points[-1]
     start = f"from {y.format(y0)} at {x.format(x0)} to "
     end = f"{y.format(y1)} at {x.format(x1)}."

@@ -257,6 +257,5 @@ def _no_checkpoint(folder: Path) -> str:
 
 
 def _checksum(text: str, parcels: Mapping[int, Parcel]) -> int:
-    """Return the crc32 of a frame."""
     pieces = [text.encode(), *chain.from_iterable(parcels.values())]
     return reduce(lambda crc, piece: zlib.crc32(piece, crc), pieces, 0)

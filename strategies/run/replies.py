@@ -104,7 +104,6 @@ def collect_replies(
 
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
-    """Return the answer of one site, after checks that fit every action."""
     if node not in request.packets:
         raise ReplyError(f"{name} answered {request.action} without being asked")
     try:

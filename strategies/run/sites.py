@@ -185,7 +185,6 @@ def _who_is_missing(
     nodes: int,
     waited: float,
 ) -> str:
-    """Describe the missing tables and sites, with similar names of hosted tables."""
     tables = inventory.all_tables
     problems = []
     for name in missing:

@@ -223,7 +223,6 @@ class RoundStrategy(Strategy):
         return self._epoch_result()
 
     def _take(self, replies: Replies) -> None:
-        """Let the method compute its next request."""
         for node, answer in replies.answers.items():
             if (account := getattr(answer.message, "ledger", None)) is not None:
                 self._progress.ledgers[node] = account
@@ -235,7 +234,6 @@ class RoundStrategy(Strategy):
             self._progress.pending = None
 
     def _epoch_result(self) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return Flower's result of an epoch that has just ended."""
         result, self._progress.result = self._progress.result, None
         if result is None:
             return None, None
@@ -335,7 +333,6 @@ class RoundStrategy(Strategy):
         return self._progress.returned
 
     def _return(self, arrays: ArrayRecord | None, metrics: MetricRecord | None) -> None:
-        """Add an epoch to Flower's result of the run."""
         if arrays is None or metrics is None:
             return
         returned, ended = self._progress.returned, self._progress.history[-1]

@@ -100,7 +100,6 @@ def _ask_side(
     weights: npt.NDArray[np.uint32],
     bodies: dict[int, CheckPart],
 ) -> None:
-    """Add the questions about a join to the requests of one side's shards."""
     groups = key_groups(joined.bound)[side.table]
     for part, span in joined.extracted.shards_of(side.table):
         is_own = (side.rows >= span.start) & (side.rows < span.stop)

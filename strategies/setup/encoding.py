@@ -78,7 +78,6 @@ def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:
 def _to_merge(
     extracted: Extracted, parts: tuple[Part, ...], replies: Replies
 ) -> FitPart:
-    """Return the statistics that the leading shard of a table merges."""
     return FitPart(
         shards={
             str(part.number): OtherShard(part.site, extracted.rows[part.number])

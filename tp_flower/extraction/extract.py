@@ -199,7 +199,6 @@ class _Writer:
 
 
 def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
-    """Yield the plan's rows in batches."""
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
     width += sum(vector_width(piece.type) or 1 for piece in plan.vectors)

@@ -176,7 +176,6 @@ class SiteEncoder:
     def _writers(
         self, columns: Mapping[str, FeatureColumn]
     ) -> list[tuple[slice, Writer]]:
-        """Return the writer of each feature, and its encoded columns."""
         writers = []
         start = 0
         for encoding in self.encoder.encodings:

@@ -175,7 +175,6 @@ def _value_bytes(value: object) -> int:
 def _records(
     header: str, layout: str, size: int, payload: Callable[[bytes], bytes]
 ) -> RecordDict:
-    """Return the records of a message whose payload has ``size`` bytes."""
     record = ConfigRecord({HEADER: header, LAYOUT: layout})
     content = RecordDict({MESSAGE: record})
     if 0 < size <= SMALL_BYTES:
@@ -188,7 +187,6 @@ def _records(
 
 
 def _entry(part: int, name: str, array: AnyArray) -> str:
-    """Return the entry of an array in the layout."""
     dtype = _NAMES.get(array.dtype)
     if dtype is None:
         raise ValueError(f"array {name!r} has dtype {array.dtype}, not in {_NAMES}")
@@ -247,7 +245,6 @@ def _record(content: RecordDict) -> ConfigRecord:
 
 
 def _document(record: ConfigRecord, name: str, kind: type) -> Any:
-    """Return one of a message's two JSON documents."""
     try:
         document = json.loads(str(record[name]))
     except (KeyError, ValueError, RecursionError) as error:

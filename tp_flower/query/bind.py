@@ -335,7 +335,6 @@ def _label_and_weight(
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
-    """Return the features of each table."""
     labels = [local for item, local in bound if is_label(item)]
     chosen = [pair for pair in bound if not _is_marked(pair[0])]
     names = _feature_names(chosen, scope)
@@ -350,7 +349,6 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
 
 
 def _bind_item(item: SelectItem, scope: Scope) -> Local:
-    """Return the expression of a SELECT item over its only table."""
     kind = "the label" if is_label(item) else "feature"
     what = f"{'the weight' if is_weight(item) else kind} {item.sql}"
     tree = parse_expression(item.sql, what).unnest()

@@ -280,7 +280,6 @@ def _parse_ref(source: exp.Expr) -> TableRef:
 
 
 def _parse_derived(source: exp.Subquery) -> DerivedTable:
-    """Return a sub-query of FROM."""
     sql = shorten(source.sql(DIALECT))
     if not source.alias:
         raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
@@ -328,7 +327,6 @@ def _check_union(union: exp.SetOperation, what: str) -> None:
 
 
 def _parse_branch(select: exp.Select, what: str) -> Branch:
-    """Return one SELECT over one table."""
     source = select.args.get("from_")
     if source is None:
         raise QueryError(f"{what} has no FROM: {shorten(select.sql(DIALECT))}")
@@ -374,7 +372,6 @@ def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], 
 
 
 def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
-    """Return one item of the SELECT list."""
     star = tree.this if isinstance(tree, exp.Column) else tree
     if isinstance(star, exp.Star):
         return _parse_star(star, tree)
@@ -385,7 +382,6 @@ def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
 
 
 def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
-    """Return ``*`` or ``t.*``, with EXCLUDE or without."""
     sql = shorten(tree.sql(DIALECT, comments=False))
     if clauses_of(star) - {"except_"}:
         raise QueryError(f"only EXCLUDE (...) is supported after a star: {sql}")

@@ -356,7 +356,6 @@ class _Binder:
         return self._local(render(holder.this), Role.HAVING)
 
     def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
-        """Return the expression of the item of this name."""
         lower = name.lower()
         return next(
             (sql for alias, sql in items if (alias or "").lower() == lower), None

@@ -92,7 +92,6 @@ class Scope:
         return alias
 
     def _unknown(self, name: str) -> str:
-        """Return the message for a column that no table has."""
         if name.lower() in (alias.lower() for alias in self.aliases):
             return (
                 f"{name!r} is a name of the SELECT list, not a column: "

@@ -81,7 +81,6 @@ def format_value(value: float | None) -> str:
 
 
 def _three_digits(number: float) -> str:
-    """Format a number from 0 up to 1000 with three digits."""
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
     return f"{number:.{decimals}f}"
 

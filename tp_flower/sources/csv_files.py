@@ -122,7 +122,6 @@ def _mostly_numbers(
 
 
 def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of ``read_csv``, written in SQL."""
     options = {
         "delim": quote_text(_character(sniffed["Delimiter"])),
         "quote": quote_text(_character(sniffed["Quote"])),

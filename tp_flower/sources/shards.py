@@ -241,7 +241,6 @@ def fingerprint(source: ShardSource) -> str | None:
 
 
 def _files(path: str) -> list[str]:
-    """The files of a source; in a folder, the sorted Parquet files."""
     if not Path(path).is_dir():
         return [path]
     return sorted(

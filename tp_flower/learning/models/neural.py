@@ -189,7 +189,6 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
 def _blocks_on(
     features: Features, device: torch.device
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield the rows in chunks on the model's device."""
     if isinstance(features, DeviceFeatures):
         yield from features.blocks(EVALUATION_ROWS)
         return
