@@ -1,44 +1,21 @@
 """A report small enough to add up by hand, and a manifest of two tables."""
 
 from strategies.inference.manifest import Manifest, ModelPart, ModelTable
+from tests.support.files import case_table
 from tp_flower.joins.joining import JoinStep
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.reports.records import RoundReport, RunReport, TableReport
 from tp_flower.settings import Settings
 
-TOTAL = {
-    "site": "EWR",
-    "table": "flights",
-    "source": "1f",
-    "epsilon": 1.25,
-    "delta": 1e-5,
-    "uncovered": ["scores"],
-}
+CASES = case_table(__file__)
+
+TOTAL = CASES["total"]
 FLIGHTS = {"min": 0, "mean": 0.9, "max": 2}
 PLANES = {"min": 0, "mean": 5.4, "max": 9}
 
 
 def small_report() -> RunReport:
     """Make the report of a set-up round and two epochs, the second of two rounds."""
-    history = (
-        RoundReport(1, 0, "describe", bytes_up={"f": 100}, overhead_bytes=7),
-        RoundReport(
-            2,
-            1,
-            "admm",
-            train={"loss": 0.5},
-            bytes_up={"f": 10, "p": 1},
-            bytes_down={"f": 20, "p": 2},
-            server_seconds=0.25,
-            client_seconds=0.5,
-            wait_seconds=0.125,
-            primal_residual=0.1,
-            dual_residual=0.2,
-            site_seconds={"EWR": 0.5, "registry": 0.25},
-        ),
-        RoundReport(3, 2, "statistics", bytes_up={"f": 10}, server_seconds=0.25),
-        RoundReport(4, 2, "admm", train={"loss": 0.25}, bytes_down={"f": 20}),
-    )
     return RunReport(
         settings=Settings().to_dict(),
         chosen={"rho": 0.125, "loss": "logistic"},
@@ -53,7 +30,7 @@ def small_report() -> RunReport:
             JoinStep("f", 30),
             JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2),
         ),
-        history=history,
+        history=tuple(RoundReport(**fields) for fields in CASES["rounds"]),
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},
         privacy={"delta": 1e-5, "totals": [TOTAL]},
@@ -71,15 +48,11 @@ def small_manifest(
 ) -> Manifest:
     digest = "ab" * 32
     fields = {
+        **CASES["manifest"],
         "name": name,
         "model_version": version,
-        "created": "2026-11-22T00:15:00+00:00",
-        "status": "completed",
         "query": QUERY,
         "settings": Settings(l2=0.01).to_dict(),
-        "label_table": "f",
-        "label": '"late"',
-        "loss": "logistic",
         "classes": ("false", "true"),
         "base_score": (-1.25,),
         "tables": (
@@ -92,10 +65,6 @@ def small_manifest(
             ),
             table("p", "p", "seats", 0.25, (part(2, "registry", digest, "p"),)),
         ),
-        "train": {"loss": 0.5, "auc": 0.75},
-        "test": {"loss": 0.625},
-        "joined_rows": 20,
-        "versions": {"tp_flower": "0.1", "numpy": "2.0"},
     }
     return Manifest(**{**fields, **changes})
 
