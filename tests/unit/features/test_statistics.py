@@ -17,6 +17,7 @@ from tests.support.examples.encoding_example import (
     statistics_of,
     vectors,
 )
+from tests.support.files import case_table
 from tp_flower.errors import MessageError, SchemaError
 from tp_flower.features import statistics
 from tp_flower.features.statistics import (
@@ -33,6 +34,8 @@ from tp_flower.features.statistics import (
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.protocol.packet import Packet
+
+CASES = case_table(__file__)
 
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it
 values = st.lists(st.none() | st.floats(-MAGNITUDE, MAGNITUDE), max_size=20)
@@ -100,32 +103,12 @@ def hashes(*rows):
 @pytest.mark.parametrize(
     ("number", "key", "value", "message"),
     [
-        (0, "kind", "money", "'x': kind must be one of number, boolean"),
-        (0, "kind", "vector", r"encoder of t\.x: .* does not fit a vector"),
-        (0, "rows", 5, "'x': rows must be a whole number from 0 to 4"),
-        (0, "rows", None, "'x': rows must be a whole number from 0 to 4"),
-        (0, "count", 5, "'x': count must be a whole number from 0 to 4"),
-        (0, "low", None, "'x': it has no low"),
-        (0, "high", 0.5, "'x': low and high do not span a range"),
-        (1, "tail", 2, "'c': categories have no more than tail = 2 rows"),
-        (1, "name", "x", "statistics of feature 'c' are not in place"),
-        (2, "width", 1 << 21, "'v': width must be a whole number from 0 to 1048576"),
-        (0, "quantile-values", None, "'x': array points is missing or malformed"),
-        (0, "quantile-weights", None, "'x': array weights is missing or malformed"),
+        *CASES["impossible"],
+        *((*place, None, message) for *place, message in CASES["missing"]),
         (0, "quantile-values", np.array([2.0, 1, 3]), "'x': .* not in ascending order"),
         (0, "quantile-values", np.zeros(1001), "'x': 1001 points, at most 1000"),
-        (
-            0,
-            "quantile-weights",
-            np.array([1, 2, 1]),
-            "add up to more than 3 values",
-        ),
-        (
-            0,
-            "quantile-weights",
-            np.full(3, 2**62),
-            "add up to more than 3 values",
-        ),
+        (0, "quantile-weights", np.array([1, 2, 1]), "add up to more than 3 values"),
+        (0, "quantile-weights", np.full(3, 2**62), "add up to more than 3 values"),
         (1, "category-hashes", hashes((1, 1), (1, 1)), "not distinct and in order"),
         (1, "category-hashes", hashes((2, 1), (1, 2)), "not distinct and in order"),
         (1, "category-counts", np.array([3, 1]), "add up to more than 3 values"),
