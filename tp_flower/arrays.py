@@ -18,6 +18,7 @@ AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 IndexArray = npt.NDArray[np.integer[Any]]
+IntArray = npt.NDArray[np.int64]
 
 
 def mean(values: npt.NDArray[Any], weights: FloatArray | None = None) -> Any:

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.handlers.training_rows import IntArray, read_multiplicity
+from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, FloatArray, blocks
+from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets.importance import (
     CLUSTERS,
     REGRESSION,

@@ -11,15 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.privacy.guard import check_rows
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import check_positions, check_sizes, required
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import PreparePart
 from tp_flower.sources.shards import ShardSource
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

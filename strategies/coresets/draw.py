@@ -29,7 +29,7 @@ from strategies.run.replies import array_of, refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.coresets.importance import (
     CLUSTERS,
     REGRESSION,
@@ -62,8 +62,6 @@ from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM
-
-IntArray = npt.NDArray[np.int64]
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
 """Bound on a row's score times the weight of its joined rows: a leverage is at most 1,

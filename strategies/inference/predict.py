@@ -43,7 +43,7 @@ from strategies.setup.row_weights import (
     row_weights,
     without_weightless,
 )
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
@@ -69,7 +69,6 @@ from tp_flower.reports.predictions import (
     PREDICTIONS_FILE,
     RESERVED,
     ROW_HASH,
-    IntArray,
     Outputs,
     Scored,
     hex_texts,

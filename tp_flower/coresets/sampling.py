@@ -38,10 +38,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, effective_rows
+from tp_flower.arrays import FloatArray, IntArray, effective_rows
 from tp_flower.joins.mapping import TableRows
 
-IntArray = npt.NDArray[np.int64]
 Generator = np.random.Generator
 
 

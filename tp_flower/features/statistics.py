@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.columns import (
@@ -35,7 +35,6 @@ from tp_flower.features.columns import (
 from tp_flower.features.spec import EncoderSpec, Need
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 
-CountArray = npt.NDArray[np.int64]
 PositionArray = npt.NDArray[np.intp]
 Moments = tuple[int, float, float]
 
@@ -76,7 +75,7 @@ class QuantileSummary:
     """
 
     values: FloatArray
-    weights: CountArray
+    weights: IntArray
     rank_error: int
 
     @property
@@ -118,7 +117,7 @@ def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
     return _ordered(points, weights, rank_error_of(weights, len(values)))
 
 
-def rank_error_of(weights: CountArray, count: int) -> int:
+def rank_error_of(weights: IntArray, count: int) -> int:
     """Return the error that a shard's points add, for its ``count`` values."""
     return int(weights.max(initial=0)) // 2 + count - int(weights.sum())
 
@@ -130,9 +129,7 @@ def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
     return _ordered(values, weights, sum(item.rank_error for item in summaries))
 
 
-def _ordered(
-    values: FloatArray, weights: CountArray, rank_error: int
-) -> QuantileSummary:
+def _ordered(values: FloatArray, weights: IntArray, rank_error: int) -> QuantileSummary:
     """Return the summary of points, independent of the order of merging."""
     order = np.lexsort((weights, values))
     return QuantileSummary(values[order], weights[order], rank_error)
@@ -153,8 +150,8 @@ class CategoryStatistics:
     """
 
     hashes: HashArray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
-    counts: CountArray = field(default_factory=lambda: np.zeros(0, np.int64))
-    most: CountArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
+    most: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     tail: int = 0
 
     def most_frequent(self, number: int) -> PositionArray:

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.mapping import (
     NO_ROW,
     Number,
@@ -28,8 +28,6 @@ from tp_flower.joins.mapping import (
     with_zero_row,
 )
 from tp_flower.randomness import NoiseSource
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

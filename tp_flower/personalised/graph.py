@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import SettingsError
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import ReplyError
 
-IntArray = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 MOST_CODES: Final = 256

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.files import whole_file
 from tp_flower.losses import KMEANS, make_loss, sigmoid, softmax
 
@@ -41,8 +41,6 @@ RESERVED: Final = frozenset(
 """Names that no column of a row key can have."""
 
 _DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
-
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
