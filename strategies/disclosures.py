@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SERVER
+from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SEALED, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import (
@@ -186,6 +186,13 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         shared = f", the same for all shards of {sharded}" if sharded else ""
         common = f"the parameters of the model of the site's table{shared}"
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
+    # the server solves in the clear
+    is_sealed = exposure.privacy.unions == SEALED and not (is_solved or is_personal)
+    gram, sought = (
+        text if is_admm else "" for text in (tables["gram"], ", ".join(seeking))
+    )
+    terms = [f"features times score steps of {gram}"] if gram else []
+    terms += [f"parameters that the shards of {sought} fitted"] if sought else []
     return {
         **vars(exposure),
         **tables,
@@ -195,8 +202,16 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         if exposure.is_masked
         else f"a score per {scored}, computed from the row's features; anew in every "
         "epoch",
-        "gram": tables["gram"] if is_admm else "",
-        "seeking": ", ".join(seeking) if is_admm else "",
+        "gram": "" if is_sealed else gram,
+        "seeking": "" if is_sealed else sought,
+        "has_inner_proposals": exposure.has_inner_rounds and not is_sealed,
+        "sums_gradients": is_sgd and not is_sealed and sharded,
+        "sealed_gram": gram if is_sealed else "",
+        "sealed_terms": "; ".join(terms) if is_sealed else "",
+        "has_inner_sums": exposure.has_inner_rounds and is_sealed,
+        "sealed_steps": sharded if is_sgd and is_sealed else "",
+        "is_stale_clear": exposure.is_stale and not is_sealed,
+        "is_stale_sealed": exposure.is_stale and is_sealed,
         "counted": counted,
         "alignment": alignment,
         "common": common,
@@ -211,6 +226,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
+        "has_common": is_solved or bool(exposure.sharded and not is_sealed),
         "sends_rows": exposure.sends == SAMPLED_ROWS,
         "sends_centres": exposure.sends == CENTRES,
     }
@@ -248,6 +264,9 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     if exposure.graph_epsilon and exposure.graph != "models":
         amount = f"epsilon {exposure.graph_epsilon:g}, {delta}"
         summaries = f"Gaussian noise ({amount})"
+    unions = "sealed by the table's key (AES-256): an honest server reads nothing"
+    if privacy.covers_features:
+        unions = f"{_model_noise(exposure)}; {unions}"
     return {
         "nothing": NOTHING,
         "hashes": hashes,
@@ -259,6 +278,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "sealed": _SEALED.get(exposure.keys, NOTHING),
         "masked": "masked pairwise (ChaCha20): an honest server sees only the sum",
         "summaries": summaries,
+        "unions": unions,
     }
 
 

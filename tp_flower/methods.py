@@ -87,6 +87,7 @@ ACCOUNTANTS: Final = (RDP, PRV)
 
 CLEAR: Final = "clear"
 MASKED: Final = "masked"
+SEALED: Final = "sealed"
 LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
 DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
 """Names of mechanisms, for labels and for models."""

@@ -15,14 +15,16 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
-from tp_flower.learning.admm import mixed_parameters, reached_with
-from tp_flower.learning.models.local_model import FitProblem
+from tp_flower.learning.admm import consensus_parameters, mixed_parameters
+from tp_flower.learning.models.local_model import FitProblem, LinearModel
 from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
-from tp_flower.protocol.codec import check_sizes
+from tp_flower.privacy.statistics_update import usable_gram
+from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.training_messages import (
     AdmmReply,
     AdmmRequest,
+    AdmmStep,
     AdmmUpdate,
     CommonParameters,
     ConsensusReply,
@@ -35,6 +37,8 @@ from tp_flower.randomness import Stream, generator
 
 REACHED: Final = "reached"
 """State vector: theta after each of the last epochs, (epochs, p)."""
+START: Final = "start"
+"""State vector: the theta that the scores step off from, (p,)."""
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
@@ -43,6 +47,8 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     for part in site.parts():
         body, outputs = body_of(request.parts, part), part.model.outputs
         check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
+        if body.sum is not None:
+            site.keep_solver(part.number, _solver(part, body))
         step = body.step.astype(np.float64)
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
@@ -54,7 +60,11 @@ def _theta_update(
 ) -> AdmmUpdate:
     fit, data = request.fit, part.data
     if data.update is Update.GRAM:
-        return AdmmUpdate(moments=part.moments(step, fit.kappa))
+        moments = part.moments(step, fit.kappa)
+        if data.union is None:
+            return AdmmUpdate(moments=moments)
+        part.vectors[START] = _start(part, request)
+        return AdmmUpdate(sealed=part.seal(moments, _moment_unit(part, fit)))
     if data.update is Update.LOCAL and data.solver is not None:
         if data.plan.statistics is None:
             part.releaser.check_clear(MODEL)
@@ -64,7 +74,7 @@ def _theta_update(
     if data.update is Update.CONSENSUS:
         if request.more_rounds:
             part.vectors["target"] = target.ravel()
-        return AdmmUpdate(proposal=_propose(part, target, fit))
+        return AdmmUpdate(**_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
     return AdmmUpdate(scores=_scores(part, request))
 
@@ -78,22 +88,76 @@ def _fit_exactly(
     part: Participant, solver: RidgeSolver, step: FloatArray, request: AdmmRequest
 ) -> None:
     """Set theta to the exact theta-update of a linear model (Eq. 16)."""
-    model, kappa = part.linear, request.fit.kappa
+    start, moments = _start(part, request), part.moments(step, request.fit.kappa)
+    _solve(part, solver, start, moments, request.fit.kappa)
+
+
+def _start(part: Participant, request: AdmmRequest) -> FloatArray:
+    """Return the parameters that the scores step off from, (p,); drop older ones."""
     # an untrained model is where the first epoch starts
-    reached = part.vectors.get(REACHED, model.parameters[None, :])
+    reached = part.vectors.get(REACHED, part.model.parameters[None, :])
     if len(request.mixing) >= len(reached):
         raise MessageError(
             f"'mixing' has {len(request.mixing)} coefficients; the site remembers "
             f"{len(reached) - 1} changes"
         )
     start = mixed_parameters(reached, np.array(request.mixing))
-    moments = part.moments(step, kappa)
+    # with the parameters that the epoch leads to there are memory + 1
+    part.vectors[REACHED] = reached[-max(request.memory, 1) :]
+    return start
+
+
+def _solve(
+    part: Participant,
+    solver: RidgeSolver,
+    start: FloatArray,
+    moments: FloatArray,
+    kappa: float,
+) -> None:
+    """Take the exact theta-update from the moments of the table's rows."""
+    outputs = part.model.outputs
     theta = exact_update(
-        solver, start.reshape(-1, model.outputs), moments, kappa, part.data.l2
+        solver,
+        start.reshape(-1, outputs),
+        moments.reshape(-1, outputs),
+        kappa,
+        part.data.l2,
+    ).ravel()
+    part.linear.parameters = theta
+    part.vectors[REACHED] = np.vstack([part.vectors[REACHED], theta])
+
+
+def _solver(part: Participant, body: AdmmStep) -> RidgeSolver:
+    """Return the theta-update of the whole table, from the shards' Gram matrices."""
+    width, data = len(part.model.parameters) // part.model.outputs, part.data
+    gram = part.union.open_gram(required(body.sum, "sum"), width, part.last_sum)
+    return RidgeSolver.from_gram(
+        usable_gram(gram * data.joined_rows, body.deviation),
+        data.joined_rows,
+        intercept=part.linear.intercept,
     )
-    model.parameters = theta.ravel()
-    if request.memory:
-        part.vectors[REACHED] = reached_with(reached, theta.ravel(), request.memory)
+
+
+def _moment_unit(part: Participant, fit: LocalFit) -> float:
+    """Return the size of features times steps, which are derivatives over kappa."""
+    return part.data.joined_rows * part.data.label_scale * max(1.0, 1.0 / fit.kappa)
+
+
+def _proposal(
+    part: Participant, target: FloatArray, fit: LocalFit
+) -> dict[str, AnyArray]:
+    """Return the next proposal to be sent: in the clear, or as words of a sum."""
+    proposal, union = _propose(part, target, fit), part.data.union
+    if union is None:
+        return {"proposal": proposal}
+    words = part.seal(proposal, _parameter_unit(part))
+    # a shard without rows to train on only learns what the others agree on
+    return {"sealed": words} if union.shard in union.shards else {}
+
+
+def _parameter_unit(part: Participant) -> float:
+    # the scores of other models are in units of the label
+    return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
 
 
 def _propose(part: Participant, target: FloatArray, fit: LocalFit) -> FloatArray:
@@ -161,7 +225,7 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
     for part in site.parts():
         if part.number not in request.parts:
             continue
-        _accept(part, request.parts[part.number])
+        _accept(part, request.parts[part.number], request.fit)
         if not request.more_rounds:
             scores = _scores(part, request)
             updates[part.number] = ConsensusUpdate(scores=scores)
@@ -170,17 +234,35 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
-            proposal = _propose(part, target, request.fit)
-            updates[part.number] = ConsensusUpdate(proposal=proposal)
+            proposal = _proposal(part, target, request.fit)
+            updates[part.number] = ConsensusUpdate(**proposal)
         site.save(part)
     return ConsensusReply(updates)
 
 
-def _accept(part: Participant, common: CommonParameters) -> None:
-    """Take the common parameters of a sharded table."""
-    check_sizes(common, parameters=len(part.model.penalised))
-    # torch needs an array of its own
-    parameters = common.parameters.copy()
+def _accept(part: Participant, common: CommonParameters, fit: LocalFit | None) -> None:
+    """Take the common parameters of a sharded table, or find them from a sealed sum."""
+    data, parameters = part.data, len(part.model.penalised)
+    check_sizes(common, parameters=parameters, sealed=parameters + 1)
+    if data.union is None:
+        # torch needs an array of its own
+        _take(part, required(common.parameters, "parameters").copy())
+    elif data.update is Update.GRAM:
+        fit = required(fit, "fit")
+        moments = part.open(common.sum, _moment_unit(part, fit))
+        if data.solver is None or START not in part.vectors:
+            raise MessageError("no epoch has begun")
+        _solve(part, data.solver, part.vectors[START], moments, fit.kappa)
+    else:
+        total = part.open(common.sum, _parameter_unit(part))
+        rho_in = float(part.vectors["rho_in"][0])
+        shards, penalised = len(data.union.shards), part.model.penalised
+        part.accept_consensus(
+            consensus_parameters(total, shards, penalised, rho_in, data.l2)
+        )
+
+
+def _take(part: Participant, parameters: FloatArray) -> None:
     if part.data.update is Update.CONSENSUS:
         part.accept_consensus(parameters)
     elif part.data.update in (Update.GRAM, Update.GIVEN):

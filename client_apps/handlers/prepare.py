@@ -32,6 +32,7 @@ from client_apps.operator.participant import (
     make_model,
 )
 from client_apps.privacy.guard import check_plan
+from client_apps.privacy.keys import run_key
 from client_apps.privacy.ledger_entries import (
     note,
     note_unmatched,
@@ -69,6 +70,7 @@ from tp_flower.privacy.plan import (
     Schedule,
     plan_part,
 )
+from tp_flower.privacy.sealed_sums import SealedUnion
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.inference_messages import (
@@ -98,10 +100,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         number: _prepare_part(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    plans = {number: part.data.plan for number, (part, _) in prepared.items()}
     masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
-    planned = planned_releases(site, plans, method.family, privacy, masked, fitted)
+    family, parts = method.family, {n: part for n, (part, _) in prepared.items()}
+    planned = planned_releases(site, parts, family, privacy, masked, fitted)
     set_aside(site, planned)
     for number, (part, _) in site.each(prepared):
         note_unmatched(site, number, part.data.masks)
@@ -130,6 +132,8 @@ def _prepare_part(
         (ROWS if sends_rows else MODELS, SCORES),
         privacy,
         is_masked=are_masked(request.masking, body),
+        # nothing is summed of a table in one shard
+        is_sealed=body.union is not None or update is Update.LOCAL,
     )
     encoder = fitted_encoder(site, number, body.encoder)
     is_private = privacy.covers_features or privacy.covers_predictions
@@ -189,9 +193,31 @@ def _prepare_part(
         device=body.device,
         masks=masks,
         units=rows.units_of(extracted.units) if is_private else None,
+        union=_union(site, number, body, extracted.table, trained=rows.trained),
+        label_scale=body.label_scale,
     )
     vectors, releaser = initial_vectors(model, update), site.releaser(number, plan)
     return Participant(number, data, model, vectors, releaser), encoder
+
+
+def _union(
+    site: Site, number: int, body: PreparePart, table: str, *, trained: int
+) -> SealedUnion | None:
+    """Return the shards that a participant's arrays are summed with, under seal.
+
+    A shard is named by its site's key, which no other site has: the server may number
+    two shards alike, but cannot make them use one mask.
+    """
+    if body.union is None:
+        return None
+    if body.update in (Update.LOCAL, Update.GIVEN):
+        raise MessageError(f"'union' does not go with update {body.update.value!r}")
+    shards = sorted(f"{key} {shard}" for shard, key in body.union.shards.items())
+    shard, group = f"{run_key(site)} {number}", body.union.group
+    # a consensus is sought by the shards with rows to train on
+    if shard not in shards and (trained or body.update is not Update.CONSENSUS):
+        raise MessageError("'union' lacks this shard, which has rows to train on")
+    return SealedUnion(site.group_key(group), group, tuple(shards), shard, table)
 
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
@@ -345,8 +371,11 @@ def _start_linear(
         return _prepared(part, **curvature), None
     deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
     if data.update is Update.GRAM:
-        start = _prepared(part, gram=matrix, gram_deviation=deviation, **curvature)
-        return start, None
+        noise = {"gram_deviation": deviation, **curvature}
+        if data.union is None:
+            return _prepared(part, gram=matrix, **noise), None
+        words = data.union.seal_gram(matrix / total, part.next_sum())
+        return _prepared(part, sealed=words, **noise), None
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL

@@ -54,8 +54,10 @@ from tp_flower.privacy.plan import (
     PartPlan,
 )
 from tp_flower.privacy.score_masks import RowIndex
+from tp_flower.privacy.sealed_sums import SealedUnion, WordArray
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
+from tp_flower.protocol.codec import required
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
@@ -73,10 +75,20 @@ MOST_KEPT = 1 << 24
 """Size limit of a batch's features that are kept for the next message: 64 MiB."""
 
 
+SUMS: Final = "sums"
+"""State vector: how many sealed arrays have left, (1,)."""
+
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
-_VALUES: Final = ("table", "joined_rows", "l2", "device")
+_VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
+_UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean")
 _UNITS: Final = "units"
+
+
+def solver_entry(solver: RidgeSolver) -> Entry:
+    """Return what is stored of a solver, with the rest of a shard's data."""
+    factors = {name: getattr(solver, name) for name in _FACTORS}
+    return Entry(factors, {"weight": solver.weight})
 
 
 @dataclass(frozen=True)
@@ -92,9 +104,12 @@ class ShardData:
         l2: beta.
         batch_start: (batches + 1,), where a batch starts in ``batch_rows``.
         table: alias in the query.
-        solver: the factorised theta-update; None if the server or torch solves.
+        solver: the factorised theta-update; None if the server or torch solves, or the
+            shards have not yet summed what it is made of.
         masks: of the scores; None if they leave in the clear.
         units: of the trained rows, if clips are of the table's units of privacy.
+        union: the table's shards; None if nothing is summed, or in the clear.
+        label_scale: size of the loss's derivatives, the unit of sealed numbers.
     """
 
     features: Features
@@ -112,6 +127,8 @@ class ShardData:
     solver: RidgeSolver | None = None
     masks: ScoreMasks | None = None
     units: Units | None = None
+    union: SealedUnion | None = None
+    label_scale: float = 1.0
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -119,9 +136,12 @@ class ShardData:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
-        solver = masks = None
+        solver = masks = union = None
         if "masks" in meta:
             masks = ScoreMasks.read(meta["masks"], arrays, keys)
+        if "union" in meta:
+            group, shards, *names = meta["union"]
+            union = SealedUnion(keys(group), group, tuple(shards), *names)
         if "weight" in meta:
             solver = RidgeSolver(
                 **{name: arrays[name] for name in _FACTORS},
@@ -138,6 +158,7 @@ class ShardData:
             solver=solver,
             masks=masks,
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
+            union=union,
         )
 
     def entry(
@@ -154,8 +175,10 @@ class ShardData:
         meta |= {name: getattr(self, name) for name in _VALUES}
         meta["privacy"] = msgspec.to_builtins(self.plan)
         if self.solver is not None:
-            arrays |= {name: getattr(self.solver, name) for name in _FACTORS}
-            meta["weight"] = self.solver.weight
+            factors = solver_entry(self.solver)
+            arrays, meta = {**arrays, **factors.arrays}, {**meta, **factors.meta}
+        if self.union is not None:
+            meta["union"] = [getattr(self.union, name) for name in _UNION]
         if self.masks is not None:
             arrays |= self.masks.arrays()
             meta["masks"] = self.masks.facts()
@@ -262,6 +285,37 @@ class Participant:
                 f"'scores-number' is {number}; the run is at {before[0]:.0f}"
             )
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
+
+    @property
+    def union(self) -> SealedUnion:
+        """The shards whose arrays are summed under seal."""
+        if self.data.union is None:
+            raise MessageError("nothing of this table is summed under seal")
+        return self.data.union
+
+    def next_sum(self) -> str:
+        """Return the name of the next array to be sealed; no two have one name.
+
+        All shards of a table take part in the same rounds, hence count alike.
+        """
+        count = self.vectors.get(SUMS, np.zeros(1)) + 1.0
+        self.vectors[SUMS] = count
+        return self.last_sum
+
+    @property
+    def last_sum(self) -> str:
+        """The name of the array that was sealed last."""
+        if SUMS not in self.vectors:
+            raise MessageError("it brings a sum, but nothing has been sealed")
+        return f"{self.vectors[SUMS][0]:.0f}"
+
+    def seal(self, numbers: FloatArray, unit: float) -> WordArray:
+        """Return numbers whose size is about ``unit`` as words for their sum."""
+        return self.union.seal(numbers / unit, self.next_sum())
+
+    def open(self, words: WordArray | None, unit: float) -> FloatArray:
+        """Return the sum of what the shards have sealed last, flat."""
+        return self.union.open(required(words, "sum"), self.last_sum) * unit
 
     def moments(self, step: FloatArray, kappa: float) -> FloatArray:
         """Return [T, 1]^T (G * step) to be sent or used, (d [+ 1], d_c), of (n, d_c).

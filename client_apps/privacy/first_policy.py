@@ -39,6 +39,8 @@ _RULES: Final[Mapping[str, str]] = {
     "server names; listed, it runs here",
     'releases.scores = "clear"': "this table's scores of every row, which tell its "
     "features",
+    'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
+    "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
     "coefficients = true": "the final coefficients of a linear model",
     'releases.labels = "never"': "no label, not even one in labels",

@@ -108,13 +108,15 @@ def check_plan(
     privacy: PrivacyTerms | None = None,
     *,
     is_masked: bool = False,
+    is_sealed: bool = False,
 ) -> None:
     """Refuse a run whose mechanisms cover less than the policy demands.
 
     ``kinds`` are the releases planned for this shard: "labels", "models" (gradients,
     Gram, moments, parameters, curvatures), "scores", "statistics", "rows"; scores may
-    be masked.
+    be masked, models sealed.
     """
+    hidden = {MODELS: is_sealed, SCORES: is_masked}
     covered = privacy and {
         MODELS: privacy.covers_features,
         SCORES: privacy.covers_predictions,
@@ -122,7 +124,7 @@ def check_plan(
     for kind in kinds:
         is_private = bool(covered and covered.get(kind))
         source.policy.check_release(
-            kind, is_private=is_private, is_masked=is_masked and kind == SCORES
+            kind, is_private=is_private, is_masked=hidden.get(kind, False)
         )
 
 

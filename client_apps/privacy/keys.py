@@ -194,6 +194,11 @@ def key_groups(names: list[str], keys: int) -> list[str]:
     return names
 
 
+def run_key(site: Site) -> str:
+    """Return the site's public key of the run."""
+    return _public_keys(site).run.hex()
+
+
 def _public_keys(site: Site) -> PublicKeys:
     """Return the site's public keys, which remain when the private key is deleted."""
     if not site.store.has(_PUBLIC):

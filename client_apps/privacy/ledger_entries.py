@@ -21,6 +21,10 @@ from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
     GRADIENTS,
+    GRAM,
+    MODEL,
+    MOMENTS,
+    PARAMETERS,
     SCORES,
     PartPlan,
     Use,
@@ -30,6 +34,7 @@ from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
     from client_apps.operator.masks import ScoreMasks
+    from client_apps.operator.participant import Participant
     from tp_flower.protocol.training_messages import PrivacyTerms
     from tp_flower.sources.shards import ShardSource
 
@@ -46,6 +51,11 @@ KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED: Final = "unmatched"
 _SCORES: Final = (SCORES, BATCH_SCORES)
+_SUMMED: Final = (GRAM, MOMENTS, PARAMETERS, MODEL, GRADIENTS)
+_SEALED: Final = (
+    "sealed (AES-256, no differential privacy): the sum over the shards is for the "
+    "table's shards alone, and an honest server reads nothing"
+)
 _ROUNDS: Final = {
     ADMM: (Action.ADMM, Action.PREPARE),
     SGD: (Action.SGD, Action.PREPARE),
@@ -170,7 +180,7 @@ def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
 
 def planned_releases(
     site: Site,
-    plans: Mapping[int, PartPlan],
+    parts: "Mapping[int, Participant]",
     family: str,
     privacy: "PrivacyTerms",
     masked: Collection[int],
@@ -181,12 +191,15 @@ def planned_releases(
     The scores of the parts in ``masked`` leave under masks; the encoders of those in
     ``fitted`` are fitted to rows.
     """
-    for number, plan in plans.items():
+    for number, part in parts.items():
+        plan, is_sealed = part.data.plan, part.data.union is not None
         for use in plan.uses:
             conditions = ["the encoder, whose statistics are not covered"]
             if number not in fitted:
                 conditions = []
             scope = _scope(plan, use, privacy, conditions, is_masked=number in masked)
+            if is_sealed and use.what in _SUMMED:
+                scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
             item = release(site, number, action, use.what, scope, use.mechanism)
             yield item, use.limit

@@ -29,10 +29,12 @@ from client_apps.operator.participant import (
     Releaser,
     ShardData,
     make_model,
+    solver_entry,
 )
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
+from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
 from tp_flower.privacy.mechanisms import Spend
 from tp_flower.privacy.plan import MODEL, PartPlan
@@ -329,6 +331,12 @@ class Site:
         self.store.save(f"part-{part.number}", entry)
         self.round.forget(rows_of(part.number))
         self.save(part)
+
+    def keep_solver(self, number: int, solver: RidgeSolver) -> None:
+        """Store the solver of a participant, whose training has begun."""
+        entry, factors = self.store.load(f"part-{number}"), solver_entry(solver)
+        arrays = {**entry.arrays, **factors.arrays}
+        self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
 
     def save(self, part: Participant) -> None:
         """Change a participant's model and other vectors, which must be finite.

@@ -53,7 +53,8 @@ class Extracted:
     Parts are by table in shard order, none for a table whose sites are all missing; row
     counts, after the filters, by part; keys by (table, key number). ``weights`` are
     those of the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the
-    label table's row keys; None if the query or the run has none.
+    label table's row keys; None if the query or the run has none. ``public_keys`` are
+    those of the run, by node.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -61,6 +62,7 @@ class Extracted:
     keys: dict[tuple[str, int], list[KeyColumn]]
     weights: FloatArray | None
     row_hashes: HashArray | None
+    public_keys: Mapping[int, str]
     replies: Replies = field(repr=False)
 
     @property
@@ -143,6 +145,7 @@ def extract(
         keys=_keys(bound, parts, replies, rows, row_key),
         weights=weights,
         row_hashes=row_hashes,
+        public_keys={int(node): key for node, key in request.public_keys.items()},
         replies=replies,
     )
 

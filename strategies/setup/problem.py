@@ -8,7 +8,7 @@ of each table. The joined rows are never built.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from tp_flower.learning.admm import score_steps
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
+from tp_flower.privacy.sealed_sums import WordArray, add_sealed
+from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import CommonParameters, Update
@@ -32,6 +34,7 @@ from tp_flower.reports.records import TableReport, min_mean_max
 LocalArray = npt.NDArray[Any]
 """Local scores (n_i, d_c), or masked words of them."""
 LocalScores = Mapping[str, LocalArray]
+AnyBody = TypeVar("AnyBody", bound=PartBody)
 
 
 def sum_local(
@@ -170,6 +173,8 @@ class TrainedTable(PreparedTable):
         mean_curvature: per shard, the mean diagonal of that matrix.
         gram: its sum over the shards if ``update`` is GRAM, else None.
         gram_deviation: deviation of the noise in ``gram`` from all shards together.
+        summed: the parts whose arrays are summed, under seal or in the clear.
+        sealed_gram: the sum of the sealed Gram matrices.
         gradient_noise: deviation over clip of the noise in a batch's gradient, from
             all shards together.
     """
@@ -182,6 +187,9 @@ class TrainedTable(PreparedTable):
     is_masked: bool = False
     gram: FloatArray | None = None
     gram_deviation: float = 0.0
+    summed: tuple[Part, ...] = ()
+    is_sealed: bool = False
+    sealed_gram: WordArray | None = None
     gradient_noise: float = 0.0
 
     @property
@@ -193,12 +201,6 @@ class TrainedTable(PreparedTable):
     def total_rows(self) -> int:
         """Rows of the table that take part."""
         return sum(rows.total for rows in self.rows)
-
-    def array(
-        self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
-    ) -> FloatArray:
-        """Return an array that a shard sent, as float64."""
-        return array_of(replies, self.parts[index], name, shape).astype(np.float64)
 
     def no_scores(self) -> LocalArray:
         """Return the local scores 0 of the rows that take part, (n_i, d_c)."""
@@ -242,16 +244,26 @@ class TrainedTable(PreparedTable):
 
     def scatter_parameters(self, parameters: FloatArray) -> dict[int, CommonParameters]:
         """Return the same parameters (p,) for every shard."""
-        common = CommonParameters(parameters)
-        return {part.number: common for part in self.parts}
+        return self.for_all(CommonParameters(parameters))
+
+    def for_all(self, body: AnyBody) -> dict[int, AnyBody]:
+        """Return the same body for every shard."""
+        return {part.number: body for part in self.parts}
+
+    def sealed_sum(self, replies: Replies, numbers: int | None = None) -> WordArray:
+        """Return the sum of the shards' sealed words: by default one per parameter."""
+        size = (len(self.penalised) if numbers is None else numbers) + 1
+        return add_sealed(
+            [array_of(replies, part, "sealed", (size,)) for part in self.summed]
+        )
 
     def sum_over_shards(
         self, replies: Replies, name: str, shape: tuple[int, ...]
     ) -> FloatArray:
         """Return the sum of an array over the shards, such as gradients (Eq. 17)."""
         total = np.zeros(shape)
-        for index in range(len(self.parts)):
-            total += self.array(replies, index, name, shape)
+        for part in self.summed:
+            total += array_of(replies, part, name, shape).astype(np.float64)
         return total
 
 

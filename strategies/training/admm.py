@@ -27,6 +27,7 @@ from tp_flower.learning.admm import (
     Residuals,
     admm_step,
     balanced_rho,
+    consensus_parameters,
     initial_state,
     mixed_parameters,
     reached_with,
@@ -177,25 +178,6 @@ class GramSolver:
         return theta
 
 
-def consensus_parameters(
-    table: TrainedTable, replies: Replies, rho_in: float, l2: float
-) -> FloatArray:
-    """Return w from the shards' theta^q + u^q (Eq. 20), (p,).
-
-    w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
-    consensus ADMM has Q_i. Biases are not penalised, only averaged. A shard without
-    rows to train on does not enter the mean: it only takes w.
-    """
-    every = range(len(table.parts))
-    trained = [index for index in every if table.rows[index].trained] or list(every)
-    shape, shards = table.penalised.shape, len(trained)
-    proposals = [table.array(replies, k, "proposal", shape) for k in trained]
-    average = np.sum(proposals, axis=0) / shards
-    shrink = shards * rho_in / (shards * rho_in + l2)
-    shrunk: FloatArray = np.where(table.penalised, shrink * average, average)
-    return shrunk
-
-
 class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits."""
 
@@ -238,7 +220,7 @@ class AdmmStrategy(JoinStrategy):
         solvers = {
             table.name: GramSolver(table, rows, server.memory)
             for table in problem.tables.values()
-            if table.update is Update.GRAM
+            if table.update is Update.GRAM and not table.is_sealed
         }
         self.chosen |= {
             "rho": server.rho,
@@ -272,8 +254,15 @@ class AdmmStrategy(JoinStrategy):
         outline = self._request(problem, server)
         steps: dict[int, AdmmStep] = {}
         for name, step in server.steps().items():
-            blocks = problem.tables[name].scatter_rows(step)
-            steps |= {number: AdmmStep(block) for number, block in blocks.items()}
+            table = problem.tables[name]
+            # in the first epoch every shard makes the solver that the server cannot
+            gram = table.sealed_gram if self.epoch == 1 else None
+            steps |= {
+                number: AdmmStep(
+                    block, gram, 0.0 if gram is None else table.gram_deviation
+                )
+                for number, block in table.scatter_rows(step).items()
+            }
         request = replace(outline, parts=steps)
         replies = yield self.request(ask(request, problem.parts))
         scores = {
@@ -283,6 +272,10 @@ class AdmmStrategy(JoinStrategy):
         }
         if problem.sharded:
             solved: dict[int, CommonParameters] = {}
+            for table in problem.sharded:
+                if table.update is Update.GRAM and table.is_sealed:
+                    words = table.sealed_sum(replies)
+                    solved |= table.for_all(CommonParameters(sum=words))
             mixing = np.array(outline.mixing)
             for name, solver in solvers.items():
                 table = problem.tables[name]
@@ -326,15 +319,17 @@ class AdmmStrategy(JoinStrategy):
     ) -> Generator[Requests, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
-        If the server solves, the parameters wait for the last round of consensus.
+        What is solved, at the server or from sealed moments, waits for the last round
+        of consensus.
         """
         for more_rounds in range(outline.more_rounds, -1, -1):
             common = {} if more_rounds else dict(solved)
             for table in problem.sharded:
                 if table.update is Update.CONSENSUS:
                     rho_in = outline.fit.rho_in[table.name]
-                    consensus = consensus_parameters(table, replies, rho_in, problem.l2)
-                    common |= table.scatter_parameters(consensus)
+                    common |= table.for_all(
+                        _consensus(table, replies, rho_in, problem.l2)
+                    )
             request = ConsensusRequest(
                 fit=outline.fit,
                 more_rounds=more_rounds,
@@ -372,6 +367,19 @@ def wanted_update(settings: Settings) -> str:
             f"{settings.privacy.features!r} needs {required!r} or 'auto'"
         )
     return required or settings.lou
+
+
+def _consensus(
+    table: TrainedTable, replies: Replies, rho_in: float, l2: float
+) -> CommonParameters:
+    """Return w from the shards' proposals, or the sealed sum that they find it by."""
+    if table.is_sealed:
+        return CommonParameters(sum=table.sealed_sum(replies))
+    total = table.sum_over_shards(replies, "proposal", table.penalised.shape)
+    shards = len(table.summed)
+    return CommonParameters(
+        consensus_parameters(total, shards, table.penalised, rho_in, l2)
+    )
 
 
 def _inner_penalty(table: TrainedTable, kappa: float) -> float:

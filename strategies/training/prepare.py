@@ -15,6 +15,7 @@ import numpy as np
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
+from strategies.setup.extract import table_group
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
@@ -22,8 +23,9 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
-from tp_flower.methods import MASKED
+from tp_flower.methods import MASKED, SEALED
 from tp_flower.privacy.score_masks import FixedPoint
+from tp_flower.privacy.sealed_sums import gram_words
 from tp_flower.protocol.personalised_messages import PersonalisedPart
 from tp_flower.protocol.training_messages import (
     Outline,
@@ -31,6 +33,7 @@ from tp_flower.protocol.training_messages import (
     PreparePart,
     PrepareRequest,
     PrivacyTerms,
+    Union,
     Update,
 )
 from tp_flower.settings import Settings
@@ -142,6 +145,7 @@ def prepare(
         for table, spec in specs.items()
     )
     hosts = {part.number: part for part in joined.parts}
+    unions = _unions(preparation, updates)
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
         counts = joined.trained_rows(table)
@@ -159,6 +163,7 @@ def prepare(
                 mean_multiplicity=float(counts.mean()) if len(counts) else 1.0,
                 **fields,
                 **batches.get(number, {}),
+                union=unions.get(table),
                 joins=masking.sides_of(hosts[number]),
                 unmatched=masking.unmatched_at(number),
             )
@@ -173,7 +178,9 @@ def prepare(
     tables: dict[str, TrainedTable] = {}
     initial: dict[str, LocalArray] = {}
     for name, layout in joined.layouts.items():
-        prepared = _read_table(layout, specs[name], updates[name], replies)
+        prepared = _read_table(
+            layout, specs[name], updates[name], replies, is_sealed=name in unions
+        )
         prepared = replace(prepared, is_masked=masking.point is not None)
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
         initial[name] = (
@@ -181,6 +188,41 @@ def prepare(
         )
         tables[name] = prepared
     return Prepared(tables, initial, preparation.score_unit, masking.point)
+
+
+def _unions(
+    preparation: Preparation, updates: Mapping[str, Update]
+) -> dict[str, Union]:
+    """Return, by table, the shards whose arrays are summed under seal."""
+    if preparation.settings.privacy.unions != SEALED:
+        return {}
+    extracted = preparation.joined.extracted
+    groups = {name: table_group(n) for n, name in enumerate(extracted.parts)}
+    return {
+        name: Union(
+            group=groups[name],
+            shards={
+                str(part.number): extracted.public_keys[part.node]
+                for part in summed_parts(layout, updates[name])
+            },
+        )
+        for name, layout in preparation.joined.layouts.items()
+        if updates[name] not in (Update.LOCAL, Update.GIVEN)
+    }
+
+
+def summed_parts(layout: TableLayout, update: Update) -> tuple[Part, ...]:
+    """Return the shards whose arrays are summed.
+
+    A shard without rows to train on does not enter the mean of a consensus; it only
+    takes its result.
+    """
+    trained = tuple(
+        part
+        for part, rows in zip(layout.parts, layout.rows, strict=True)
+        if rows.trained
+    )
+    return trained if trained and update is Update.CONSENSUS else layout.parts
 
 
 def common_shape(
@@ -197,7 +239,12 @@ def common_shape(
 
 
 def _read_table(
-    layout: TableLayout, spec: ModelSpec, update: Update, replies: Replies
+    layout: TableLayout,
+    spec: ModelSpec,
+    update: Update,
+    replies: Replies,
+    *,
+    is_sealed: bool,
 ) -> TrainedTable:
     bodies = [replies.body(part, PreparedPart) for part in layout.parts]
     features, penalised = common_shape(layout.parts, bodies)
@@ -216,12 +263,14 @@ def _read_table(
         mean_curvature=tuple(body.mean_curvature for body in bodies),
         penalised=penalised,
         gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in bodies)),
+        gram_deviation=math.hypot(*(body.gram_deviation or 0.0 for body in bodies)),
+        summed=summed_parts(layout, update),
+        is_sealed=is_sealed,
     )
     if update is not Update.GRAM:
         return table
+    if is_sealed:
+        words = table.sealed_sum(replies, gram_words(table.width))
+        return replace(table, sealed_gram=words)
     shape = (table.width, table.width)
-    return replace(
-        table,
-        gram=table.sum_over_shards(replies, "gram", shape),
-        gram_deviation=math.hypot(*(body.gram_deviation or 0.0 for body in bodies)),
-    )
+    return replace(table, gram=table.sum_over_shards(replies, "gram", shape))

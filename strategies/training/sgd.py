@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import TrainingProblem, sum_local
+from strategies.setup.problem import TrainedTable, TrainingProblem, sum_local
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
@@ -179,7 +179,7 @@ class BatchStrategy(JoinStrategy):
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, problem.initial_scores)
-        overdue: dict[int, FloatArray] = {}
+        overdue: dict[int, MeanGradient] = {}
         for step in itertools.chain([first], schedule):
             span = plan.slice(step.batch)
             scores = sum_local(
@@ -195,8 +195,9 @@ class BatchStrategy(JoinStrategy):
                 derivatives if weights is None else weights[span] * derivatives
             )
             messages = {
-                number: BatchMessages(array, overdue.get(number))
+                number: BatchMessages(array, late.gradient, late.sum)
                 for number, array in batches.scatter(step.batch, derivatives).items()
+                for late in [overdue.get(number, MeanGradient())]
             }
             # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
@@ -271,7 +272,7 @@ class BatchStrategy(JoinStrategy):
         step: _Step,
         rows: int,
         parts: dict[int, BatchMessages],
-    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, FloatArray]]]:
+    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, MeanGradient]]]:
         """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
         Return the replies with the next scores, and the mean gradients not yet sent.
@@ -295,16 +296,13 @@ class BatchStrategy(JoinStrategy):
         replies = yield self.request(ask(request, problem.parts))
         if not problem.sharded:
             return replies, {}
-        means: dict[int, FloatArray] = {}
+        means: dict[int, MeanGradient] = {}
         for table in problem.sharded:
-            shape = table.penalised.shape
-            mean = table.sum_over_shards(replies, "gradient", shape) / rows
-            means |= {part.number: mean for part in table.parts}
+            means |= table.for_all(_mean_gradient(table, replies, rows))
         if is_late:
             return replies, means
-        gradients = {number: MeanGradient(mean) for number, mean in means.items()}
         sharded = [part for table in problem.sharded for part in table.parts]
-        step_request = StepRequest(step=batch_step, parts=gradients)
+        step_request = StepRequest(step=batch_step, parts=means)
         step_replies = yield self.request(ask(step_request, sharded))
         return replies.then(step_replies), {}
 
@@ -339,6 +337,14 @@ class BatchStrategy(JoinStrategy):
             test = problem.test_metrics(scores)
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
+
+
+def _mean_gradient(table: TrainedTable, replies: Replies, rows: int) -> MeanGradient:
+    """Return a table's mean gradient, or the sealed sum of its shards' shares."""
+    if table.is_sealed:
+        return MeanGradient(sum=table.sealed_sum(replies))
+    total = table.sum_over_shards(replies, "gradient", table.penalised.shape)
+    return MeanGradient(total / rows)
 
 
 class TablePuppetSGD(BatchStrategy):

@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tp_flower.privacy.plan import SAMPLED_ROWS
+from tp_flower.privacy.sealed_sums import gram_words
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart
@@ -46,6 +47,7 @@ from tp_flower.protocol.training_messages import (
     BatchUpdate,
     CommonParameters,
     ConsensusUpdate,
+    MeanGradient,
     PreparedPart,
     PreparePart,
     Update,
@@ -83,6 +85,7 @@ class TableSize:
     is_linear: bool
     is_repeated: bool = False
     is_weighted: bool = False
+    is_sealed: bool = False
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
         """Return one shard's sizes, by the names in the shapes of messages."""
@@ -95,7 +98,13 @@ class TableSize:
             "features": self.features,
             "parameters": self.parameters,
             "width": self.features + self.has_intercept,
+            "sealed": self.parameters + 1,
+            "sealed_gram": gram_words(self.features + self.has_intercept) + 1,
         }
+
+    def sums(self, up: str, down: str) -> tuple[str, str]:
+        """Return the fields of what the shards sum and of what comes of it."""
+        return ("sealed", "sum") if self.is_sealed else (up, down)
 
 
 @dataclass(frozen=True)
@@ -171,6 +180,7 @@ def admm_epoch(
     are not scored: at once from a table in one shard, and after one round more from a
     sharded one. Its shards first send moments, 8
     (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
+    Sealed, each has one word more, 8; so have gradients.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
@@ -179,13 +189,15 @@ def admm_epoch(
         tally.add("down", table, sizes, AdmmStep, "step")
         tally.add("up", table, sizes, AdmmUpdate, "scores")
         if table.update is Update.GRAM:
-            tally.add("up", table, sizes, AdmmUpdate, "moments")
-            tally.add("down", table, sizes, CommonParameters, "parameters")
+            up, down = table.sums("moments", "parameters")
+            tally.add("up", table, sizes, AdmmUpdate, up)
+            tally.add("down", table, sizes, CommonParameters, down)
             rounds = max(rounds, 2)
         elif table.update is Update.CONSENSUS:
             times = inner_rounds
-            tally.add("up", table, sizes, AdmmUpdate, "proposal", times=times)
-            tally.add("down", table, sizes, CommonParameters, "parameters", times=times)
+            up, down = table.sums("proposal", "parameters")
+            tally.add("up", table, sizes, AdmmUpdate, up, times=times)
+            tally.add("down", table, sizes, CommonParameters, down, times=times)
             rounds = 1 + inner_rounds
     return tally.traffic(rounds)
 
@@ -223,8 +235,9 @@ def sgd_epoch(
         tally.add("down", table, sizes, BatchMessages, "messages")
         tally.add("up", table, sizes, BatchUpdate, "batch_scores", "scores")
         if table.update is Update.SUM:
-            tally.add("up", table, sizes, BatchUpdate, "gradient", times=batches)
-            tally.add("down", table, sizes, BatchUpdate, "gradient", times=batches)
+            up, down = table.sums("gradient", "gradient")
+            tally.add("up", table, sizes, BatchUpdate, up, times=batches)
+            tally.add("down", table, sizes, MeanGradient, down, times=batches)
     is_sharded = any(table.update is Update.SUM for table in tables)
     of_gradients = (1 if staleness else batches) if is_sharded else 0
     return tally.traffic(batches + of_gradients)
@@ -238,7 +251,8 @@ def prepare_round(
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
     instead a list of rows, 4 m, and weights if there are any, 4 n. With ``batches`` the
     batch plan follows, 4 (batches + 1 + k). Up come the penalised parameters, a byte
-    each; the Gram matrix if it is summed; and the first scores of non-linear models.
+    each; the Gram matrix if it is summed; and the first scores of non-linear models. A
+    sealed Gram matrix, 8 (w (w + 1) + 1) for w columns, goes down with the first epoch.
     """
     tally = Tally()
     has_scores = any(
@@ -256,7 +270,9 @@ def prepare_round(
         tally.add("down", table, sizes, PreparePart, *fields)
         tally.add("up", table, sizes, PreparedPart, "penalised")
         if table.update is Update.GRAM:
-            tally.add("up", table, sizes, PreparedPart, "gram")
+            tally.add("up", table, sizes, PreparedPart, table.sums("gram", "")[0])
+            if table.is_sealed:
+                tally.add("down", table, sizes, AdmmStep, "sum")
         if has_scores and (is_masked or not table.is_linear):
             tally.add("up", table, sizes, PreparedPart, "scores")
     return tally.traffic(rounds=1)

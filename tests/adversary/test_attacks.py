@@ -12,7 +12,7 @@ which is at most Phi(sqrt(uses) / multiplier), as a and b are within the clip.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 
@@ -31,23 +31,22 @@ SHARDS, SHARD_ROWS, EPOCHS, RUNS = 6, 120, 2, 3
 SEED, BATCH_ROWS = 20, 100
 TABLE = "o"
 STRATEGY = {GRADIENTS: "sgd", GRAM: "admm", MOMENTS: "admm", SCORES: "admm"}
-CLEAR = PrivacySettings(scores="clear")
+# what leaves a shard as its table's other shards may come to know it
+CLEAR = PrivacySettings(scores="clear", unions="clear")
 # noise that leaves something to be guessed, and noise that leaves nothing
-STATISTICS = PrivacySettings(
-    scores="clear", features="statistics", noise_multiplier=1.0
-)
+STATISTICS = replace(CLEAR, features="statistics", noise_multiplier=1.0)
 SOME = {
-    GRADIENTS: PrivacySettings(scores="clear", features="dp-sgd", noise_multiplier=1.5),
+    GRADIENTS: replace(CLEAR, features="dp-sgd", noise_multiplier=1.5),
     GRAM: STATISTICS,
     MOMENTS: STATISTICS,
-    SCORES: PrivacySettings(scores="clear", predictions=8.0),
+    SCORES: replace(CLEAR, predictions=8.0),
 }
-NO_STATISTICS = PrivacySettings(scores="clear", features="statistics", epsilon=0.02)
+NO_STATISTICS = replace(CLEAR, features="statistics", epsilon=0.02)
 MUCH = {
-    GRADIENTS: PrivacySettings(scores="clear", features="dp-sgd", epsilon=0.02),
+    GRADIENTS: replace(CLEAR, features="dp-sgd", epsilon=0.02),
     GRAM: NO_STATISTICS,
     MOMENTS: NO_STATISTICS,
-    SCORES: PrivacySettings(scores="clear", predictions=0.02),
+    SCORES: replace(CLEAR, predictions=0.02),
 }
 each_release = pytest.mark.parametrize("what", STRATEGY)
 

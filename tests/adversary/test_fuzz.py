@@ -26,7 +26,14 @@ from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from tests.support.peers.fuzzing import MARK, Fuzzer
-from tests.support.peers.hostile import SHOP, SQL, HostileGrid, Kept, train
+from tests.support.peers.hostile import (
+    OF_SINGLE_SITES,
+    SHOP,
+    SQL,
+    HostileGrid,
+    Kept,
+    train,
+)
 from tp_flower.protocol.messages import RUN_DIGITS, Action
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -76,7 +83,9 @@ class FuzzingGrid(HostileGrid):
     """
 
     def __init__(self, folder: Path, rng: np.random.Generator, counts: dict) -> None:
-        super().__init__(folder)
+        # centres are solved at the server, of parameters in the clear
+        policies = OF_SINGLE_SITES if Action.ROWS in counts else None
+        super().__init__(folder, policies=policies)
         self._fuzzer = Fuzzer(rng, folder)
         self._counts = dict(counts)
         self.refused: Counter[str] = Counter()
@@ -224,7 +233,8 @@ def test_malformed_messages_are_refused_and_change_nothing(name, place):
     fuzz(place, strategy, counts)
     # nor is the run another one
     (place / "plain").mkdir()
-    plain = train(HostileGrid(place / "plain"), method, **settings)
+    policies = OF_SINGLE_SITES if Action.ROWS in counts else None
+    plain = train(HostileGrid(place / "plain", policies=policies), method, **settings)
     assert strategy.report.final_train == plain.report.final_train
 
 

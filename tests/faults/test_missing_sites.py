@@ -22,8 +22,8 @@ __all__ = ["place", "same_noise"]
 
 SHOP, US = 2, 3
 PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": 10}
-CLEAR = PrivacySettings(scores="clear")
-"""Last scores have masks that do not cancel those of new ones."""
+CLEAR = PrivacySettings(scores="clear", unions="clear")
+"""Last scores and sums have masks that do not cancel those of new ones."""
 
 
 def gone(node: int, first: int, last: int) -> Schedule:

@@ -72,7 +72,7 @@ def packed(change):
 def check_refused(run, site, action, change, match):
     method, settings = RUNS[run]
     # of masked words every value is one
-    settings = {"privacy": PrivacySettings(scores="clear"), **settings}
+    settings = {"privacy": PrivacySettings(scores="clear", unions="clear"), **settings}
     with pytest.raises(ReplyError, match=match):
         train(TamperingGrid(action, NODES[site], change), method, **settings)
 
@@ -197,7 +197,10 @@ def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
         tries.append(message)
         return crash(7, f"app bundle {'5a' * 32}")(message, reply)
 
-    grid, in_clear = TamperingGrid(action, US, change), PrivacySettings(scores="clear")
+    grid, in_clear = (
+        TamperingGrid(action, US, change),
+        PrivacySettings(scores="clear", unions="clear"),
+    )
     with pytest.raises(SiteError, match=f"{action} .*7.: app bundle 5a5a") as caught:
         train(grid, on_missing="stale", privacy=in_clear)
     # what has passed by the time that a run is resumed is another error

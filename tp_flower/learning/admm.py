@@ -44,7 +44,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
+from tp_flower.arrays import (
+    BLOCK_ROWS,
+    BoolArray,
+    FloatArray,
+    blocks_of,
+    in_threads,
+)
 from tp_flower.joins.mapping import TableRows
 from tp_flower.losses import Loss
 
@@ -397,6 +403,24 @@ def mixed_parameters(reached: FloatArray, coefficients: FloatArray) -> FloatArra
     changes = np.diff(reached[len(reached) - used - 1 :], axis=0)
     mixed: FloatArray = reached[-1] - coefficients @ changes
     return mixed
+
+
+def consensus_parameters(
+    total: FloatArray,
+    shards: int,
+    penalised: BoolArray,
+    rho_in: float,
+    l2: float,
+) -> FloatArray:
+    """Return w from the sum of the shards' theta^q + u^q (Eq. 20), (p,).
+
+    w = Q rho_in / (Q rho_in + beta) * mean(theta + u); the paper's Eq. 20 has M where
+    consensus ADMM has Q_i. Biases are not penalised, only averaged.
+    """
+    average = total / shards
+    shrink = shards * rho_in / (shards * rho_in + l2)
+    shrunk: FloatArray = np.where(penalised, shrink * average, average)
+    return shrunk
 
 
 def reached_with(reached: FloatArray, theta: FloatArray, memory: int) -> FloatArray:

@@ -138,6 +138,8 @@ flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
 positive_counts = _declaration("int32", 1)
 """Numbers of rows, each at least 1."""
+sealed_words = _declaration("uint64", None)
+"""Words of an array that is summed, or their sums, and a check at the end."""
 counts = _declaration("int64", 1)
 """How many values each item represents."""
 
@@ -182,7 +184,7 @@ class Discloses(NamedTuple):
 COVERS: Final = frozenset(
     {
         *("nothing", "hashes", "labels", "models", "scores", "messages"),
-        *("sealed", "masked", "summaries", "shards"),
+        *("sealed", "masked", "summaries", "shards", "unions"),
     }
 )
 """Mechanisms; how strong each is in a run is a property of that run."""

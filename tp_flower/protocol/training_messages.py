@@ -18,7 +18,12 @@ from tp_flower.methods import (
 )
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import JoinSide, SealedText
+from tp_flower.protocol.setup_messages import (
+    JoinSide,
+    Number,
+    PublicKey,
+    SealedText,
+)
 
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
@@ -34,9 +39,9 @@ Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
 class Update(StrEnum):
     """How the shards of one table are trained together (learning over unions).
 
-    LOCAL: the shard is the whole table. GRAM: the sites send sufficient statistics, the
-    server solves. CONSENSUS: consensus ADMM. SUM: the sites send gradients, the server
-    sums (SGD). GIVEN: the server solves over sampled rows, even for whole tables.
+    LOCAL: the shard is the whole table. GRAM: the sites' sufficient statistics are
+    summed, and solved. CONSENSUS: consensus ADMM. SUM: the sites' gradients are summed
+    (SGD). GIVEN: the server solves over sampled rows, even for whole tables.
     """
 
     LOCAL = "local"
@@ -88,6 +93,18 @@ class Masking(Body, frozen=True):
     tables: Annotated[int, f.between(1, 1 << 16)]
 
 
+class Union(Body, frozen=True, kw_only=True):
+    """The shards whose arrays are summed under the key of their table.
+
+    Attributes:
+        group: that shares the key.
+        shards: the public key of each shard's site in this run, by participant.
+    """
+
+    group: Annotated[str, msgspec.Meta(pattern=r"^table-[0-9]{1,4}\Z")]
+    shards: dict[Number, PublicKey]
+
+
 class Outline(Body, frozen=True, kw_only=True):
     """The announced schedule of a run, from which sites plan their releases.
 
@@ -119,6 +136,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         mean_multiplicity: mean number of joined rows of a trained row.
         batch_start: in SGD, where each batch starts in ``batch_rows``.
         batch_rows: in SGD, the distinct trained rows of every batch.
+        union: of the table's shards; None if nothing is summed, or in the clear.
         joins: with masked scores, the sides of the joins that the table is in.
         unmatched: by join, the rows that a LEFT JOIN finds no partner for.
     """
@@ -140,6 +158,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     expanded_tested: Annotated[AnyArray, f.positions("tested")] | None = None
     batch_start: Annotated[AnyArray, f.positions("batches+1")] | None = None
     batch_rows: Annotated[AnyArray, f.positions("batch_rows")] | None = None
+    union: Union | None = None
     joins: list[JoinSide] = []
     unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
 
@@ -180,7 +199,29 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("privacy", "outline", "masking", "sends_scores"),
-        *("model", "update", "l2", "device", "joins", "encoder"),
+        *("model", "update", "l2", "device", "joins", "union", "encoder"),
+    )
+
+
+def _sealed(when: str, carries: str, *kinds: str) -> Discloses:
+    """Declare words that the server adds and cannot read."""
+    return Discloses(
+        f"words that add up, for the shards alone, to {carries}",
+        fields=("sealed",),
+        covered_by="unions",
+        kinds=kinds,
+        policy="models",
+        when=when,
+    )
+
+
+def _summed(when: str, carries: str) -> Discloses:
+    """Declare a sealed sum, which the shards of the table read."""
+    return Discloses(
+        f"the sum over the shards: {carries}",
+        fields=("sum",),
+        covered_by="models",
+        when=when,
     )
 
 
@@ -193,6 +234,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         gradient_noise: multiplier of the noise on its gradients.
         gram_deviation: deviation of the noise on its Gram matrix.
         gram: second moments of its features, weighted by G.
+        sealed: the same, as words of a sealed sum.
     """
 
     features: f.Count
@@ -202,6 +244,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
     gram_deviation: f.NonNegative | None = None
     penalised: Annotated[AnyArray, f.flags("parameters")]
     gram: Annotated[AnyArray, f.float64("width", "width")] | None = None
+    sealed: Annotated[AnyArray, f.sealed_words("sealed_gram")] | None = None
     scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
 
@@ -220,6 +263,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
             policy="models",
             when="gram",
         ),
+        _sealed("sealed_gram", "second moments of {sealed_gram} (Gram)", "gram"),
         Discloses(
             "scores of every row, untrained model",
             fields=("scores",),
@@ -255,9 +299,15 @@ class LocalFit(Body, frozen=True, kw_only=True):
 
 
 class AdmmStep(PartBody, frozen=True):
-    """How far the trained rows' scores are from their target Y (paper, Eq. 15)."""
+    """How far the trained rows' scores are from their target Y (paper, Eq. 15).
+
+    ``sum`` is that of the shards' sealed Gram matrices, in the first epoch, with the
+    deviation of its noise.
+    """
 
     step: Annotated[AnyArray, f.float32("trained", "outputs")]
+    sum: Annotated[AnyArray, f.sealed_words("sealed_gram")] | None = None
+    deviation: f.NonNegative = 0.0
 
 
 class AdmmRequest(Request, frozen=True, kw_only=True):
@@ -284,18 +334,23 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
             fields=("step",),
             covered_by="messages",
         ),
+        _summed("sealed_gram", "second moments of {sealed_gram}"),
     )
     schedule = (
         *("fit", "more_rounds", "evaluate", "scores_number"),
-        *("memory", "mixing"),
+        *("memory", "mixing", "deviation"),
     )
 
 
 class ConsensusUpdate(PartBody, frozen=True):
-    """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20)."""
+    """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20).
+
+    ``sealed`` are the words of what is summed over the shards, a number per parameter.
+    """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
     proposal: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sealed: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
 
 
 class AdmmUpdate(ConsensusUpdate, frozen=True):
@@ -313,7 +368,7 @@ _PROPOSAL = Discloses(
     covered_by="models",
     kinds=("parameters", "model"),
     policy="models",
-    when="has_inner_rounds",
+    when="has_inner_proposals",
 )
 _SCORES = Discloses(
     "{scored}",
@@ -340,14 +395,16 @@ class AdmmReply(Reply, frozen=True):
             when="gram",
         ),
         _PROPOSAL._replace(when="seeking"),
+        _sealed("sealed_terms", "{sealed_terms}", "moments", "parameters", "model"),
         _SCORES._replace(kinds=("scores", "model"), when=""),
     )
 
 
 class CommonParameters(PartBody, frozen=True):
-    """The parameters of a table's model, from the server."""
+    """The parameters of a table's model, or the sealed sum that they follow from."""
 
-    parameters: Annotated[AnyArray, f.float64("parameters")]
+    parameters: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
 
 
 class ConsensusRequest(Request, frozen=True, kw_only=True):
@@ -367,8 +424,9 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
             "{common}",
             fields=("parameters",),
             covered_by="models",
-            when="takes_parameters",
+            when="has_common",
         ),
+        _summed("sealed_terms", "{sealed_terms}"),
     )
     schedule = ("fit", "more_rounds", "evaluate", "scores_number")
 
@@ -378,7 +436,11 @@ class ConsensusReply(Reply, frozen=True):
 
     parts: dict[int, ConsensusUpdate]
 
-    discloses = (_PROPOSAL, _SCORES)
+    discloses = (
+        _PROPOSAL,
+        _sealed("has_inner_sums", "{sealed_terms}", "parameters", "model"),
+        _SCORES,
+    )
 
 
 class BatchStep(Body, frozen=True, kw_only=True):
@@ -394,19 +456,22 @@ class BatchStep(Body, frozen=True, kw_only=True):
 class BatchMessages(PartBody, frozen=True):
     """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives.
 
-    ``gradient`` is the mean gradient of the previous batch, if it comes late.
+    ``gradient`` is the mean gradient of the previous batch, if it comes late, or
+    ``sum`` the sealed sum.
     """
 
     messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
     gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
 
 
 _SUMMED_GRADIENT = Discloses(
     "the summed gradients of {sharded}",
     fields=("gradient",),
     covered_by="models",
-    when="sharded",
+    when="sums_gradients",
 )
+_SEALED_GRADIENT = _summed("sealed_steps", "gradients of {sealed_steps}")
 
 
 class SgdRequest(Request, frozen=True, kw_only=True):
@@ -430,7 +495,8 @@ class SgdRequest(Request, frozen=True, kw_only=True):
             fields=("messages",),
             covered_by="messages",
         ),
-        _SUMMED_GRADIENT._replace(when="is_stale"),
+        _SUMMED_GRADIENT._replace(when="is_stale_clear"),
+        _SEALED_GRADIENT._replace(when="is_stale_sealed"),
     )
     schedule = ("batch", "batch_rows", "stale", "step")
 
@@ -446,9 +512,13 @@ class StepUpdate(PartBody, frozen=True):
 
 
 class BatchUpdate(StepUpdate, frozen=True):
-    """Scores, and the gradient of a shard, summed over a batch (paper, Eq. 18)."""
+    """Scores, and the gradient of a shard, summed over a batch (paper, Eq. 18).
+
+    ``sealed`` are the words of its share of the mean gradient.
+    """
 
     gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sealed: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
 
 
 _BATCH_SCORES = _SCORES._replace(
@@ -471,15 +541,17 @@ class SgdReply(Reply, frozen=True):
             covered_by="models",
             kinds=("gradients",),
             policy="models",
-            when="sharded",
+            when="sums_gradients",
         ),
+        _sealed("sealed_steps", "gradients of {sealed_steps}", "gradients"),
     )
 
 
 class MeanGradient(PartBody, frozen=True):
-    """The mean gradient of a sharded table over a batch."""
+    """The mean gradient of a sharded table over a batch, or its sealed sum."""
 
-    gradient: Annotated[AnyArray, f.float64("parameters")]
+    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
+    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
 
 
 class StepRequest(Request, frozen=True, kw_only=True):
@@ -488,7 +560,7 @@ class StepRequest(Request, frozen=True, kw_only=True):
     step: BatchStep
     parts: dict[int, MeanGradient]
 
-    discloses = (_SUMMED_GRADIENT,)
+    discloses = (_SUMMED_GRADIENT, _SEALED_GRADIENT)
     schedule = ("step",)
 
 

@@ -19,6 +19,7 @@ from tp_flower.methods import (
     OUTSIDER,
     RANDOMISED_RESPONSE,
     RDP,
+    SEALED,
     SERVER,
 )
 from tp_flower.protocol.training_messages import MOST_STEPS
@@ -148,6 +149,12 @@ class PrivacySettings:
         'Scores: "masked" (the server sees their sum over the tables of each joined '
         'row), or "clear".',
         OneOf((MASKED, CLEAR)),
+    )
+    unions: str = setting(
+        SEALED,
+        'What the shards of a table add up: "sealed" (its shards read the sums, the '
+        'server nothing), or "clear" (the server solves and steps).',
+        OneOf((SEALED, CLEAR)),
     )
     predictions: float = setting(
         0.0,

@@ -19,6 +19,7 @@ from tp_flower.methods import (
     MASKED,
     METHODS,
     NOISY_STATISTICS,
+    SEALED,
     Method,
 )
 from tp_flower.settings import run, training
@@ -239,8 +240,15 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
             f"on-missing: 'stale' needs the last scores of all rows, which strategy "
             f"{values.strategy!r} does not have at the server: use admm, or stop"
         )
-    is_masked = values.strategy in JOINING and values.privacy.scores == MASKED
-    if on_missing == run.STALE and values.method.can_be_stale and is_masked:
+    is_stale = on_missing == run.STALE and values.method.can_be_stale
+    is_joining = values.strategy in JOINING
+    if is_stale and is_joining and values.privacy.unions == SEALED:
+        yield (
+            "on-missing: 'stale' adds the last sum of a missing shard to new ones, "
+            "whose masks it does not cancel: set privacy.unions to 'clear', which the "
+            "sites' owners must allow, or use stop"
+        )
+    if is_stale and is_joining and values.privacy.scores == MASKED:
         yield (
             "on-missing: 'stale' puts the last scores of a missing site beside new "
             "ones, whose masks they do not cancel: set privacy.scores to 'clear', "

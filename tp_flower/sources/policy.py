@@ -14,7 +14,8 @@ release      levels, each allowing all before it
 =========== ==========================================================================
 labels       never, private (noise on each label), clear
 weights      never, clear (values by which a query weights joined rows)
-models       never, private (DP-SGD or noisy statistics), clear
+models       never, private (DP-SGD or noisy statistics), sealed (sums that the table's
+             shards alone read; the default of a policy without a budget), clear
 scores       never, private (noise on each row's scores), masked (the server reads their
              sums over joined rows; the default of a policy without a budget), clear
 rows         never, clear (encoded features of the rows that a run has drawn); never
@@ -48,14 +49,14 @@ from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
 NEVER, PRIVATE, MOMENTS, CLEAR = "never", "private", "moments", "clear"
-MASKED = "masked"
+MASKED, SEALED = "masked", "sealed"
 LABELS, STATISTICS, MODELS, SCORES = "labels", "statistics", "models", "scores"
 WEIGHTS, ROWS = "weights", "rows"
 
 LEVELS: Final = {
     LABELS: (NEVER, PRIVATE, CLEAR),
     STATISTICS: (NEVER, MOMENTS, CLEAR),
-    MODELS: (NEVER, PRIVATE, CLEAR),
+    MODELS: (NEVER, PRIVATE, SEALED, CLEAR),
     SCORES: (NEVER, PRIVATE, MASKED, CLEAR),
     WEIGHTS: (NEVER, CLEAR),
     ROWS: (NEVER, CLEAR),
@@ -92,7 +93,7 @@ class Releases:
     @classmethod
     def of_policy(cls) -> "Releases":
         """Return the defaults for a table with a policy."""
-        return cls(scores=MASKED)
+        return cls(models=SEALED, scores=MASKED)
 
     @classmethod
     def within_budget(cls) -> "Releases":
@@ -315,12 +316,16 @@ class Policy:
     def check_release(
         self, kind: str, *, is_private: bool, is_masked: bool = False
     ) -> None:
-        """Refuse a kind of release that may not leave, or not without noise or mask."""
+        """Refuse a kind of release that may not leave, or not without noise or mask.
+
+        ``is_masked`` says that the server cannot read it: masked scores, sealed sums.
+        """
         level = self.releases.level(kind)
         is_covered = {
             NEVER: False,
             PRIVATE: is_private,
             MASKED: is_private or is_masked,
+            SEALED: is_private or is_masked,
         }.get(level, True)
         if not is_covered:
             allowed = {
@@ -329,6 +334,9 @@ class Policy:
                 f"{_HOW.get(kind)})",
                 MASKED: "they may leave masked only (run config privacy.scores), and a "
                 "table that is not joined has nothing to mask them with",
+                SEALED: "its shards may send sealed sums only (run config "
+                "privacy.unions), which the strategies that the server or single sites "
+                "solve do not have: use admm or sgd",
             }[level]
             rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
             raise _refused(rule, request, allowed)

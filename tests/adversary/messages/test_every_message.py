@@ -11,6 +11,7 @@ import pytest
 
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.hostile import (
+    OF_SINGLE_SITES,
     ORDERS,
     SHOP,
     SQL,
@@ -31,6 +32,7 @@ ONE_OF_3 = pack_bits(np.arange(3) == 1)
 OWN_LABELS = {
     "sql": "SELECT o.qty AS label, o.price, o.day FROM orders o",
     "test_fraction": 0.4,
+    "policies": OF_SINGLE_SITES,
 }
 
 

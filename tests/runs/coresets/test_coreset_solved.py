@@ -308,7 +308,18 @@ def test_rows_that_may_lack_a_part_are_not_clustered():
         (CoresetRidge, {}, "", "releases.rows = never.*the run asks for rows"),
         (CoresetKMeans, {"clusters": 2}, "", "releases.rows = never"),
         (CoresetRidge, {}, "rows = 'clear'", None),
-        (CoresetKMeans, {"clusters": 2, "coreset_solver": "distdim"}, "", None),
+        (
+            CoresetKMeans,
+            {"clusters": 2, "coreset_solver": "distdim"},
+            "",
+            "releases.models = sealed.*the run asks for models",
+        ),
+        (
+            CoresetKMeans,
+            {"clusters": 2, "coreset_solver": "distdim"},
+            "models = 'clear'",
+            None,
+        ),
         (
             CoresetKMeans,
             {"clusters": 2, "coreset_solver": "distdim"},

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console
 
+from client_apps.privacy.ledger_entries import _SEALED as SEALED
 from strategies.report_page import result_view
 from tests.support.federated import (
     LABELS,
@@ -170,8 +171,8 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     finished = trained(PrivacySettings(features="statistics", predictions=2.0))
     releases = (own["release"] for own in accounts(finished))
     scopes = {release["what"]: release["scope"] for release in releases}
-    assert scopes["moments"] == "given the encoder, whose statistics are not covered"
-    assert scopes["scores"] == scopes["moments"]
+    assert scopes["scores"] == "given the encoder, whose statistics are not covered"
+    assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
     # mixing and balancing rest where there is noise
     assert finished.strategy.chosen["anderson-memory"] == 0
     assert finished.strategy.chosen["over-relaxation"] == 1.0
@@ -276,7 +277,8 @@ def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
 
 @each_layout
 def test_no_statistic_leaves_as_it_is(layout):
-    private = trained(STATISTICS, layout=layout)
+    # what a shard seals, as it would leave in the clear
+    private = trained(dataclasses.replace(STATISTICS, unions="clear"), layout=layout)
     parts, grams = parts_of(private), replies(private, "gram")
     is_sharded = layout == "sharded"
     assert len(grams) == (7 if is_sharded else 0)
@@ -291,7 +293,9 @@ def test_no_statistic_leaves_as_it_is(layout):
 
 def test_moments_are_of_the_steps_that_the_server_sent():
     # scores with noise move the steps further than any label does
-    privacy = dataclasses.replace(UNBOUNDED, target_clip=100.0, predictions=2.0)
+    privacy = dataclasses.replace(
+        UNBOUNDED, target_clip=100.0, predictions=2.0, unions="clear"
+    )
     finished = trained(privacy, loss="squared", **PLAIN)
     parts = parts_of(finished)
     steps = {
@@ -339,10 +343,11 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
 )
 def test_noise_is_drawn_anew_by_every_shard_and_run(features, strategy, name):
     """Twice the same run: what is private differs, what is not is the same."""
-    private = PrivacySettings(features=features, epsilon=1.0)
+    clear = PrivacySettings(unions="clear")
+    private = dataclasses.replace(clear, features=features, epsilon=1.0)
     how = {"batch_size": 60, "num_epochs": 1}
     plain = {**how, "lou": "gram" if name == "gram" else "consensus"}
-    for privacy, settings in ((private, how), (CLEAR, plain)):
+    for privacy, settings in ((private, how), (clear, plain)):
         one, other = (
             replies(trained.__wrapped__(privacy, strategy, **settings), name)
             for _ in range(2)
@@ -350,7 +355,7 @@ def test_noise_is_drawn_anew_by_every_shard_and_run(features, strategy, name):
         assert one.keys() == other.keys()
         assert one
         for place, array in one.items():
-            assert np.array_equal(array, other[place]) == (privacy == CLEAR)
+            assert np.array_equal(array, other[place]) == (privacy == clear)
 
 
 def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():

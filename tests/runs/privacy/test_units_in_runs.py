@@ -265,9 +265,13 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
         return mean
 
     monkeypatch.setattr("client_apps.handlers.personalised_setup.noisy_mean", summary)
+    clear = "releases = { models = 'clear' }"
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
-        for name, policy in (("a", per_person(3)), ("b", "min-rows = 2"))
+        for name, policy in (
+            ("a", per_person(3, clear)),
+            ("b", f"min-rows = 2\n{clear}"),
+        )
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
     how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}

@@ -182,7 +182,7 @@ def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
         step = expected[epoch * len(batches[0])]
         assert distance(after(finished, epoch), step) < 1e-5
     # every step of the late tables has a gradient, and the steps differ from fresh ones
-    sent = [own for own in finished.seen if (1, "gradient") in own.arrays]
+    sent = [own for own in finished.seen if (1, "sum") in own.arrays]
     requests = [seen for seen in sent if not seen.is_reply]
     assert len(requests) == EPOCHS * len(batches[0])
     assert distance(trained(loss, layout).flat, expected[-1]) > 1e-4

@@ -43,6 +43,10 @@ POLICIES = {
         releases = { statistics = "moments" }
     """,
 }
+OF_SINGLE_SITES = {
+    "orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')
+}
+"""Policies for methods whose models leave in the clear."""
 SHOP, US, UK = 2, 3, 4
 ORDERS, UK_PART, US_PART = 0, 1, 2
 FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")

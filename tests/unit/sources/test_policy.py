@@ -123,17 +123,19 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         models=("linear", "mlp"),
         most_unmatched=0.0,
         queries_per_day=100,
-        releases=Releases(scores="masked"),
+        releases=Releases(models="sealed", scores="masked"),
     )
     assert source.min_count == 10
     source.check_policy()
     for piece in ("feature", "label", "filter", "key", "group", "having"):
         with pytest.raises(PolicyError, match="it may read no column"):
             check(source.policy, fragment_of(f'{piece}: "day"'))
-    for kind in ("labels", "statistics", "models"):
+    for kind in ("labels", "statistics"):
         source.policy.check_release(kind, is_private=False)
-    with pytest.raises(PolicyError, match=r"releases\.scores = masked"):
-        source.policy.check_release("scores", is_private=False)
+    for kind, level in (("scores", "masked"), ("models", "sealed")):
+        source.policy.check_release(kind, is_private=False, is_masked=True)
+        with pytest.raises(PolicyError, match=rf"releases\.{kind} = {level}"):
+            source.policy.check_release(kind, is_private=False)
 
 
 def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
@@ -420,6 +422,7 @@ def test_releases_by_level(kind, is_private, is_masked):
             "never": False,
             "private": is_private,
             "masked": is_private or is_masked,
+            "sealed": is_private or is_masked,
         }.get(level, True)
         match = f"releases.{kind} = {level}.*the run asks for {kind}"
         with nullcontext() if is_covered else pytest.raises(PolicyError, match=match):

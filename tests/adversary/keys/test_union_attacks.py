@@ -1,0 +1,252 @@
+"""What a server, and a site on its side, make of the sums over a table's shards."""
+
+import numpy as np
+import pytest
+
+from client_apps.rounds.site import Site
+from tests.support.federated import (
+    WatchedGrid,
+    one_per_site,
+    pieces,
+    sharded,
+    store,
+    store_sql,
+    train,
+)
+from tp_flower.errors import SiteError
+from tp_flower.settings import PrivacySettings
+
+CLEAR = PrivacySettings(unions="clear", scores="clear")
+READABLE = {
+    *("gram", "moments", "proposal", "gradient", "parameters"),
+    *("coefficients", "theta"),
+}
+NOT_THE_SUM = "the server's sum is not that of the words of all"
+RUNS = {
+    "gram": ("squared", "admm", {}),
+    "consensus": ("squared", "admm", {"lou": "consensus", "inner_rounds": 2}),
+    "mlp": ("squared", "admm", {"model": "mlp"}),
+    "sgd": ("squared", "sgd", {"batch_size": 100}),
+    "stale": ("squared", "sgd", {"batch_size": 100, "staleness": 1}),
+}
+
+
+class Grid(WatchedGrid):
+    """Sharded tables, a site per shard, and a server that may change messages."""
+
+    def __init__(self, forge=None):
+        frames = store(300, 40)
+        shards = {**sharded(frames), "orders": pieces(frames["orders"], 100, 200)}
+        super().__init__(one_per_site(shards), forge)
+
+
+def numbers_in(seen, names):
+    """The arrays of these names in a message."""
+    return {name: a for (_, name), a in seen.arrays.items() if name in names}
+
+
+def fit(grid, kind, **more):
+    loss, strategy, settings = RUNS[kind]
+    settings = {"num_epochs": 3, "device": "cpu", **settings, **more}
+    sql = store_sql(loss)
+    return train(grid, sql, strategy, task="regression", loss=loss, **settings)
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_no_readable_array_of_a_model_passes_the_server(kind):
+    grids = [Grid(), Grid()]
+    fit(grids[0], kind)
+    fit(grids[1], kind, privacy=CLEAR)
+    read = [
+        {name for seen in grid.seen for name in numbers_in(seen, READABLE)}
+        for grid in grids
+    ]
+    assert not read[0]
+    # the recorder would have seen them
+    assert read[1]
+    sealed = [seen.arrays[key] for seen in grids[0].seen for key in words_of(seen)]
+    words = np.concatenate(sealed)
+    assert len(np.unique(words)) == len(words)
+
+
+def test_theta_and_scores_no_longer_tell_the_features():
+    """h_t = X theta_t for t = 1 ... T: the attack on sharded tables, in both forms."""
+    solved = {}
+    for name, privacy in (("clear", CLEAR), ("sealed", PrivacySettings())):
+        grid = Grid()
+        fit(grid, "gram", num_epochs=12, privacy=privacy)
+        solved[name] = attack(grid)
+    # some table's rows are read whole from the clear
+    assert min(solved["clear"]) < 1e-3
+    # and from sealed sums there is nothing to solve with
+    assert not solved["sealed"]
+
+
+def attack(grid):
+    """The relative errors of scores predicted for an epoch that was left out.
+
+    The server has theta and h of every epoch; X is the solution of its equations.
+    """
+    theta, scores = {}, {}
+    for seen in grid.seen:
+        for (part, name), array in seen.arrays.items():
+            if seen.action == "train.consensus" and name == "parameters":
+                theta.setdefault(part, []).append(array)
+            if seen.action == "train.consensus" and name == "scores":
+                # masked words are no scores: their sum with nobody's is uniform
+                scores.setdefault(part, []).append(array.astype(float))
+    errors = []
+    for part, found in theta.items():
+        known, left = np.array(found), np.column_stack(scores[part])
+        rows, *_ = np.linalg.lstsq(known[:-1], left.T[:-1], rcond=1e-7)
+        predicted = known[-1] @ rows
+        errors.append(np.abs(predicted - left.T[-1]).max() / np.abs(left).max())
+    return errors
+
+
+def sums_of(seen):
+    return [key for key in seen.arrays if key[1] == "sum"]
+
+
+def words_of(seen):
+    """The sealed words of a reply; statistics of encoders are sealed as bytes."""
+    return [
+        key
+        for key, array in seen.arrays.items()
+        if key[1] == "sealed" and array.dtype == np.uint64
+    ]
+
+
+def changed_sum(seen):
+    for key in sums_of(seen):
+        seen.arrays[key][0] += np.uint64(1)
+
+
+def changed_check(seen):
+    for key in sums_of(seen):
+        seen.arrays[key][-1] ^= np.uint64(1)
+
+
+def no_sum(seen):
+    for key in sums_of(seen):
+        seen.arrays[key][:] = 0
+
+
+def one_forged(seen):
+    """The words of one shard, on their way to the sum."""
+    if seen.is_reply and seen.node % 2:
+        for key in words_of(seen):
+            seen.arrays[key][:] = 7
+
+
+class Memory:
+    """A server that sends the first sum it has made again and again."""
+
+    def __init__(self):
+        self.first = {}
+
+    def __call__(self, seen):
+        for key in sums_of(seen):
+            size = len(seen.arrays[key])
+            self.first.setdefault((key, size), seen.arrays[key].copy())
+            seen.arrays[key] = self.first[key, size].copy()
+
+
+@pytest.mark.parametrize("kind", RUNS)
+@pytest.mark.parametrize(
+    "forge",
+    [changed_sum, changed_check, no_sum, one_forged, Memory],
+    ids=lambda forge: forge.__name__,
+)
+def test_shards_refuse_what_is_not_the_sum_of_their_words(kind, forge):
+    grid = Grid(Memory() if forge is Memory else forge)
+    with pytest.raises(SiteError, match=f"site '.*', table '.*': .* {NOT_THE_SUM}"):
+        fit(grid, kind)
+
+
+def without(number):
+    """A server that leaves a shard out of the sums, and says so to some."""
+
+    def forge(seen):
+        if seen.action != "train.prepare" or seen.is_reply:
+            return
+        for part in seen.header["parts"]:
+            shards = part["union"]["shards"]
+            if str(number) in shards and str(part["id"]) != str(number):
+                del shards[str(number)]
+
+    return forge
+
+
+def test_shards_that_know_of_different_shards_do_not_open_a_sum():
+    with pytest.raises(SiteError, match=NOT_THE_SUM):
+        fit(Grid(without(0)), "gram")
+
+
+def own_left_out(seen):
+    if seen.action == "train.prepare" and not seen.is_reply:
+        for part in seen.header["parts"]:
+            del part["union"]["shards"][str(part["id"])]
+
+
+def test_a_shard_with_rows_is_in_the_sum():
+    match = "'union' lacks this shard, which has rows to train on"
+    for kind in ("gram", "sgd", "consensus"):
+        with pytest.raises(SiteError, match=match):
+            fit(Grid(own_left_out), kind)
+
+
+@pytest.mark.parametrize("group", ["run", "join-0", "table-x"])
+def test_only_a_table_s_key_seals_its_sums(group):
+    def other(seen):
+        if seen.action == "train.prepare" and not seen.is_reply:
+            for part in seen.header["parts"]:
+                part["union"]["group"] = group
+
+    with pytest.raises(SiteError, match=r"malformed request: .*union.*group"):
+        fit(Grid(other), "gram")
+
+
+def test_another_table_s_key_is_not_at_the_site():
+    def other(seen):
+        if seen.action == "train.prepare" and not seen.is_reply:
+            for part in seen.header["parts"]:
+                part["union"]["group"] = "table-9"
+
+    with pytest.raises(SiteError, match="no key of group 'table-9'"):
+        fit(Grid(other), "gram")
+
+
+def test_two_shards_of_one_number_have_different_masks():
+    """Else the difference of two shards' words would be that of their arrays."""
+
+    def renumber(seen):
+        for part in seen.header.get("parts", ()) if not seen.is_reply else ():
+            union = part.get("union")
+            if union is not None:
+                first = min(union["shards"], key=int)
+                union["shards"] = {str(part["id"]): union["shards"][first]}
+
+    with pytest.raises(SiteError, match="'union' lacks this shard"):
+        fit(Grid(renumber), "gram")
+
+
+def test_only_the_shards_of_a_table_have_its_key():
+    grid, keys = Grid(), {}
+
+    def look(seen):
+        if seen.action == "query.extract" and seen.is_reply:
+            site = Site(grid.contexts[seen.node], grid.run_name)
+            stored = site.store.load("secret").arrays
+            keys[seen.node] = {n: k.tobytes() for n, k in stored.items()}
+
+    grid.change = look
+    fit(grid, "gram", num_epochs=1)
+    tables = [{n for n in own if n.startswith("table")} for own in keys.values()]
+    assert sorted(map(sorted, tables)) == [
+        *[["table-0"]] * 3,
+        *[["table-1"]] * 2,
+        *[["table-2"]] * 2,
+    ]
+    values = {key for own in keys.values() for n, key in own.items() if "table" in n}
+    assert len(values) == 3
