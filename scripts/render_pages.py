@@ -168,20 +168,18 @@ def render_messages() -> str:
 
 
 def privacy_table() -> str:
-    """Return the table of PRIVACY.md: the disclosures of each message."""
+    """Return the table of PRIVACY.md: what each message discloses to the server."""
     rows = [
         (
-            *(f"`{action}`", disclosure.reader or message.reader),
-            *(_plain(disclosure.carries), disclosure.covered_by),
+            *(f"`{action}`", _plain(disclosure.carries), disclosure.covered_by),
             *(", ".join(disclosure.kinds), disclosure.policy),
         )
         for action in Action
         for message in action.messages
         for disclosure in message.discloses
+        if (disclosure.reader or message.reader) == "server"
     ]
-    return _table(
-        "| message | to | tells | covered by | in the ledger | policy |", rows
-    )
+    return _table("| message | tells | covered by | in the ledger | policy |", rows)
 
 
 def message_table() -> str:
