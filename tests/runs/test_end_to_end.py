@@ -90,8 +90,9 @@ def test_run_completes_and_reports(store: Path, runs: dict[str, Run]) -> None:
     assert report["status"] == "completed"
     assert report["settings"]["num-epochs"] == 3
     assert report["epochs"] == 3
-    # extract, statistics, prepare; two per epoch, as customers are sharded; finish
-    assert report["rounds"] == 4 + 3 * 2 + 1
+    # seal, extract, statistics, fit, prepare; two per epoch; finish. Customers are
+    # sharded: hence fit, and the second round of an epoch
+    assert report["rounds"] == 5 + 3 * 2 + 1
     tables = {table["table"]: table for table in report["tables"]}
     assert {name: table["rows"] for name, table in tables.items()} == {
         "o": 300,
