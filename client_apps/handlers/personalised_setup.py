@@ -274,6 +274,7 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
 
 
 def _trained_alone(model: PersonalisedModel) -> FloatArray:
+    """Return the minimiser of the site's own objective, (p,)."""
     is_linear = isinstance(model.objective.model, LinearModel)
     return descend(
         model.objective.gradient,

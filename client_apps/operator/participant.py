@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.operator.masks import GroupKeys, ScoreMasks, sent_scores
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import (
     DivergedError,
     MessageError,
@@ -62,7 +62,6 @@ from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
 
-IntArray = npt.NDArray[np.int64]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 
 SCORE_SUMS: Final = "score_sums"

@@ -194,9 +194,9 @@ def planned_releases(
     for number, part in parts.items():
         plan, is_sealed = part.data.plan, part.data.union is not None
         for use in plan.uses:
-            conditions = ["the encoder, whose statistics are not covered"]
-            if number not in fitted:
-                conditions = []
+            conditions = []
+            if number in fitted:
+                conditions.append("the encoder, whose statistics are not covered")
             scope = _scope(plan, use, privacy, conditions, is_masked=number in masked)
             if is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED

@@ -178,9 +178,9 @@ def admm_epoch(
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
     are not scored: at once from a table in one shard, and after one round more from a
-    sharded one. Its shards first send moments, 8
-    (d [+ 1]) d_c, or in every inner round a proposal, 8 p; parameters come down, 8 p.
-    Sealed, each has one word more, 8; so have gradients.
+    sharded one. Its shards first send moments, 8 (d [+ 1]) d_c, or in every inner round
+    a proposal, 8 p; parameters come down, 8 p. Sealed, each has one word more, 8; so
+    have gradients.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):

@@ -29,11 +29,10 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import DivergedError, SiteError
 
 WordArray = npt.NDArray[np.uint64]
-_IntArray = npt.NDArray[np.int64]
 
 BITS: Final = 40
 """Bits after the point."""
@@ -113,7 +112,7 @@ class SealedUnion:
         gram.T[upper] = gram[upper]
         return gram
 
-    def _fixed(self, numbers: FloatArray, bits: int) -> _IntArray:
+    def _fixed(self, numbers: FloatArray, bits: int) -> IntArray:
         limit = 2.0 ** (SUM_BITS - bits) / len(self.shards)
         largest = float(np.abs(numbers).max(initial=0.0))
         # false for NaN
@@ -126,13 +125,13 @@ class SealedUnion:
             )
         return np.rint(numbers * 2.0**bits).astype(np.int64)
 
-    def _masked(self, fixed: _IntArray, name: str) -> WordArray:
+    def _masked(self, fixed: IntArray, name: str) -> WordArray:
         masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
         check = self._check(fixed, name) + int(masks[-1])
         words = fixed.view(np.uint64) + masks[:-1]
         return np.append(words, np.uint64(check % _PRIME))
 
-    def _unmasked(self, words: WordArray, name: str) -> _IntArray:
+    def _unmasked(self, words: WordArray, name: str) -> IntArray:
         count = len(words) - 1
         masks = [self._words(f"{name} {shard}", count + 1) for shard in self.shards]
         bare: WordArray = words[:-1] - np.stack(masks).sum(axis=0)[:-1]
@@ -147,7 +146,7 @@ class SealedUnion:
             )
         return total
 
-    def _check(self, fixed: _IntArray, name: str) -> int:
+    def _check(self, fixed: IntArray, name: str) -> int:
         """Return <r, fix(x)> mod p: exact, by halves of 31 bits."""
         factors = self._words(f"{name} check", len(fixed)) >> np.uint64(64 - _HALF)
         residues = (fixed % _PRIME).view(np.uint64)

@@ -420,9 +420,9 @@ def _check_budget(
 ) -> None:
     """Refuse rules about a budget that is missing or says nothing."""
     if policy.epsilon is None:
-        for key in ("a 'delta'", "an 'epsilon-per-run'"):
-            if key.split("'")[1] in rules:
-                raise SourceError(f"{where} has {key}, but no 'epsilon'")
+        for article, key in (("a", "delta"), ("an", "epsilon-per-run")):
+            if key in rules:
+                raise SourceError(f"{where} has {article} {key!r}, but no 'epsilon'")
         if PRIVATE in levels.values():
             raise SourceError(
                 f"{where} has private releases but no 'epsilon': set one, or any "
