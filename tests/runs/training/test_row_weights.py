@@ -23,7 +23,13 @@ CASES = case_table(__file__)
 
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 BY_SQL = CASES["by_sql"]
-TO_THE_END = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
+# masked scores are rounded, which bounds how near to the optimum ADMM comes
+TO_THE_END = {
+    "num_epochs": 120,
+    "tolerance": 1e-8,
+    "one_site": True,
+    "privacy": PrivacySettings(scores="clear"),
+}
 
 
 # entities
@@ -40,7 +46,7 @@ TO_THE_END = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
 def test_admm_reaches_the_weighted_optimum(loss, layout, weight):
     finished = trained(loss, layout, row_weight=weight, **TO_THE_END)
     reference = reference_of(finished, weight=BY_SQL[weight])
-    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
+    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
     # which is another than that of joined rows that count alike
     other = trained(loss, layout, num_epochs=12)
     assert np.abs(reference.gradient(other.flat)).max() > 1e-3
@@ -111,7 +117,7 @@ def test_expanded_rows_train_alike(twin):
 def test_the_optimum_for_the_querys_weight(loss, layout, weight, source):
     finished = trained(loss, layout, "admm", source, weight=weight, **TO_THE_END)
     reference = reference_of(finished, source, weight)
-    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
+    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
 
 
 def test_rows_of_weight_0_take_no_part():
@@ -132,7 +138,7 @@ def test_weight_and_entity_multiply():
     how = {"row_weight": "entity(c)", **TO_THE_END}
     finished = trained("squared", weight="i.price", **how)
     reference = reference_of(finished, weight=f"i.price * {BY_SQL['entity(C)']}")
-    assert np.abs(reference.gradient(finished.flat)).max() <= 1e-5
+    assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
