@@ -22,11 +22,10 @@ from typing import Any, Final
 
 from flwr.app import Error, Message
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 
 from client_apps.data.key_files import ALLOWED_APPS, read_allowed_apps
 from tp_flower.errors import SettingsError, SiteError, TPFlowerError
-from tp_flower.events import line
+from tp_flower.events import log_event
 from tp_flower.node_config import APP_SHA256
 
 FLOWER_VERSION: Final = "1.41"
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.exit(1, f"error: {error}\n")
     flower = importlib.import_module(FLOWER_MODULE)
     setattr(flower, PULL, checked(getattr(flower, PULL), getattr(flower, INSERT), path))
-    log(INFO, line(ALLOWED_APPS, bundles=len(bundles)))
+    log_event(INFO, ALLOWED_APPS, bundles=len(bundles))
     sys.argv = ["flower-supernode", *flower_options]
     importlib.import_module("flwr.supernode.cli").flower_supernode()
 
@@ -127,11 +126,11 @@ def check_bundle(content: bytes, path: Path, run_id: int) -> str:
     values = {"flower_run": str(run_id), "sha256": sha256}
     if problem:
         todo = f"review the app, compare its hash (app_hash.sh), add it to {path}"
-        log(ERROR, line("refused-app", **values, reason=problem, todo=todo))
+        log_event(ERROR, "refused-app", **values, reason=problem, todo=todo)
         raise UnlistedAppError(
             f"the site's owner has not allowed the app bundle with SHA-256 {sha256}"
         )
-    log(INFO, line("allowed-app", **values))
+    log_event(INFO, "allowed-app", **values)
     return sha256
 
 

@@ -11,6 +11,7 @@ so only its first digits are shown.
 import re
 from collections.abc import Sequence
 from json.encoder import encode_basestring_ascii
+from logging import Logger, getLogger
 from typing import Final
 
 Value = str | int | float | Sequence[str] | None
@@ -21,25 +22,28 @@ SHOWN_DIGITS: Final = 8
 MOST_CHARACTERS: Final = 500
 """Length of a value; the rest is replaced by three dots."""
 
+_FLOWER: Final = getLogger("flwr")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"
 
 
-class LogLine:
-    """A log line, formatted only if it is printed: most are not."""
-
-    def __init__(self, event: str, values: dict[str, Value]) -> None:
-        self._values = {"event": event, **values}
-
-    def __str__(self) -> str:
-        return " ".join(
-            f"{name.replace('_', '-')}={_text(value)}"
-            for name, value in self._values.items()
-            if value is not None
-        )
+def log_event(level: int, event: str, /, **values: Value) -> None:
+    """Log the line of an event, unless nothing prints that level: most are not."""
+    if _is_printed(level):
+        _FLOWER.log(level, line(event, **values), stacklevel=2)
 
 
-def line(event: str, /, **values: Value) -> LogLine:
+def _is_printed(level: int) -> bool:
+    """Return whether a handler takes records of a level."""
+    logger: Logger | None = _FLOWER
+    while logger is not None:
+        if any(handler.level <= level for handler in logger.handlers):
+            return True
+        logger = logger.parent if logger.propagate else None
+    return False
+
+
+def line(event: str, /, **values: Value) -> str:
     r"""Return the line of an event.
 
     Values keep their order; None is left out. Only the first digits of ``run`` are
@@ -52,7 +56,11 @@ def line(event: str, /, **values: Value) -> LogLine:
     """
     if values.get("run") is not None:
         values["run"] = str(values["run"])[:SHOWN_DIGITS]
-    return LogLine(event, values)
+    return " ".join(
+        f"{name.replace('_', '-')}={_text(value)}"
+        for name, value in {"event": event, **values}.items()
+        if value is not None
+    )
 
 
 def _text(value: Value) -> str:

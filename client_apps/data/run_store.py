@@ -28,13 +28,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from flwr.common.logger import log
 
 from client_apps.data.cache import STALE_SECONDS
 from client_apps.data.database import RUN_NAME, Changes, cannot_write, open_database
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import LostStateError, SiteError
-from tp_flower.events import line
+from tp_flower.events import log_event
 from tp_flower.files import PRIVATE, sync
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.protocol.packet import ArrayKey, Parcel
@@ -205,7 +204,7 @@ class SiteStore:
                 arrays[int(part), name] = array
             return CommittedRound(arrays=arrays, **entry.meta)
         except (FileNotFoundError, *_MALFORMED) as error:
-            log(WARNING, line("unusable-state", run=self.run, reason=str(error)))
+            log_event(WARNING, "unusable-state", run=self.run, reason=str(error))
             return None
 
     def reply(self) -> Parcel:

@@ -270,14 +270,17 @@ class Participant:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
     def _encoded(self, scores: FloatArray, rows: RowIndex, name: str) -> AnyArray:
-        number = int(self.vectors[SCORES_NUMBER][0])
-        return sent_scores(scores, self.data.masks, rows, f"{number} {name}")
+        masks = self.data.masks
+        number = 0 if masks is None else int(self.vectors[SCORES_NUMBER][0])
+        return sent_scores(scores, masks, rows, f"{number} {name}")
 
     def begin_scores(self, number: int) -> None:
         """Take the number of the scores of this message, which names their masks.
 
         No two scores have one number: their difference would be without a mask.
         """
+        if self.data.masks is None:
+            return
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
             raise MessageError(

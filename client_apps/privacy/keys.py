@@ -14,7 +14,6 @@ from logging import DEBUG, INFO
 from typing import Final
 
 import numpy as np
-from flwr.common.logger import log
 
 from client_apps.data.key_files import (
     read_allowed_keys,
@@ -26,7 +25,7 @@ from client_apps.data.run_store import Entry
 from client_apps.rounds.site import SECRET, Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
-from tp_flower.events import line
+from tp_flower.events import log_event
 from tp_flower.keyed_hash import RUN_GROUP
 from tp_flower.node_config import (
     ALLOWED_KEYS,
@@ -321,4 +320,4 @@ def _record(site: Site, source: KeySource, groups: Mapping[str, Members]) -> Non
         for group, to in sealed.items()
     ]
     level = DEBUG if site.is_simulated else INFO
-    log(level, line("keys", run=site.run, source=str(source), recipients=recipients))
+    log_event(level, "keys", run=site.run, source=str(source), recipients=recipients)

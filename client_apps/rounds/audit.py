@@ -9,12 +9,10 @@ from collections import Counter
 from logging import ERROR
 from typing import TYPE_CHECKING, Final
 
-from flwr.common.logger import log
-
 from client_apps.data.ledger import ANSWER, REFUSE, Line
 from client_apps.rounds.site import Site
 from tp_flower.errors import BudgetError, PolicyError, TPFlowerError
-from tp_flower.events import line
+from tp_flower.events import log_event
 from tp_flower.node_config import app_sha256
 from tp_flower.protocol.packet import Packet
 
@@ -60,7 +58,7 @@ def record_refusal(
     try:
         site.ledger.record(site.store.run, REFUSE, lines, site.quotas)
     except TPFlowerError as failure:
-        log(ERROR, line("unrecorded", run=site.run, reason=str(failure)))
+        log_event(ERROR, "unrecorded", run=site.run, reason=str(failure))
         if not any("source" in query for query in queries):
             return error
         site.changes.part = None

@@ -27,7 +27,6 @@ from operator import itemgetter
 from typing import Any, Final, Self
 
 from flwr.app import RecordDict
-from flwr.common.logger import log
 
 from client_apps.data.run_store import CommittedRound
 from client_apps.rounds.audit import record_answers
@@ -40,7 +39,7 @@ from tp_flower.errors import (
     RangeError,
     SiteError,
 )
-from tp_flower.events import Value, line
+from tp_flower.events import Value, log_event
 from tp_flower.node_config import site_id
 from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
@@ -135,7 +134,7 @@ def _answered_once(
         return _answered(site, request, message, answer, last)
     try:
         if _is_answered(request, message, last):
-            log(INFO, line("repeated", run=site.run, round=request.number))
+            log_event(INFO, "repeated", run=site.run, round=request.number)
             reply = open_parcel(site.store.reply())
             is_over = last is not None and last.is_over
         else:
@@ -145,8 +144,8 @@ def _answered_once(
         if last is None:
             raise
         # data that the committed round relied on have disappeared
-        lost = line("behind", run=site.run, round=request.number, reason=str(error))
-        log(WARNING, lost)
+        facts: dict[str, Value] = {"run": site.run, "round": request.number}
+        log_event(WARNING, "behind", **facts, reason=str(error))
         site.store.forget_committed()
         raise BehindError(str(error), None) from error
     site.store.sweep()
@@ -256,4 +255,4 @@ class MessageLog:
             fields["site"] = site_id(site.context.node_config, site.context.node_id)
         seconds = time.perf_counter() - self._started
         fields |= {"action": str(self._action), "seconds": seconds}
-        log(level, line(event, **fields, bytes_in=self._bytes, **values))
+        log_event(level, event, **fields, bytes_in=self._bytes, **values)

@@ -16,12 +16,11 @@ from typing import Any, Final, TypeVar
 
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
-from flwr.common.logger import log
 from flwr.serverapp import Grid
 from msgspec.structs import replace
 
 from tp_flower.errors import ErrorKind, MessageError, ReplyError
-from tp_flower.events import Value, line
+from tp_flower.events import Value, log_event
 from tp_flower.protocol.codec import (
     add_envelope,
     decode,
@@ -236,7 +235,7 @@ class RunLog:
 
     def write(self, level: int, event: str, **values: Value) -> None:
         """Log an event."""
-        log(level, line(event, run=self.run, **values))
+        log_event(level, event, run=self.run, **values)
 
     def write_site(self, level: int, event: str, node: int, **values: Value) -> None:
         """Log an event at a site."""
