@@ -12,22 +12,19 @@ the arrays. No two arrays have one n and s, hence none share a mask.
 
 A sum that is not over each of the shards once keeps a mask, and is refused. So is one
 that the server has changed: it passes if <r, change> hits the change of the check,
-which for one r_i in 2^31 at most is so. (|sum| < 2^60, so that no change is 0 mod p.)
+which for one r_i in 2^60 at most is so. (|sum| < 2^60, so that no change is 0 mod p.)
 
 fix is a number in fixed point: x 2^40, rounded, for numbers in units of about 1.
 """
 
 import hashlib
-import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from operator import mul
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
-from cryptography.hazmat.primitives.ciphers.algorithms import AES
-from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import DivergedError, SiteError
@@ -39,7 +36,6 @@ BITS: Final = 40
 SUM_BITS: Final = 60
 """The absolute sum of the words stays below 2^60."""
 _PRIME: Final = (1 << 61) - 1
-_HALF: Final = 31
 _PURPOSE: Final = b"tp_flower sealed sum v1 "
 _COARSE, _FINE = 10, 58
 """Bits after the point of the two words of a wide number."""
@@ -147,22 +143,14 @@ class SealedUnion:
         return total
 
     def _check(self, fixed: IntArray, name: str) -> int:
-        """Return <r, fix(x)> mod p: exact, by halves of 31 bits."""
-        factors = self._words(f"{name} check", len(fixed)) >> np.uint64(64 - _HALF)
-        residues = (fixed % _PRIME).view(np.uint64)
-        low = factors * (residues & np.uint64((1 << _HALF) - 1))
-        high = factors * (residues >> np.uint64(_HALF))
-        return (_total(low) + (_total(high) << _HALF)) % _PRIME
+        """Return <r, fix(x)> mod p, exactly."""
+        factors = self._words(f"{name} check", len(fixed))
+        total: int = sum(map(mul, fixed.tolist(), factors.tolist()))
+        return total % _PRIME
 
     def _words(self, name: str, count: int) -> WordArray:
         """Return pseudo-random words of a name, (count,), for this set of shards."""
         text = "\n".join([*self.shards, name]).encode()
-        derived = hmac.digest(self.key, _PURPOSE + text, hashlib.sha256)
-        cipher = Cipher(AES(derived), CTR(bytes(16))).encryptor()
-        return np.frombuffer(cipher.update(bytes(8 * count)), "<u8")
-
-
-def _total(values: WordArray) -> int:
-    """Return the sum of up to 2^32 words, without a modulus."""
-    halves: Any = values >> np.uint64(32), values & np.uint64((1 << 32) - 1)
-    return (int(halves[0].sum()) << 32) + int(halves[1].sum())
+        # of the short arrays of a step, a cipher takes longer to set up
+        words = hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count)
+        return np.frombuffer(words, "<u8")
