@@ -25,6 +25,7 @@ import hashlib
 import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -93,8 +94,7 @@ class FixedPoint:
                 f"{self.limit:g}: training diverged. Lower learning-rate (0 chooses "
                 "one), or look for extreme values in the data"
             )
-        scaled = np.rint(scores * 2.0**self.bits)
-        return scaled.astype(np.int64).astype(np.uint32)
+        return np.rint(scores * 2.0**self.bits).astype(np.int32).view(np.uint32)
 
     def numbers(self, words: WordArray) -> FloatArray:
         """Return the numbers whose fixed point the words are, (n, d_c).
@@ -134,8 +134,13 @@ class JoinMask:
         else:
             of_keys = self._of_tags(self.tags, outputs, name)
             words = of_keys.take(codes, axis=0, mode="wrap")
-        bare = codes == NO_MASK
-        return np.where(bare[:, None], np.uint32(0), words) if bare.any() else words
+        if self._masks_all:
+            return words
+        return np.where(codes[:, None] == NO_MASK, np.uint32(0), words)
+
+    @cached_property
+    def _masks_all(self) -> bool:
+        return NO_MASK not in self.codes
 
     def _of_tags(self, tags: HashArray, outputs: int, name: str) -> WordArray:
         """Return the masks of keys (n, d_c), by their tags (n, 2)."""
