@@ -4,6 +4,7 @@
     python -m client_apps.cli account --export           the ledger, JSON lines
     python -m client_apps.cli account --begin-anew FILE  export it, then empty it
     python -m client_apps.cli policy --tables FILE       a first policy, to be edited
+    python -m client_apps.cli approvals --tables FILE    queries that wait for approval
     python -m client_apps.cli site-key                   for files of ``allowed-keys``
     python -m client_apps.cli models list
     python -m client_apps.cli models show NAME[@VERSION]
@@ -18,9 +19,11 @@ not their parameters.
 """
 
 import argparse
+import json
 import os
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flwr.app import Context, RecordDict, UserConfig
@@ -42,6 +45,7 @@ from tp_flower.model_names import (
 )
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
 from tp_flower.privacy.mechanisms import SCORES_TELL
+from tp_flower.query.fragment_text import text_digest
 from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
@@ -66,14 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif options.command == "models":
             view = _models(options.task, Path(root), options.model)
             Console(width=CONSOLE_WIDTH, highlight=False).print(view)
-        elif options.export:
-            sys.stdout.writelines(f"{line}\n" for line in open_ledger(root).export())
-        elif options.begin_anew:
-            begin_anew(root, Path(options.begin_anew))
+        elif options.command == "approvals":
+            sys.stdout.writelines(approvals(root, options.tables))
         else:
-            Console(width=CONSOLE_WIDTH).print(account(root, options.tables))
+            _account(root, options)
     except TPFlowerError as error:
         parser.exit(1, f"{error}\n")
+
+
+def _account(root: str, options: argparse.Namespace) -> None:
+    if options.export:
+        sys.stdout.writelines(f"{line}\n" for line in open_ledger(root).export())
+    elif options.begin_anew:
+        begin_anew(root, Path(options.begin_anew))
+    else:
+        Console(width=CONSOLE_WIDTH).print(account(root, options.tables))
 
 
 def begin_anew(root: str, file: Path) -> None:
@@ -89,10 +100,31 @@ def begin_anew(root: str, file: Path) -> None:
     ledger.begin_anew()
 
 
+def approvals(root: str, tables: str) -> Iterator[str]:
+    """Yield the queries in the ledger that the approvals of their table lack."""
+    policies = {(s.table, s.site): s.policy for s in _site(root, tables).shards}
+    ledger = open_ledger(root)
+    # this checks the chain
+    ledger.spent("")
+    lines = [json.loads(line) for line in ledger.export()]
+    for query in {line["digest"]: line for line in lines if "digest" in line}.values():
+        policy = policies.get((query["table"], query["site"]))
+        approved = None if policy is None else policy.approved_queries
+        if approved is not None and query["digest"] not in approved:
+            text = query["query"]
+            if text_digest(text) != query["digest"]:
+                text = "(longer than the ledger keeps: ask for it)"
+            yield f"{query['digest']}\n{textwrap.indent(text, '    ')}\n"
+
+
+def _site(root: str, tables: str) -> Site:
+    config: UserConfig = {TABLES: tables, STATE_DIR: root}
+    return Site(Context(0, 0, config, RecordDict(), {}))
+
+
 def account(root: str, tables: str) -> Table:
     """Return the spent epsilon and the budget of each shard of a tables file."""
-    config: UserConfig = {TABLES: tables, STATE_DIR: root}
-    site = Site(Context(0, 0, config, RecordDict(), {}))
+    site = _site(root, tables)
     ledger, budget_of = open_ledger(root), budgets(site)
     rows = []
     for source in site.shards:
@@ -193,6 +225,9 @@ def _parser() -> argparse.ArgumentParser:
     first = commands.add_parser("policy", parents=[common], help=text)
     first.add_argument("--tables", required=True, help="the site's tables file")
     first.add_argument("--table", default="", help="for this table alone")
+    text = "queries to review for a policy's approved-queries"
+    pending = commands.add_parser("approvals", parents=[common], help=text)
+    pending.add_argument("--tables", required=True, help="the site's tables file")
     commands.add_parser("site-key", parents=[common], help="the site's public key")
     models = commands.add_parser("models", help="the parts of models kept here")
     tasks = models.add_subparsers(dest="task", required=True)

@@ -75,12 +75,14 @@ def list_query(
 
 
 def admit_query(site: Site, number: int, source: ShardSource) -> None:
-    """Refuse a query beyond the quota of its rows; from here on, it reads them."""
+    """Refuse a query that is not approved, or beyond the quota; else it reads rows."""
+    query = site.queries[number]
+    source.policy.check_approved(query["query"], query["digest"])
     name, quota = source_id(source), source.policy.queries_per_day
     if quota is not None:
         site.quotas[name] = min(quota, site.quotas.get(name, quota))
         site.ledger.check_quota(source.table, name, site.quotas)
-    site.queries[number]["source"] = name
+    query["source"] = name
 
 
 def check_extracted(source: ShardSource, fragment: Fragment, rows: int) -> None:

@@ -140,6 +140,7 @@ class Policy:
             clear beside an epsilon.
         most_unmatched: share of rows that the server may say to be without a partner in
             a LEFT JOIN, which leaves the mask of that join out of their scores.
+        approved_queries: digests of the fragments that are answered; None for all.
         queries_per_day: maximum fragments answered within 24 hours; None for no limit.
     """
 
@@ -164,6 +165,7 @@ class Policy:
     coefficients: Flag = False
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
+    approved_queries: Texts | None = None
     queries_per_day: Count | None = None
 
     @property
@@ -261,6 +263,15 @@ class Policy:
         if self.models is not None and kind not in self.models:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
+
+    def check_approved(self, text: str, digest: str) -> None:
+        """Refuse a fragment, by its text, that the owner has not approved."""
+        if self.approved_queries is not None and digest not in self.approved_queries:
+            raise _refused(
+                "approved-queries",
+                f"the run asks for query {digest}",
+                f"its owner has to review and list this:\n{text}",
+            )
 
     def check_rows(self, rows: int, what: str) -> None:
         """Raise PolicyError for a result from too few rows.

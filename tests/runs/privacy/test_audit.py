@@ -133,6 +133,43 @@ def options(folder):
     return ["--tables", f"{place}/tables.toml", "--state-dir", f"{place}/state"]
 
 
+def pending(folder, capsys):
+    place = f"{folder}/shop"
+    main(
+        [
+            "approvals",
+            "--tables",
+            f"{place}/tables.toml",
+            "--state-dir",
+            f"{place}/state",
+        ]
+    )
+    return capsys.readouterr().out
+
+
+def test_a_query_waits_until_its_owner_lists_it(tmp_path, capsys):
+    digest = text_digest(ORDERS_TEXT)
+    with pytest.raises(SiteError) as refusal:
+        run(tmp_path, policy="approved-queries = ['sha256:0']")
+    # the server's message is one line
+    for text in ("(approved-queries) ref", digest, " ".join(ORDERS_TEXT.split())):
+        assert text in str(refusal.value)
+    line = only(tmp_path, "refuse")
+    assert (line["digest"], line["query"]) == (digest, ORDERS_TEXT)
+    assert "source" not in line
+    block = ORDERS_TEXT.replace("\n", "\n    ")
+    assert pending(tmp_path, capsys) == f"{digest}\n    {block}\n"
+    listed = f"approved-queries = ['{digest}']"
+    run(tmp_path, policy=listed)
+    assert pending(tmp_path, capsys) == ""
+    # any other is still refused: another alias is the same, another label is not
+    other = SQL.replace("o.", "orders.").replace("orders o", "orders")
+    run(tmp_path, policy=listed, sql=other)
+    with pytest.raises(SiteError, match="approved-queries"):
+        run(tmp_path, policy=listed, sql=SQL.replace("o.price, ", ""))
+    assert 'label: "qty"' in pending(tmp_path, capsys)
+
+
 def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
     policy = "queries-per-day = 2"
     for _ in range(2):

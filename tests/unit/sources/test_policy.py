@@ -74,6 +74,7 @@ def test_a_policy_with_every_key(tmp_path):
         epsilon-per-run = 1.5
         delta = 1e-6
         budget-name = "payments"
+        approved-queries = ["sha256:00"]
         queries-per-day = 9
         scores-tell-features = true
         releases = { labels = "clear", scores = "clear" }
@@ -101,6 +102,7 @@ def test_a_policy_with_every_key(tmp_path):
         coefficients=True,
         scores_tell_features=True,
         most_unmatched=0.25,
+        approved_queries=("sha256:00",),
         queries_per_day=9,
     )
     # one that this test does not write would go untested
