@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from strategies.report_page.blocks import Blocks, Record
 from strategies.report_page.costs import TIMES
 from strategies.report_page.plots import (
     Axis,
@@ -14,6 +13,7 @@ from strategies.report_page.plots import (
     logarithmic,
     whole,
 )
+from tp_flower.reports.blocks import Blocks, Record
 from tp_flower.reports.console import format_seconds, format_value
 
 METRIC_NAMES = {

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from dataclasses import replace
 
-from strategies.report_page.blocks import (
+from strategies.report_page.plots import bar_figure
+from tp_flower.reports.blocks import (
     Block,
     Blocks,
     Column,
@@ -11,11 +12,11 @@ from strategies.report_page.blocks import (
     Record,
     Table,
     counted,
+    mechanism_text,
     table_titles,
     tabulate,
     text_column,
 )
-from strategies.report_page.plots import bar_figure
 from tp_flower.reports.console import format_bytes, format_seconds, format_value
 
 TIMES = ("server-seconds", "client-seconds", "wait-seconds")
@@ -177,24 +178,6 @@ def _account(node: str, account: Record) -> Record:
     return Record({**release.content, "site": site, "uses": uses})
 
 
-def _mechanism(release: Record) -> str:
-    """Return a mechanism with its figures.
-
-    >>> content = {"kind": "gaussian", "noise_multiplier": 4.0, "count": 1}
-    >>> _mechanism(Record({"mechanism": content})), _mechanism(Record({}))
-    ('gaussian, noise multiplier 4', 'not covered')
-    """
-    mechanism = release.at("mechanism")
-    if not mechanism:
-        return "not covered"
-    figures = [
-        f"{key.replace('_', ' ')} {value:.4g}"
-        for key, value in mechanism.numbers().items()
-        if not (key in {"count", "sample_rate"} and value == 1)
-    ]
-    return ", ".join([mechanism.text("kind"), *figures])
-
-
 TOTALS = [
     Column("table at site", _place, is_text=True),
     Column("epsilon", _epsilon),
@@ -212,7 +195,7 @@ LEDGER = [
     text_column("site", "site"),
     text_column("table", "table"),
     text_column("release", "what"),
-    Column("mechanism", _mechanism, is_text=True),
+    Column("mechanism", mechanism_text, is_text=True),
     Column("uses", lambda account: account.text("uses")),
     text_column("unit", "unit"),
     text_column("what is assumed", "scope"),

@@ -2,7 +2,9 @@
 
 from collections import Counter
 
-from strategies.report_page.blocks import (
+from strategies.report_page.convergence import TEST, metric_name
+from strategies.report_page.plots import bar_figure, graph_drawing
+from tp_flower.reports.blocks import (
     TWO_TEXTS,
     Block,
     Blocks,
@@ -13,14 +15,13 @@ from strategies.report_page.blocks import (
     counted,
     table_titles,
 )
-from strategies.report_page.convergence import TEST, metric_name
-from strategies.report_page.plots import STYLES, bar_figure, graph_drawing
 from tp_flower.reports.console import (
     OWN_MODELS,
     format_bytes,
     format_count,
     format_value,
 )
+from tp_flower.reports.page import STYLES
 
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")

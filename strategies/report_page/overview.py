@@ -8,7 +8,15 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from strategies.report_page.blocks import (
+from strategies.report_page.convergence import (
+    METRIC_NAMES,
+    TEST,
+    TRAIN,
+    final_metrics,
+    main_metric,
+    metric_name,
+)
+from tp_flower.reports.blocks import (
     TWO_TEXTS,
     Blocks,
     Code,
@@ -20,14 +28,6 @@ from strategies.report_page.blocks import (
     counted,
     tabulate,
     text_column,
-)
-from strategies.report_page.convergence import (
-    METRIC_NAMES,
-    TEST,
-    TRAIN,
-    final_metrics,
-    main_metric,
-    metric_name,
 )
 from tp_flower.reports.console import (
     format_bytes,

@@ -12,7 +12,8 @@ from itertools import accumulate, pairwise
 
 from markupsafe import Markup
 
-from strategies.report_page.blocks import Cells, Figure, Table
+from tp_flower.reports.blocks import Cells, Figure, Table
+from tp_flower.reports.page import STYLES
 
 TICKS = 5
 """Approximate number of ticks on an axis."""
@@ -151,7 +152,6 @@ LABEL_HEIGHT = 13.0
 CHARACTER_WIDTH = 6.3
 """Approximate width of a character of a label."""
 
-STYLES = 8
 FEW_POINTS = 40
 MOST_POINTS = 400
 """Longer lines are thinned: their points would be under a tenth of a pixel apart."""

@@ -23,10 +23,8 @@ from strategies.report_page import (
     read_report,
     render,
 )
-from strategies.report_page.page import DARK, LIGHT
 from strategies.report_page.plots import (
     MOST_POINTS,
-    STYLES,
     from_zero,
     linear,
     logarithmic,
@@ -40,6 +38,7 @@ from tests.support.examples.reports import small_report
 from tests.support.files import ROOT, case_table
 from tests.support.page_reading import Page
 from tp_flower.query import Query
+from tp_flower.reports.page import DARK, LIGHT, STYLES
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 

@@ -208,3 +208,21 @@ def counted(count: float, noun: str) -> str:
     ('1 table', '1,200 sites')
     """
     return f"{format_count(int(count))} {noun}{'' if count == 1 else 's'}"
+
+
+def mechanism_text(release: Record) -> str:
+    """Return the mechanism of a release with its figures.
+
+    >>> content = {"kind": "gaussian", "noise_multiplier": 4.0, "count": 1}
+    >>> mechanism_text(Record({"mechanism": content})), mechanism_text(Record({}))
+    ('gaussian, noise multiplier 4', 'not covered')
+    """
+    mechanism = release.at("mechanism")
+    if not mechanism:
+        return "not covered"
+    figures = [
+        f"{key.replace('_', ' ')} {value:.4g}"
+        for key, value in mechanism.numbers().items()
+        if not (key in {"count", "sample_rate"} and value == 1)
+    ]
+    return ", ".join([mechanism.text("kind"), *figures])
