@@ -1,6 +1,7 @@
 """Commands of a site's owner.
 
     python -m client_apps.cli account --tables FILE      spent epsilon and budgets
+    python -m client_apps.cli account --tables FILE --page PAGE.html  who asked what
     python -m client_apps.cli account --export           the ledger, JSON lines
     python -m client_apps.cli account --begin-anew FILE  export it, then empty it
     python -m client_apps.cli policy --tables FILE       a first policy, to be edited
@@ -31,12 +32,14 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from client_apps.account_page import account_page
 from client_apps.data.key_files import site_key
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
+from tp_flower.files import PRIVATE, write_file
 from tp_flower.model_names import (
     ModelVersion,
     delete_version,
@@ -46,11 +49,14 @@ from tp_flower.model_names import (
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
 from tp_flower.privacy.mechanisms import SCORES_TELL
 from tp_flower.query.fragment_text import text_digest
+from tp_flower.reports import blocks
+from tp_flower.reports.blocks import Cells, Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
 
 CONSOLE_WIDTH = 100
+ACCOUNT = ("table at site", "spent epsilon", "per", "of", "delta")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -59,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     folder = options.state_dir
     is_relative = folder and not Path(folder).expanduser().is_absolute()
+    if options.command == "account" and options.page and not options.tables:
+        parser.error("--page needs --tables")
     if options.command == "site-key" and is_relative:
         parser.error(f"{folder!r} is not an absolute path, as the SuperNode's must be")
     root = state_dir({STATE_DIR: folder})
@@ -84,7 +92,20 @@ def _account(root: str, options: argparse.Namespace) -> None:
     elif options.begin_anew:
         begin_anew(root, Path(options.begin_anew))
     else:
-        Console(width=CONSOLE_WIDTH).print(account(root, options.tables))
+        rows = account(root, options.tables)
+        if options.page:
+            write_page(root, rows, Path(options.page))
+        Console(width=CONSOLE_WIDTH).print(text_table(ACCOUNT, rows))
+
+
+def write_page(root: str, budgets: Sequence[Cells], file: Path) -> None:
+    """Write the page of a ledger, with the account's rows, for its owner alone."""
+    table = blocks.Table("Epsilon spent, of the budget", ACCOUNT, budgets)
+    page = account_page(ledger_lines(root), table)
+    try:
+        write_file(file, [page.encode()], is_durable=False, mode=PRIVATE)
+    except OSError as error:
+        raise SiteError(f"--page {file}: {error.strerror}") from error
 
 
 def begin_anew(root: str, file: Path) -> None:
@@ -100,13 +121,17 @@ def begin_anew(root: str, file: Path) -> None:
     ledger.begin_anew()
 
 
+def ledger_lines(root: str) -> list[Record]:
+    """Return the lines of a ledger, after checking its chain."""
+    ledger = open_ledger(root)
+    ledger.spent("")
+    return [Record(json.loads(line)) for line in ledger.export()]
+
+
 def approvals(root: str, tables: str) -> Iterator[str]:
     """Yield the queries in the ledger that the approvals of their table lack."""
     policies = {(s.table, s.site): s.policy for s in _site(root, tables).shards}
-    ledger = open_ledger(root)
-    # this checks the chain
-    ledger.spent("")
-    lines = [json.loads(line) for line in ledger.export()]
+    lines = [item.content for item in ledger_lines(root)]
     for query in {line["digest"]: line for line in lines if "digest" in line}.values():
         policy = policies.get((query["table"], query["site"]))
         approved = None if policy is None else policy.approved_queries
@@ -122,11 +147,11 @@ def _site(root: str, tables: str) -> Site:
     return Site(Context(0, 0, config, RecordDict(), {}))
 
 
-def account(root: str, tables: str) -> Table:
+def account(root: str, tables: str) -> list[Cells]:
     """Return the spent epsilon and the budget of each shard of a tables file."""
     site = _site(root, tables)
     ledger, budget_of = open_ledger(root), budgets(site)
-    rows = []
+    rows: list[Cells] = []
     for source in site.shards:
         name = source_id(source)
         budget = budget_of.get(name)
@@ -137,7 +162,7 @@ def account(root: str, tables: str) -> Table:
             spent = SCORES_TELL
         shard = f"{source.table} at {source.site}"
         rows.append((shard, spent, source.policy.per, allowed, f"{delta:g}"))
-    return text_table(("table at site", "spent epsilon", "per", "of", "delta"), rows)
+    return rows
 
 
 def policy(tables: str, table: str) -> str:
@@ -219,6 +244,8 @@ def _parser() -> argparse.ArgumentParser:
     task = spent.add_mutually_exclusive_group(required=True)
     task.add_argument("--tables", help="the site's tables file")
     task.add_argument("--export", action="store_true", help="print the ledger's lines")
+    text = "also write a page about every query, answered or refused"
+    spent.add_argument("--page", metavar="FILE", help=text)
     text = "write the ledger's lines to a new file, and begin an empty ledger"
     task.add_argument("--begin-anew", metavar="FILE", help=text)
     text = "a first policy for the tables without one, in TOML: it allows nothing"

@@ -10,13 +10,13 @@ import pytest
 
 from client_apps.cli import main
 from client_apps.data import query_quota
-from client_apps.data.ledger import Ledger
+from client_apps.data.ledger import Ledger, open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
-from tests.support.federated import train
+from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
-from tests.support.peers.hostile import SHOP, SQL, HostileGrid, header
+from tests.support.peers.hostile import SHOP, SQL, HostileGrid, header, tables
 from tests.support.peers.hostile_runs import refused
 from tp_flower.errors import LedgerError, PolicyError, SiteError
 from tp_flower.query import Query
@@ -222,7 +222,14 @@ def test_a_changed_line_breaks_the_chain(tmp_path):
         Ledger(str(path.parent)).spent("F")
 
 
-def test_the_export_has_every_line(tmp_path, capsys):
+def page_of(folder):
+    file = folder / "page.html"
+    main(["account", *options(folder), "--page", str(file)])
+    assert file.stat().st_mode & 0o077 == 0
+    return file.read_text(encoding="utf-8")
+
+
+def test_the_export_has_every_line_and_the_page_shows_them(tmp_path, capsys):
     run(tmp_path)
     with pytest.raises(SiteError, match="too few rows"):
         run(tmp_path, sql=f"{SQL} WHERE o.day > 900")
@@ -232,6 +239,35 @@ def test_the_export_has_every_line(tmp_path, capsys):
     checksums = [{"checksum": line["checksum"]} for line in exported]
     written = [json.loads(line) for (line,) in rows]
     assert exported == [a | b for a, b in zip(written, checksums, strict=True)]
+    text = page_of(tmp_path)
+    answer, refused_line = only(tmp_path), only(tmp_path, "refuse")
     # it was refused after its rows had been read
-    answer, refusal = only(tmp_path), only(tmp_path, "refuse")
-    assert (refusal["rows"], refusal["source"]) == (0, answer["source"])
+    assert (refused_line["rows"], refused_line["source"]) == (0, answer["source"])
+    recipients = [to for n in exported for to in n.get("groups", {}).values()]
+    assert recipients
+    for piece in (
+        *(answer["time"], answer["run"][:8], answer["digest"], answer["policy"][:8]),
+        *(refused_line["digest"], "too few rows", exported[-1]["checksum"]),
+        *("keys", "labels", "not covered"),
+        *(key for to in recipients for key in to),
+    ):
+        assert piece in text, piece
+    # a run's name grants the right to continue it
+    assert answer["run"] not in text
+
+
+HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
+
+
+def test_nothing_in_a_ledger_becomes_html(tmp_path):
+    file = write_site(tmp_path / "shop", tables()["shop"])
+    name = json.dumps(HOSTILE[:-1])
+    file.write_text(f"[tables.{name}]\npath = 'orders.csv'\nsite = {name}\n")
+    ledger = open_ledger(str(tmp_path / "shop" / "state"))
+    fields = ("query", "reason", "table", "site", "action", "digest", "policy", "app")
+    hostile = dict.fromkeys((*fields, "flower-run"), HOSTILE)
+    ledger.record(HOSTILE, "refuse", [hostile], {})
+    ledger.record(HOSTILE, "answer", [{**hostile, "source": HOSTILE}], {})
+    text = page_of(tmp_path)
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)" in text

@@ -1,0 +1,144 @@
+"""The page of a site's ledger for its owner: who asked what, and what left for it."""
+
+from collections.abc import Iterable, Sequence
+
+from client_apps.data.ledger import ANSWER, CHARGE, NOTE, REFUSE, RESERVE, SETTLE
+from tp_flower.events import SHOWN_DIGITS
+from tp_flower.query.fragment_text import printable
+from tp_flower.reports.blocks import (
+    Blocks,
+    Code,
+    Column,
+    Record,
+    Table,
+    count_column,
+    mechanism_text,
+    tabulate,
+    text_column,
+)
+from tp_flower.reports.console import format_bytes, format_count
+from tp_flower.reports.page import render_page
+
+MOST_LINES = 1000
+"""Lines of a table, the latest; ``account --export`` prints all."""
+
+_DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS
+
+
+def account_page(lines: Sequence[Record], budgets: Table) -> str:
+    """Return the page of a ledger whose chain is intact, as HTML without scripts."""
+    answers, refusals = (
+        [item for item in reversed(lines) if item.text("event") == event]
+        for event in (ANSWER, REFUSE)
+    )
+    queries = [*refusals[:MOST_LINES], *answers[:MOST_LINES]]
+    contents: dict[str, Blocks] = {
+        "Budgets": [budgets],
+        "Refused": [_listed(refusals, REFUSALS)],
+        "Answered": [_listed(answers, ANSWERS)],
+        "Queries": _texts(queries),
+        "Released": [_listed(_releases(lines), RELEASES)],
+        "Keys": [_listed(_keys(lines), RECIPIENTS)],
+    }
+    # lines about keys lack the site in the run's name
+    runs = {item.text("run")[:SHOWN_DIGITS] for item in lines}
+    last = lines[-1].text("checksum") if lines else "-"
+    counts = {"refused": refusals, "answered": answers, "runs": runs, "lines": lines}
+    head = {
+        "label": "",
+        "subject": "Account of a site",
+        "result": "Every query of its tables, and what left them.",
+        "failure": "",
+        "about": lines[-1].text("time") if lines else "",
+        "facts": [(name, format_count(len(of)), "") for name, of in counts.items()],
+    }
+    footer = f"Made of the ledger, whose chain is intact and ends with checksum {last}."
+    return render_page(head, contents, footer)
+
+
+def _listed(items: Sequence[Record], columns: Sequence[Column]) -> Table:
+    left_out = format_count(len(items) - MOST_LINES)
+    note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
+    return tabulate("The latest first", items[:MOST_LINES], columns, note)
+
+
+def _releases(lines: Iterable[Record]) -> list[Record]:
+    """Return the releases, the latest first: what was reserved until it is settled."""
+    releases: dict[tuple[object, ...], Record] = {}
+    for item in lines:
+        event, release = item.text("event"), item.at("release")
+        key: tuple[object, ...] = (item.get("seq"),)
+        if event in (RESERVE, SETTLE):
+            key = (item.text("run"), release.get("part"), release.text("what"))
+        if event in (RESERVE, SETTLE, CHARGE, NOTE):
+            used = item.get("limit") if event == RESERVE else item.get("times")
+            times = {"used": used, "run": item.text("run"), "time": item.text("time")}
+            releases[key] = Record({**release.content, **times})
+    return list(releases.values())[::-1]
+
+
+def _keys(lines: Sequence[Record]) -> list[Record]:
+    """Return who has each secret that masks or hashes: fingerprints of public keys."""
+    return [
+        Record({**item.content, "group": group, "to": to, "used": len(to)})
+        for item in reversed(lines)
+        for group, to in item.at("groups").content.items()
+    ]
+
+
+def _texts(queries: Iterable[Record]) -> Blocks:
+    """Yield the text of each query once."""
+    texts = {item.text("digest"): item.text("query") for item in queries}
+    for digest, text in texts.items():
+        if text:
+            yield Code(digest, text.split("\n"))
+
+
+def _place(item: Record) -> str:
+    return " at ".join(filter(None, (item.text("table"), item.text("site"))))
+
+
+def _reason(item: Record) -> str:
+    # a query's text, which may follow, is shown elsewhere
+    return printable(item.text("reason").partition("\n")[0])
+
+
+def _digest(head: str, key: str) -> Column:
+    def cell(item: Record) -> str:
+        text = item.text(key)
+        return text[: _DIGEST_LENGTH if ":" in text else SHOWN_DIGITS] or "-"
+
+    return Column(head, cell, is_text=True)
+
+
+QUERY = _digest("query", "digest")
+PLACE = [text_column("time", "time"), Column("table", _place, is_text=True)]
+ORIGIN = [
+    Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
+    Column("Flower's run", lambda item: str(item.get("flower-run") or "-")),
+    _digest("policy", "policy"),
+    _digest("app", "app"),
+]
+REFUSALS = [*PLACE, Column("reason", _reason, is_text=True), QUERY, *ORIGIN]
+ANSWERS = [
+    *PLACE,
+    QUERY,
+    count_column("rows", "rows"),
+    Column("bytes", lambda item: format_bytes(item.amount("bytes"))),
+    *ORIGIN,
+]
+RECIPIENTS = [
+    PLACE[0],
+    text_column("secret of", "group"),
+    count_column("sites that have it", "used"),
+    text_column("their keys' fingerprints", "to"),
+    ORIGIN[0],
+]
+RELEASES = [
+    *PLACE,
+    text_column("release", "what"),
+    Column("mechanism", mechanism_text, is_text=True),
+    count_column("times", "used"),
+    text_column("what is assumed", "scope"),
+    ORIGIN[0],
+]
