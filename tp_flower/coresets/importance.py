@@ -22,7 +22,6 @@ effective dimension, still at most the number of columns.
 
 The paper adds 1/N at every party. That share does not depend on data; the server draws
 it: :func:`tp_flower.coresets.sampling.draw_uniform`.
-it: :func:`tp_flower.coresets.sampling.draw_uniform`.
 
 Notation:
     T_i     ``rows``  (n, p): the encoded columns, at the label table with 1 and label
