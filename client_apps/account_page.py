@@ -13,11 +13,11 @@ from tp_flower.reports.blocks import (
     Table,
     count_column,
     mechanism_text,
+    render_page,
     tabulate,
     text_column,
 )
 from tp_flower.reports.console import format_bytes, format_count
-from tp_flower.reports.page import render_page
 
 MOST_LINES = 1000
 """Lines of a table, the latest; ``account --export`` prints all."""

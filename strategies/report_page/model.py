@@ -5,6 +5,7 @@ from collections import Counter
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import bar_figure, graph_drawing
 from tp_flower.reports.blocks import (
+    STYLES,
     TWO_TEXTS,
     Block,
     Blocks,
@@ -21,7 +22,6 @@ from tp_flower.reports.console import (
     format_count,
     format_value,
 )
-from tp_flower.reports.page import STYLES
 
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")

@@ -21,9 +21,8 @@ from strategies.report_page.overview import (
 )
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
-from tp_flower.reports.blocks import Block, Code, Prose, Record, Table
+from tp_flower.reports.blocks import Block, Code, Prose, Record, Table, render_page
 from tp_flower.reports.console import text_table
-from tp_flower.reports.page import render_page
 from tp_flower.reports.records import REPORT_FILE, write_whole
 
 PAGE_FILE = "report.html"

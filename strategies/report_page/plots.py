@@ -12,8 +12,7 @@ from itertools import accumulate, pairwise
 
 from markupsafe import Markup
 
-from tp_flower.reports.blocks import Cells, Figure, Table
-from tp_flower.reports.page import STYLES
+from tp_flower.reports.blocks import STYLES, Cells, Figure, Table
 
 TICKS = 5
 """Approximate number of ticks on an axis."""

@@ -1,19 +1,37 @@
-"""The parts of a page: sections of tables, figures and texts, in plain data.
+"""A page of sections of tables, figures and texts: one HTML file without scripts.
 
-The template turns them into HTML; nothing here reads a report.
+The blocks are plain data, and the template turns them into HTML; nothing here reads a
+report.
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from pathlib import Path
+from typing import Any, ClassVar, Final
 
+from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from tp_flower.reports.console import format_count, name_table
 
 Cells = tuple[str, ...]
 TWO_TEXTS = frozenset({0, 1})
+
+STYLES: Final = 8
+"""Styles of lines and bars that a reader can tell apart."""
+
+_FILE: Final = Path(__file__).with_name("page.toml")
+_TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
+LIGHT, DARK = _TEXTS["light"], _TEXTS["dark"]
+
+STYLE = f"""
+:root {{ color-scheme: light dark; {LIGHT} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
+@media print {{ :root {{ {LIGHT} }} }}
+{_TEXTS["style"]}"""
 
 
 @dataclass(frozen=True)
@@ -226,3 +244,29 @@ def mechanism_text(release: Record) -> str:
         if not (key in {"count", "sample_rate"} and value == 1)
     ]
     return ", ".join([mechanism.text("kind"), *figures])
+
+
+def render_page(
+    head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str
+) -> str:
+    """Return a page of sections by title; every text in it is escaped.
+
+    ``head`` has the values of the template's ``head``. Empty blocks and sections are
+    left out.
+    """
+    filled = {title: [*filter(None, blocks)] for title, blocks in contents.items()}
+    return _template().render(
+        head=head,
+        sections={title: blocks for title, blocks in filled.items() if blocks},
+        footer=footer,
+        style=STYLE,
+        styles=STYLES,
+    )
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    return environment.from_string(_TEXTS["template"])

@@ -19,7 +19,6 @@ from dp_accounting.pld import PLDAccountant
 
 from strategies import Explain
 from strategies.inference.predict import Evaluate
-from strategies.report_page.blocks import Record
 from strategies.report_page.costs import privacy_totals
 from tests.support.federated import Run, WatchedGrid, run_query, write_site
 from tests.support.federated import train as train_on
@@ -29,6 +28,7 @@ from tp_flower.errors import BudgetError, SiteError
 from tp_flower.personalised.sites import EMBEDDING_BOUND
 from tp_flower.privacy.mechanisms import Mechanism
 from tp_flower.query import Query
+from tp_flower.reports.blocks import Record
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)

@@ -38,7 +38,7 @@ from tests.support.examples.reports import small_report
 from tests.support.files import ROOT, case_table
 from tests.support.page_reading import Page
 from tp_flower.query import Query
-from tp_flower.reports.page import DARK, LIGHT, STYLES
+from tp_flower.reports.blocks import DARK, LIGHT, STYLES
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 
