@@ -31,7 +31,7 @@ from client_apps.rounds.transaction import (
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
-from tp_flower.protocol.packet import message_bytes, pack
+from tp_flower.protocol.packet import pack
 
 ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCRIBE: "handlers.setup:describe",
@@ -74,8 +74,8 @@ def _reply(message: Message, context: Context, action: Action) -> Message:
         request = IncomingRequest.read(action, message.content)
         site = Site(context, request.run)
         content = answer_once(site, request, answer_of(action))
-        level, size = DEBUG if site.is_simulated else INFO, message_bytes(content)
-        message_log.write(level, "answered", request, site, bytes_out=size)
+        level = DEBUG if site.is_simulated else INFO
+        message_log.write(level, "answered", request, site, content)
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
         kind = str(kind_of(error))

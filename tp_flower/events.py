@@ -29,11 +29,11 @@ _DELETE: Final = "\x7f"
 
 def log_event(level: int, event: str, /, **values: Value) -> None:
     """Log the line of an event, unless nothing prints that level: most are not."""
-    if _is_printed(level):
+    if is_printed(level):
         _FLOWER.log(level, line(event, **values), stacklevel=2)
 
 
-def _is_printed(level: int) -> bool:
+def is_printed(level: int) -> bool:
     """Return whether a handler takes records of a level."""
     logger: Logger | None = _FLOWER
     while logger is not None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import count
 from logging import WARNING
 from pathlib import Path
 from typing import Any, Final
@@ -48,6 +49,7 @@ _ROUND, _REPLY = _WHOLE = ".round", ".reply"
 cover large arrays."""
 _LABELS: Final = "labels"
 """In place of a run's name: entries that are kept over all runs."""
+_NUMBERS = count(1)
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -241,8 +243,11 @@ class SiteStore:
 
     def names(self) -> list[str]:
         """Return the names of the entries."""
-        query = "SELECT name FROM entries WHERE run = ? AND name NOT LIKE '.%'"
-        names = {str(name) for (name,) in self._database.fetch(query, self.run)}
+        if self._folder is None:
+            names = self._cached.entries.keys() - {*_WHOLE}
+        else:
+            query = "SELECT name FROM entries WHERE run = ? AND name NOT LIKE '.%'"
+            names = {str(name) for (name,) in self._database.fetch(query, self.run)}
         for name, entry in self._pending.items():
             names = names - {name} if entry is None else names | {name}
         return sorted(names)
@@ -344,6 +349,9 @@ class SiteStore:
         """Return the id of an entry, unique to its version; None if missing."""
         if run == self.run and self._ids is not None:
             return self._ids.get(name)
+        if self._folder is None:
+            number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
+            return number
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
         rows = self._database.fetch(query, run, name)
         return next((number for (number,) in rows), None)
@@ -400,6 +408,9 @@ class SiteStore:
         return entry
 
     def _insert(self, run: str, name: str, row: tuple[object, ...]) -> int:
+        if self._folder is None:
+            # it is in this process alone
+            return next(_NUMBERS)
         query = (
             "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, "
             "checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"

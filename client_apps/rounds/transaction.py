@@ -39,7 +39,7 @@ from tp_flower.errors import (
     RangeError,
     SiteError,
 )
-from tp_flower.events import Value, log_event
+from tp_flower.events import Value, is_printed, log_event
 from tp_flower.node_config import site_id
 from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
@@ -236,7 +236,7 @@ class MessageLog:
     """
 
     def __init__(self, action: Action, content: RecordDict) -> None:
-        self._action, self._bytes = action, message_bytes(content)
+        self._action, self._content = action, content
         self._started = time.perf_counter()
 
     def write(
@@ -245,9 +245,12 @@ class MessageLog:
         event: str,
         request: IncomingRequest | None,
         site: Site | None,
+        reply: RecordDict | None = None,
         **values: Value,
     ) -> None:
         """Log the reply or the error that leaves; request and site if already read."""
+        if not is_printed(level):
+            return
         fields: dict[str, Value] = {}
         if request is not None:
             fields |= {"run": request.run, "round": request.number}
@@ -255,4 +258,7 @@ class MessageLog:
             fields["site"] = site_id(site.context.node_config, site.context.node_id)
         seconds = time.perf_counter() - self._started
         fields |= {"action": str(self._action), "seconds": seconds}
-        log_event(level, event, **fields, bytes_in=self._bytes, **values)
+        fields["bytes_in"] = message_bytes(self._content)
+        if reply is not None:
+            fields["bytes_out"] = message_bytes(reply)
+        log_event(level, event, **fields, **values)
