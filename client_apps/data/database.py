@@ -131,14 +131,15 @@ class Changes:
 
     def add(
         self,
-        write: Callable[[], object] = lambda: None,
+        write: Callable[[], object] | None = None,
         then: Callable[[], object] = lambda: None,
         *,
         is_durable: bool = False,
     ) -> None:
         """Add a change; ``then`` is called once, after the change is committed.
 
-        ``write`` is called within a transaction, and called again if that fails.
+        ``write`` is called within a transaction, and called again if that fails; if no
+        change has one, there is no transaction.
         """
         self._waiting.append(_Change(write, then, self.part, is_durable))
         if not self.is_collecting:
@@ -157,13 +158,14 @@ class Changes:
             self._write(is_durable=True)
 
     def _write(self, *, is_durable: bool) -> None:
-        if not self._is_begun:
-            self.database.begin(is_durable=is_durable)
-            self._is_begun = True
         part = self.part
         for change in self._waiting[self._written :]:
             self.part = change.part
-            change.write()
+            if change.write is not None:
+                if not self._is_begun:
+                    self.database.begin(is_durable=is_durable)
+                    self._is_begun = True
+                change.write()
             self._written += 1
         self.part = part
 
@@ -173,8 +175,9 @@ class Changes:
         is_durable = self._is_durable or any(c.is_durable for c in self._waiting)
         try:
             self._write(is_durable=is_durable)
-            self._is_begun = False
-            self.database.commit()
+            if self._is_begun:
+                self._is_begun = False
+                self.database.commit()
         except BaseException:
             self._rollback()
             raise
@@ -192,7 +195,7 @@ class Changes:
 class _Change:
     """The arguments of :meth:`Changes.add`, and the part."""
 
-    write: Callable[[], object]
+    write: Callable[[], object] | None
     then: Callable[[], object]
     part: int | None
     is_durable: bool

@@ -358,6 +358,11 @@ class SiteStore:
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
         """Schedule an entry to be written, and keep it in this process."""
+        if self._folder is None and run != _LABELS:
+            # nobody else reads it
+            keep = partial(self._keep, run, name, entry=entry)
+            self.changes.add(then=lambda: keep(next(_NUMBERS)))
+            return
         row, numbers = self._row(run, name, entry), [0]
 
         def write() -> None:
@@ -408,9 +413,6 @@ class SiteStore:
         return entry
 
     def _insert(self, run: str, name: str, row: tuple[object, ...]) -> int:
-        if self._folder is None:
-            # it is in this process alone
-            return next(_NUMBERS)
         query = (
             "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, "
             "checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"

@@ -132,7 +132,7 @@ def _solver(part: Participant, body: AdmmStep) -> RidgeSolver:
     width, data = len(part.model.parameters) // part.model.outputs, part.data
     gram = part.union.open_gram(required(body.sum, "sum"), width, part.last_sum)
     return RidgeSolver.from_gram(
-        usable_gram(gram * data.joined_rows, body.deviation),
+        usable_gram(gram * data.joined_rows, body.deviation or 0.0),
         data.joined_rows,
         intercept=part.linear.intercept,
     )

@@ -259,7 +259,7 @@ class AdmmStrategy(JoinStrategy):
             gram = table.sealed_gram if self.epoch == 1 else None
             steps |= {
                 number: AdmmStep(
-                    block, gram, 0.0 if gram is None else table.gram_deviation
+                    block, gram, None if gram is None else table.gram_deviation
                 )
                 for number, block in table.scatter_rows(step).items()
             }

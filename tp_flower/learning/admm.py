@@ -216,9 +216,6 @@ SETBACK = 10.0
 RIDGE = 1e-10
 """Ridge relative to the trace of the normal equations, above their rounding."""
 
-GAMMA_DIGITS = 6
-"""Digits after the point of a mix's coefficients."""
-
 BLOCK_VALUES = 8192
 """Values per block of an array: all stored changes of a block fit a core's cache."""
 
@@ -386,8 +383,6 @@ class AndersonMixer:
         products = self._products[:used, :used]
         ridge = RIDGE * np.trace(products) + np.finfo(np.float64).tiny
         gamma = np.linalg.solve(products + ridge * np.eye(used), against)
-        # they travel as text: more digits would only be more bytes
-        gamma = gamma.round(GAMMA_DIGITS)
         self.coefficients = np.roll(gamma, -(self._count % used))
         pairs = zip(self._changes, self._reached, strict=True)
         scores, duals = (changes.extrapolated(array, gamma) for changes, array in pairs)

@@ -291,11 +291,11 @@ class LocalFit(Body, frozen=True, kw_only=True):
     """
 
     kappa: f.Positive
-    rho_in: dict[str, f.Positive]
+    rho_in: dict[str, f.Positive] = {}
     epoch: f.Count
     seed: f.Seed
-    local_epochs: f.Count
-    learning_rate: f.NonNegative
+    local_epochs: f.Count = 0
+    learning_rate: f.NonNegative = 0.0
 
 
 class AdmmStep(PartBody, frozen=True):
@@ -307,7 +307,7 @@ class AdmmStep(PartBody, frozen=True):
 
     step: Annotated[AnyArray, f.float32("trained", "outputs")]
     sum: Annotated[AnyArray, f.sealed_words("sealed_gram")] | None = None
-    deviation: f.NonNegative = 0.0
+    deviation: f.NonNegative | None = None
 
 
 class AdmmRequest(Request, frozen=True, kw_only=True):
