@@ -120,9 +120,6 @@ def parts(finished: Run) -> Iterator[Part]:
         )
 
 
-# what the server has
-
-
 def arrays_of(
     finished: Run, part: Part, name: str, *, is_reply: bool
 ) -> Iterator[np.ndarray]:
@@ -141,9 +138,6 @@ def exchanges(finished: Run, part: Part, asked: str, sent: str) -> Iterator[tupl
         elif seen.is_reply and (part.number, sent) in seen.arrays and pending:
             yield (*pending, seen.arrays[part.number, sent])
             pending = ()
-
-
-# what a record adds to a release, from the equations
 
 
 def with_ones(rows: np.ndarray) -> np.ndarray:
@@ -258,8 +252,6 @@ def scores(finished: Run, part: Part) -> Iterator[Release]:
 
 
 ATTACKS = {GRADIENTS: gradients, GRAM: grams, MOMENTS: moments, SCORES: scores}
-
-# the game
 
 
 def play(what: str, privacy: PrivacySettings) -> Guesses:

@@ -47,9 +47,6 @@ DP_SGD = PrivacySettings(features="dp-sgd", predictions=1.0)
 EXACT = PrivacySettings(features="statistics", predictions=1.0)
 
 
-# units of noise
-
-
 @pytest.mark.parametrize(("path", "match"), CASES["small_units"])
 @pytest.mark.parametrize(
     ("method", "privacy"), [(TablePuppetSGD, DP_SGD), (TablePuppetADMM, EXACT)]
@@ -94,9 +91,6 @@ def test_clips_below_what_norms_in_float32_can_tell_are_refused():
         plan_part(DP_SGD, course, sends=(), is_linear=False)
 
 
-# refusals
-
-
 HASHED = {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
 
 
@@ -137,9 +131,6 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
         (answer,) = grid.answers
         replies.append((answer.error, set(answer.arrays)))
     assert replies[0] == replies[1] == replies[2]
-
-
-# gradients
 
 
 class Beside(nn.Module):

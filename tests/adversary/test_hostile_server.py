@@ -59,9 +59,6 @@ FRAGMENT = ("parts", 0, "fragment")
 NODES = {"shop": SHOP, "us": US}
 
 
-# whatever a request holds, a site answers it on purpose
-
-
 def check_refusals(answers):
     """Assert that whatever was refused was refused on purpose, and nothing left."""
     for answer in answers:
@@ -183,9 +180,6 @@ def test_what_is_malformed_is_named(tmp_path, run, site, action, change, match):
 )
 def test_parts_that_are_not_the_sites_are_named(tmp_path, action, change, match):
     check_refused(tmp_path, "admm", "shop", action, change, match)
-
-
-# what the policy of a table does not allow
 
 
 SUBQUERY = {
@@ -326,9 +320,6 @@ def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
     assert "a batch's gradient of table 'c' would be of too few rows" in error
 
 
-# a secret that is none
-
-
 @refusals(REQUESTS, "secret")
 def test_no_key_leaves_unhashed(tmp_path, run, site, action, change, match):
     check_refused(tmp_path, run, site, action, change_of(change), match)
@@ -364,9 +355,6 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
     for answer in grid.answers:
         answer.check_nothing_left()
     assert sum(opened in answer.error for answer in grid.answers) == 1
-
-
-# a run that strays from what it said it would be
 
 
 PRIVATE = PrivacySettings(features="dp-sgd", epsilon=1.0)
@@ -510,9 +498,6 @@ def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
         answer.check_nothing_left()
         assert "table o: the server may not set its model" in answer.error
     assert grid.answers
-
-
-# what was planned, and no more
 
 
 BUDGET = """

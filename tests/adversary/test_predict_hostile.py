@@ -124,9 +124,6 @@ def test_another_tables_part_is_refused(tmp_path):
         model.table(sites)
 
 
-# privacy
-
-
 def ledger(strategy, site):
     """The released scores in a site's account: what each cost, and how often used."""
     return [

@@ -56,9 +56,6 @@ ENCODERS = (
 UNREADABLE = "the sealed (statistics|encoder) of part [0-9] cannot be opened"
 
 
-# what reaches the server
-
-
 def numbers_and_hashes(document: object) -> Iterator[float | str]:
     """Yield every number of a document that no other has by chance, and every hash."""
     if isinstance(document, dict | list | tuple):
@@ -156,9 +153,6 @@ def test_no_statistic_and_no_encoder_reaches_the_server(name, secrets):
     fits = grid.sent("query.fit")
     assert len(fits) == (0 if layout is whole else len({s.node for s in fits}))
     assert bool(fits) == (layout is sharded)
-
-
-# swaps on their way
 
 
 def swapped(action: str, change: Callable[[Seen], object]) -> str:
@@ -276,9 +270,6 @@ def test_an_encoder_in_place_of_statistics_is_refused():
     assert gathered
 
 
-# what a site does for the server
-
-
 @pytest.mark.parametrize(
     ("action", "node", "change", "match"),
     [
@@ -349,9 +340,6 @@ def test_encoders_are_fitted_to_one_choice_of_rows(tmp_path, node, part):
 
 
 ROWS = pack_bits(np.ones(3, bool))
-
-
-# shards that are not honest have the key
 
 
 def with_hostile_shard(folder, action, node, names, change, **settings) -> str:
@@ -434,9 +422,6 @@ def test_statistics_of_a_hostile_shard_are_checked_by_the_leading_one(
     text = with_hostile_shard(tmp_path, "query.fit", UK, names, change)
     assert "the statistics of site 'us' cannot be used: " in text
     assert re.search(match, text)
-
-
-# the seal
 
 
 def seal(**changes) -> ShardSeal:

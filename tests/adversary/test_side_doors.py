@@ -28,9 +28,6 @@ CASES = case_table(__file__)
 FRAGMENT = ("parts", 0, "fragment")
 
 
-# time
-
-
 def test_a_real_site_tells_tenths_of_a_second_and_a_simulation_its_time(tmp_path):
     tables = {"t": pd.DataFrame({"x": [1.0, 2.0, 3.0], "y": [0.0, 1.0, 1.0]})}
     sql, seconds = "SELECT t.y AS label, t.x FROM t", {}
@@ -120,9 +117,6 @@ def test_no_text_is_longer_than_its_bound(sql, x, y):
     assert (found or 0) <= columns * max(len(x), len(y)) + characters
 
 
-# few rows
-
-
 GROUPED = {
     "columns": [
         *(["price", 'AVG("price")'], ["day", '"day"'], ["cust", '"cust"']),
@@ -197,9 +191,6 @@ def test_two_runs_still_tell_a_row_by_their_difference(tmp_path):
         sums_of(tmp_path / "3", f"{sql} WHERE t.id <> 5", f"filters = []\n{policy}")
 
 
-# labels of personalised models
-
-
 @pytest.mark.parametrize("level", ["never", "private"])
 def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
     policy = f"releases = {{ labels = '{level}' }}"
@@ -211,9 +202,6 @@ def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
     sql = "SELECT t.y AS label, t.x FROM t"
     with pytest.raises(SiteError, match=f"labels = {level}.*the run asks for labels"):
         train(sites, sql, "personalised", encoders="t.x=range(-4,4)")
-
-
-# rows that are said to be without a partner
 
 
 def unmask(rows):
@@ -255,9 +243,6 @@ def test_rows_that_leave_without_a_mask_are_in_the_ledger(tmp_path):
     lines = lied_to(tmp_path, "most-unmatched = 0.25", 3)
     scopes = [line["release"]["scope"] for line in lines if "release" in line]
     assert [scope for scope in scopes if "the scores of 3 of 20 rows leave" in scope]
-
-
-# poisoned scores
 
 
 def poison(function):

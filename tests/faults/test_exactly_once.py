@@ -174,9 +174,6 @@ def check_as_plain(tmp_path_factory):
     return check
 
 
-# the same message twice, and others that look like it
-
-
 class Twice(Sites):
     """A network that delivers every message twice, and some that nobody has sent."""
 
@@ -227,9 +224,6 @@ def test_what_a_run_of_mode_explain_asks_is_answered_once(tmp_path):
     grid = Twice(tmp_path)
     train(grid, Explain)
     assert Action.CHECK in grid.actions
-
-
-# state that is lost, damaged or restored
 
 
 def at_first(action, do, node=US):
@@ -394,9 +388,6 @@ def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_p
     check_restored(tmp_path, check_as_plain, take, put)
 
 
-# kills
-
-
 class KilledError(BaseException):
     """The process is no more."""
 
@@ -481,9 +472,6 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(
     assert not {
         name for node in grid.contexts for name in grid.site(node).store.names()
     }
-
-
-# what else may go wrong
 
 
 def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):

@@ -101,8 +101,6 @@ def test_at_every_statement_the_ledger_has_what_left(mode, tmp_path):
     assert whole["total"] == epsilon([Gaussian(6.0, 2), PureDp(0.5)], DELTA)
 
 
-# noisy labels
-
 LABELS = """
 import sys, zlib
 from pathlib import Path
@@ -141,8 +139,6 @@ def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
         assert zlib.crc32(release(site, booleans(), plan).values.tobytes()) == digest
     assert payments(site) == before
 
-
-# whole runs
 
 LATEST = 40
 """The last run is killed after so many replies, of which a dozen are of set-up."""

@@ -88,8 +88,6 @@ def test_nobody_goes_on_without_a_site_that_has_sent_nothing_yet(place):
     assert federation.can_be_resumed
 
 
-# training that goes nowhere
-
 SOARING = {"learning_rate": 1e6, "num_epochs": 200, "l2": 1.0}
 MLP = {"model": "mlp", "hidden_sizes": (4,), "batch_size": 6, "learning_rate": 1e12}
 

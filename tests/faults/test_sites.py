@@ -154,9 +154,6 @@ def test_reply_about_parts_that_the_node_does_not_host(numbers):
     check_refused("admm", "shop", "query.extract", packed(change), match)
 
 
-# failures
-
-
 def crash(code, reason, *, by_flower=False):
     def change(message, _):
         error = Message(Error(code, reason), reply_to=message)
@@ -277,8 +274,6 @@ def test_error_about_a_part_of_another_site_names_the_sender(part):
         train(grid)
 
 
-# models
-
 MODELS = """
 import torch
 
@@ -313,9 +308,6 @@ def test_model_factory(tmp_path, monkeypatch, name, match):
 
 def test_factory_of_a_good_model_trains():
     train(InProcessGrid(app, tables()), model="torch.nn:Linear")
-
-
-# the state of the sites
 
 
 def last_rounds(grid):

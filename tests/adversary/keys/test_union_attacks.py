@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from client_apps.rounds.site import Site
-from tests.support.federated import (
-    WatchedGrid,
-    one_per_site,
-    pieces,
-    sharded,
-    store,
-    store_sql,
-    train,
-)
+from tests.support import federated
 from tp_flower.errors import SiteError
 from tp_flower.settings import PrivacySettings
 
@@ -31,13 +23,16 @@ RUNS = {
 }
 
 
-class Grid(WatchedGrid):
+class Grid(federated.WatchedGrid):
     """Sharded tables, a site per shard, and a server that may change messages."""
 
     def __init__(self, forge=None):
-        frames = store(300, 40)
-        shards = {**sharded(frames), "orders": pieces(frames["orders"], 100, 200)}
-        super().__init__(one_per_site(shards), forge)
+        frames = federated.store(300, 40)
+        shards = {
+            **federated.sharded(frames),
+            "orders": federated.pieces(frames["orders"], 100, 200),
+        }
+        super().__init__(federated.one_per_site(shards), forge)
 
 
 def numbers_in(seen, names):
@@ -48,8 +43,10 @@ def numbers_in(seen, names):
 def fit(grid, kind, **more):
     loss, strategy, settings = RUNS[kind]
     settings = {"num_epochs": 3, "device": "cpu", **settings, **more}
-    sql = store_sql(loss)
-    return train(grid, sql, strategy, task="regression", loss=loss, **settings)
+    sql = federated.store_sql(loss)
+    return federated.train(
+        grid, sql, strategy, task="regression", loss=loss, **settings
+    )
 
 
 @pytest.mark.parametrize("kind", RUNS)

@@ -92,9 +92,6 @@ def objective_gradient(finished: Run) -> tuple[np.ndarray, np.ndarray]:
     return np.delete(gradient, place), np.delete(finished.flat, place)
 
 
-# ridge
-
-
 def test_ridge_over_all_rows_is_what_admm_converges_to():
     privacy = PrivacySettings(scores="clear")
     own = {"l2": 0.05, "test_fraction": 0.25, "device": "cpu", "privacy": privacy}
@@ -163,9 +160,6 @@ def test_what_is_known_of_the_assumption_is_in_the_report():
     facts = solve("coreset-ridge", sql=plain, **ALL).strategy.chosen["coreset"]
     assert 0.1 < facts["gamma"] < 1.0
     assert facts["warnings"] == []
-
-
-# k-means
 
 
 @pytest.mark.parametrize(
@@ -299,9 +293,6 @@ def test_rows_that_may_lack_a_part_are_not_clustered():
         solve("coreset-kmeans", sql=sql)
 
 
-# what may leave
-
-
 @pytest.mark.parametrize(
     ("strategy", "own", "policy", "refused"),
     [
@@ -372,9 +363,6 @@ def test_rows_do_not_leave_a_run_that_was_planned_without():
         federated.train(Asking(app, one_per_site(whole(store()))), SQL)
 
 
-# what a site sends
-
-
 def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     """A table of one part with three sampled rows of two features."""
     part, rows = Part(0, "t", "here", 2, 0), PartRows(0, 3, 3, np.zeros(3, bool))
@@ -410,9 +398,6 @@ def test_local_centres_of_several_shards_are_told_apart():
     labels, centres = _table_clusters(table, both, 4)
     assert labels.tolist() == [1, 0, 1, 3, 2, 3]
     assert centres.tolist() == [[0, 1], [2, 3]] * 2
-
-
-# settings
 
 
 @pytest.mark.parametrize(

@@ -170,9 +170,6 @@ def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
     assert {part.digest for part in make_manifest(strategy).parts} == {""}
 
 
-# shares and means
-
-
 def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows():
     rng = np.random.default_rng(3)
     row_of = {"a": rng.integers(0, 4, 12), "b": rng.integers(-1, 3, 12)}
@@ -202,9 +199,6 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
     # a table that adds the same to every row has no share
     found = contributions({"a": score_sums(np.array([[2.0]]), np.array([2]))}, 2)["a"]
     assert (found.share, found.mean_score) == (0.0, 2.0)
-
-
-# what the sites keep
 
 
 def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(trained):
@@ -272,9 +266,6 @@ def test_a_site_that_did_not_answer_has_no_digest(trained):
 def test_coefficients_that_are_none_are_refused(trained, array, match):
     with pytest.raises(ReplyError, match=rf"site 'shop' \(table 'o'\) .*{match}"):
         outcome_of(trained[1], {(0, "coefficients"): array})
-
-
-# coefficients
 
 
 def shown_by(grid) -> set[int]:
@@ -352,9 +343,6 @@ def test_coefficients_of_private_models_cost_nothing_more(
 def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
     with pytest.raises(SourceError, match=match):
         load_tables(str(sites(tmp_path, policy)["bank"]))
-
-
-# the app
 
 
 def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):

@@ -271,9 +271,6 @@ def test_a_query_of_other_rows_is_refused(squared, changes, match):
         squared.table(on(whole, store()), sql)
 
 
-# what names the rows
-
-
 def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
     before = set(squared.state.glob("*/predictions/row-keys-*"))
     table = squared.table(on(whole, store()), UNLABELLED, row_key="day, o.online")
@@ -359,9 +356,6 @@ def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
 def test_refused_row_keys(squared, row_key, error, match):
     with pytest.raises(error, match=match):
         squared.table(on(whole, store()), UNLABELLED, row_key=row_key)
-
-
-# the model
 
 
 def test_a_part_that_was_changed_is_refused(squared, tmp_path):

@@ -115,9 +115,6 @@ def test_a_table_that_is_gone_is_joined_last(tmp_path):
     check_equal(scored(table), [(row, score + mean) for row, score in pairs])
 
 
-# shards that were not there in training
-
-
 def test_a_new_shard_at_a_site_takes_the_part_of_another(model):
     frames = store(customers=20, seed=4)
     sites = layout(frames)

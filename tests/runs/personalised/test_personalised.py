@@ -83,9 +83,6 @@ class Obvious:
         return np.array([h @ z - c for (h, c), z in zip(pairs, models, strict=True)])
 
 
-# the two limits
-
-
 def test_without_a_penalty_every_site_has_the_model_of_its_rows_alone():
     tables = frames()
     strategy = train(tables, graph_penalty=0.0, **WHOLE)
@@ -117,9 +114,6 @@ def test_a_large_penalty_leads_to_the_one_model_of_no_personal_coordinate(norm):
 def test_no_personal_coordinate_is_one_model_whatever_the_penalty():
     models = train(personal="", graph_penalty=0.3, **WHOLE).parameters
     np.testing.assert_allclose(models["personal"], models["global"], atol=1e-6)
-
-
-# the optimum between them
 
 
 @pytest.mark.parametrize("norm", ["1", "2", "inf"])
@@ -181,9 +175,6 @@ def test_clusters_of_sites_are_found_and_predict_better_than_one_or_each_alone()
     assert adjusted_rand_score(truth, found) >= 0.95
     loss = {name: own["test"]["loss"] for name, own in facts["means"].items()}
     assert loss["personal"] <= 0.9 * min(loss["global"], loss["local"])
-
-
-# what leaves
 
 
 def test_labels_and_rows_stay():
@@ -252,9 +243,6 @@ def test_encoded_updates_are_shorter_and_lead_to_the_same_place():
     assert plain["bytes"]["updates"] == bytes_of["updates-float32"] == 40 * 3 * 41 * 4
     assert bytes_of["updates"] < 0.8 * bytes_of["updates-float32"]
     assert coded["objective"] == pytest.approx(plain["objective"], rel=5e-3)
-
-
-# classes, other models, prediction
 
 
 @pytest.mark.parametrize(
@@ -333,9 +321,6 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     assert "2 sites, 1 edges" in render({"personal": facts})
 
 
-# sites that come and go
-
-
 GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
 
 
@@ -401,9 +386,6 @@ def test_training_goes_on_without_a_site_and_with_it_again(span):
     # it is the same optimum in the end
     assert found["objective"] == pytest.approx(expected["objective"], rel=1e-4)
     assert len(found["sites"]) == 3
-
-
-# refusals
 
 
 @pytest.mark.parametrize(("sql", "message"), CASES["queries"])

@@ -70,9 +70,6 @@ def response(epsilon, **fields):
     )
 
 
-# equivalence
-
-
 @pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 @pytest.mark.parametrize(
@@ -104,9 +101,6 @@ def test_listed_classes_are_numbered_as_listed():
     assert problem.classes == ("c", "a", "b", "never")
     assert problem.loss.outputs == 4
     assert set(problem.train_labels) == {0.0, 1.0, 2.0}
-
-
-# what travels
 
 
 def true_labels():
@@ -196,9 +190,6 @@ def test_no_true_label_is_in_any_message():
                 assert (flat != own).mean() > 0.03
 
 
-# what is learned
-
-
 def learned(monkeypatch, privacy):
     """The held-out rows' scores, and the strategy that found them."""
     kept = []
@@ -249,9 +240,6 @@ def test_numbers_with_noise_are_regressed():
     assert raw.final_train["loss"] - noisy.final_train["loss"] == pytest.approx(
         (8 / 5) ** 2, rel=0.5
     )
-
-
-# kept from run to run
 
 
 def site_files(folder):
@@ -321,9 +309,6 @@ def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match)
     failed = [seen for seen in sent if "error" in seen.header]
     assert failed
     assert not any(seen.arrays for seen in failed)
-
-
-# the server's checks
 
 
 RANGE, CLASSES = {"label_range": (0.0, 1.0)}, {"label_classes": ("0", "1")}

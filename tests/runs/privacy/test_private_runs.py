@@ -15,18 +15,7 @@ from rich.console import Console
 
 from client_apps.privacy.ledger_entries import _SEALED as SEALED
 from strategies.report_page import result_view
-from tests.support.federated import (
-    LABELS,
-    Run,
-    WatchedGrid,
-    one_per_site,
-    run,
-    sharded,
-    store,
-    store_sql,
-    train,
-    whole,
-)
+from tests.support import federated
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
@@ -40,7 +29,7 @@ from tp_flower.privacy.mechanisms import (
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
-LAYOUTS = {"whole": whole, "sharded": sharded}
+LAYOUTS = {"whole": federated.whole, "sharded": federated.sharded}
 EPOCHS, DELTA = 3, 1e-5
 CLEAR = PrivacySettings()
 STATISTICS = PrivacySettings(features="statistics", epsilon=1.0, delta=DELTA)
@@ -64,18 +53,23 @@ def trained(
     layout: str = "sharded",
     loss: str = "logistic",
     **settings: object,
-) -> Run:
+) -> federated.Run:
     settings = {"num_epochs": EPOCHS, "privacy": privacy, **settings}
-    return run(loss, one_per_site(LAYOUTS[layout](store())), strategy, **settings)
+    return federated.run(
+        loss,
+        federated.one_per_site(LAYOUTS[layout](federated.store())),
+        strategy,
+        **settings,
+    )
 
 
-def accounts(finished: Run) -> list[dict]:
+def accounts(finished: federated.Run) -> list[dict]:
     """All records of the sites' ledgers."""
     ledger = finished.strategy.report.privacy["ledger"]
     return [one for own in ledger.values() for one in own]
 
 
-def replies(finished: Run, name: str) -> dict[tuple[int, int], np.ndarray]:
+def replies(finished: federated.Run, name: str) -> dict[tuple[int, int], np.ndarray]:
     """The arrays of a name that sites have sent, by (round, part)."""
     return {
         (seen.round, number): array
@@ -86,7 +80,7 @@ def replies(finished: Run, name: str) -> dict[tuple[int, int], np.ndarray]:
     }
 
 
-def parts_of(finished: Run) -> dict[int, tuple]:
+def parts_of(finished: federated.Run) -> dict[int, tuple]:
     """By part: the encoded rows that are trained on, how often each, G, intercept."""
     federation = finished.strategy.training_problem
     found = {}
@@ -96,9 +90,6 @@ def parts_of(finished: Run) -> dict[int, tuple]:
             own = finished.features[name][rows.slice][: rows.trained]
             found[part.number] = (own, counts[rows.trained_slice], table.has_intercept)
     return found
-
-
-# what it costs
 
 
 @pytest.mark.parametrize(
@@ -233,10 +224,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 
-# equal without noise
-
-
-@pytest.mark.parametrize("loss", list(LABELS))
+@pytest.mark.parametrize("loss", list(federated.LABELS))
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
     clear, noisy = (
@@ -270,9 +258,6 @@ def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     histories = (own.strategy.history for own in (clear, noisy))
     for before, after in zip(*histories, strict=True):
         assert after.train == pytest.approx(before.train, rel=1e-4)
-
-
-# what leaves
 
 
 @each_layout
@@ -388,9 +373,6 @@ def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():
     assert one != other
 
 
-# refusals
-
-
 @pytest.mark.parametrize(
     ("lou", "features", "match"),
     [
@@ -404,12 +386,14 @@ def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match)
 
 
 def test_a_model_that_dp_sgd_cannot_train_is_refused_before_training():
-    grid = WatchedGrid(one_per_site(sharded(store())))
+    grid = federated.WatchedGrid(
+        federated.one_per_site(federated.sharded(federated.store()))
+    )
     own = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
     privacy = PrivacySettings(features="dp-sgd")
     match = r"layer '1' \(BatchNorm1d\) has no gradients row by row"
     with pytest.raises(SiteError, match=match):
-        train(grid, store_sql("logistic"), privacy=privacy, **own)
+        federated.train(grid, federated.store_sql("logistic"), privacy=privacy, **own)
     assert grid.sent("train.prepare")
     assert not grid.sent("train.admm")
 

@@ -167,9 +167,6 @@ def test_null_labels_may_be_filtered_out():
     assert strategy.training_problem.tables["o"].total_rows == ROWS - 2
 
 
-# what errors and messages do not tell
-
-
 @pytest.mark.parametrize(("note", "change", "match"), CASES["conversions"])
 def test_failed_conversion_names_the_expression_not_the_value(note, change, match):
     match = f"site 'shop', table 'o': .*{match}"

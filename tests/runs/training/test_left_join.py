@@ -6,32 +6,21 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.examples.store_runs import (
-    FRAMES,
-    LAYOUTS,
-    LEFT,
-    assert_optimal,
-    batches_of,
-    distance,
-    each_layout,
-    each_loss,
-    query,
-    reference_of,
-)
+from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import Run, one_per_site, run_query, store
 from tests.support.reference.training import SgdSettings, sgd
 
 # an order of nobody and one of an item without parts stay; so do those of late days
-trained = functools.partial(on_store, source=LEFT)
+trained = functools.partial(on_store, source=store_runs.LEFT)
 MLP = (("c", "mlp"),)  # where rows are missing
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 
 
 def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) -> Run:
     how = {"device": "cpu", "l2": 0.01, "num_epochs": 2, **how}
-    sites = one_per_site(LAYOUTS[layout](frames))
-    return run_query(query(source=LEFT), sites, strategy, **how)
+    sites = one_per_site(store_runs.LAYOUTS[layout](frames))
+    return run_query(store_runs.query(source=store_runs.LEFT), sites, strategy, **how)
 
 
 def test_no_order_is_lost():
@@ -47,41 +36,47 @@ def test_no_order_is_lost():
     assert federation.train.tables["i"].has_missing
     taken = set(federation.train.tables["o"].row_of.tolist())
     taken |= set(federation.test.tables["o"].row_of.tolist())
-    assert taken == set(range(len(FRAMES["orders"])))
+    assert taken == set(range(len(store_runs.FRAMES["orders"])))
 
 
-@each_loss
-@each_layout
+@store_runs.each_loss
+@store_runs.each_layout
 def test_admm_reaches_the_centralised_optimum(loss, layout):
     how = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
     finished = trained(loss, layout, **how)
-    assert_optimal(finished, gradient=1e-5, excess=1e-6, source=LEFT)
+    store_runs.assert_optimal(
+        finished, gradient=1e-5, excess=1e-6, source=store_runs.LEFT
+    )
 
 
 @pytest.mark.parametrize("how", [{"anderson_memory": 0}, {"rho": 2.0}, {"rho": 0.05}])
 def test_sharing_converges_without_help(how):
     how = {"num_epochs": 300, "tolerance": 1e-7, "one_site": True, **how}
     finished = trained("logistic", **how)
-    assert_optimal(finished, excess=1e-4, source=LEFT)
+    store_runs.assert_optimal(finished, excess=1e-4, source=store_runs.LEFT)
 
 
 def test_consensus_reaches_the_optimum():
     how = {"lou": "consensus", "num_epochs": 150, "one_site": True}
     finished = trained("logistic", "sharded", **how)
-    assert_optimal(finished, excess=1e-3, source=LEFT)
+    store_runs.assert_optimal(finished, excess=1e-3, source=store_runs.LEFT)
 
 
-@each_loss
-@each_layout
+@store_runs.each_loss
+@store_runs.each_layout
 def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
     how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", **how)
-    expected = sgd(reference_of(finished, LEFT), batches_of(finished), HOW)[-1]
-    assert distance(finished.flat, expected) < 1e-5
+    expected = sgd(
+        store_runs.reference_of(finished, store_runs.LEFT),
+        store_runs.batches_of(finished),
+        HOW,
+    )[-1]
+    assert store_runs.distance(finished.flat, expected) < 1e-5
 
 
-@each_layout
+@store_runs.each_layout
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_mlps_lower_the_loss(strategy, layout):
     # steps of single rows, the automatic size here, are no matter for MLPs
@@ -97,7 +92,7 @@ def nobody() -> dict[str, pd.DataFrame]:
     return frames
 
 
-@each_layout
+@store_runs.each_layout
 @pytest.mark.parametrize(
     ("strategy", "how"),
     [
@@ -118,7 +113,7 @@ def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
         assert np.abs(finished.theta["c"]).max() == 0
 
 
-@each_layout
+@store_runs.each_layout
 def test_a_table_that_only_held_out_rows_match(layout):
     frames = store()
     finished = train(frames, layout)

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.support.examples.store_runs import LEFT, SOURCE, trained
-from tests.support.federated import Run
+from tests.support.examples.store_runs import LEFT, trained
+from tests.support.federated import SOURCE, Run
 from tests.support.files import case_table
 from tp_flower.errors import QueryError
 from tp_flower.settings import PrivacySettings

@@ -32,9 +32,6 @@ TO_THE_END = {
 }
 
 
-# entities
-
-
 @pytest.mark.parametrize(
     ("loss", "layout", "weight"),
     [
@@ -98,9 +95,6 @@ def test_expanded_rows_train_alike(twin):
     how |= {"batch_size": 16} if twin == "vfl-sgd" else {}
     own, other = (trained("squared", "sharded", s, **how) for s in (twin[4:], twin))
     assert distance(other.flat, own.flat) < 1e-4
-
-
-# the query's weight
 
 
 @pytest.mark.parametrize(
@@ -201,9 +195,6 @@ def test_consensus_reaches_the_weighted_optimum():
     how = {"row_weight": "entity(c)", "lou": "consensus", "num_epochs": 150}
     finished = trained("logistic", "sharded", one_site=True, **how)
     assert_optimal(finished, excess=1e-3, weight=BY_SQL["entity(C)"])
-
-
-# refusals
 
 
 @pytest.mark.parametrize(("weight", "is_left", "match"), CASES["refused"])

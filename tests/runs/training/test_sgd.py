@@ -8,16 +8,7 @@ import pytest
 
 from client_apps.data import run_store as store_module
 from strategies.training.batches import stale_limit
-from tests.support.examples.store_runs import (
-    FRAMES,
-    LEFT,
-    after,
-    batches_of,
-    distance,
-    each_layout,
-    each_loss,
-    reference_of,
-)
+from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import (
     ALIASES,
@@ -48,28 +39,25 @@ def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> R
     return on_store(loss, layout, "sgd", **own)
 
 
-# full batches
-
-
 descended = functools.partial(
     on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
 )
 
 
-@each_loss
-@each_layout
+@store_runs.each_loss
+@store_runs.each_layout
 def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
     # plain, and as a heavy ball
-    source, momentum = (LEFT, 0.0) if layout == "sharded" else (SOURCE, 0.9)
+    source, momentum = (store_runs.LEFT, 0.0) if layout == "sharded" else (SOURCE, 0.9)
     finished = descended(loss, layout, source=source, momentum=momentum)
-    reference = reference_of(finished, source)
+    reference = store_runs.reference_of(finished, source)
     theta = np.zeros_like(finished.flat)
     velocity = np.zeros_like(theta)
     for epoch in range(1, EPOCHS + 1):
         velocity = momentum * velocity + reference.gradient(theta)
         theta = theta - HOW.rate * velocity
         atol = 1e-6 * np.abs(theta).max()
-        np.testing.assert_allclose(after(finished, epoch), theta, atol=atol)
+        np.testing.assert_allclose(store_runs.after(finished, epoch), theta, atol=atol)
 
 
 @pytest.mark.parametrize(("layout", "model"), [("whole", "mlp"), ("sharded", "linear")])
@@ -103,19 +91,16 @@ def test_an_epoch_of_gd_is_a_step(layout, rounds):
 def test_the_default_step_of_gd_comes_close_to_the_optimum():
     finished = descended("logistic", learning_rate=0.0, num_epochs=0)
     assert len(finished.losses) == 100
-    reference = reference_of(finished)
+    reference = store_runs.reference_of(finished)
     best = reference.objective(reference.optimum())
     assert reference.objective(finished.flat) <= 1.01 * best
 
 
-# mini-batches
-
-
-@each_loss
+@store_runs.each_loss
 def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     finished = trained(loss)
     total = finished.strategy.training_problem.train.joined_rows
-    epochs = batches_of(finished)
+    epochs = store_runs.batches_of(finished)
     assert len(epochs) == EPOCHS
     for batches in epochs:
         assert sorted(row for batch in batches for row in batch) == list(range(total))
@@ -126,66 +111,67 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
     assert sorted(map(tuple, epochs[0])) == sorted(map(tuple, epochs[1]))
 
 
-@each_loss
-@each_layout
+@store_runs.each_loss
+@store_runs.each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout)
-    expected = sgd(reference_of(finished), batches_of(finished), HOW)[-1]
-    assert distance(finished.flat, expected) < 1e-5
+    expected = sgd(
+        store_runs.reference_of(finished), store_runs.batches_of(finished), HOW
+    )[-1]
+    assert store_runs.distance(finished.flat, expected) < 1e-5
 
 
-@each_loss
-@each_layout
+@store_runs.each_loss
+@store_runs.each_layout
 def test_mlps_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout, "mlp")
-    reference = reference_of(finished)
+    reference = store_runs.reference_of(finished)
     scale = float(reference.labels.std()) if task_of(loss) == "regression" else 1.0
     model = Mlp(hidden=6, scale=scale, label_table="o")
-    start, batches = finished.parameters[0], batches_of(finished)
+    start, batches = finished.parameters[0], store_runs.batches_of(finished)
     expected = mlp_sgd(reference, start, model, batches, HOW)
     found = np.concatenate([finished.theta[table] for table in expected])
-    assert distance(found, np.concatenate(list(expected.values()))) < 1e-5
+    assert store_runs.distance(found, np.concatenate(list(expected.values()))) < 1e-5
 
 
 @pytest.mark.parametrize("how", [{"momentum": 0.0}, {"decay": 0.0}, {"l2": 0.0}])
 def test_settings_reach_the_steps(how):
     finished = trained("logistic", **how)
     settings = replace(HOW, **{k: v for k, v in how.items() if k != "l2"})
-    expected = sgd(reference_of(finished), batches_of(finished), settings)[-1]
-    assert distance(finished.flat, expected) < 1e-5
-    assert distance(trained("logistic").flat, expected) > 1e-3
+    expected = sgd(
+        store_runs.reference_of(finished), store_runs.batches_of(finished), settings
+    )[-1]
+    assert store_runs.distance(finished.flat, expected) < 1e-5
+    assert store_runs.distance(trained("logistic").flat, expected) > 1e-3
 
 
-@each_loss
+@store_runs.each_loss
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 def test_shards_train_as_the_whole(loss, model):
     together, apart = (trained(loss, layout, model) for layout in ("whole", "sharded"))
-    assert batches_of(together) == batches_of(apart)
+    assert store_runs.batches_of(together) == store_runs.batches_of(apart)
     # scores and Y travel as float32
-    assert distance(apart.flat, together.flat) < 1e-6
+    assert store_runs.distance(apart.flat, together.flat) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
 
 
-# steps that are one batch late
-
-
-@each_loss
+@store_runs.each_loss
 @pytest.mark.parametrize(("layout", "late"), [("sharded", "oci"), ("mixed", "c")])
 def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
     loss, layout, late
 ):
     finished = trained(loss, layout, staleness=1)
-    reference = reference_of(finished)
-    batches = batches_of(finished)
+    reference = store_runs.reference_of(finished)
+    batches = store_runs.batches_of(finished)
     expected = sgd(reference, batches, HOW, late)
     for epoch in range(1, EPOCHS + 1):
         step = expected[epoch * len(batches[0])]
-        assert distance(after(finished, epoch), step) < 1e-5
+        assert store_runs.distance(store_runs.after(finished, epoch), step) < 1e-5
     # every step of the late tables has a gradient, and the steps differ from fresh ones
     sent = [own for own in finished.seen if (1, "sum") in own.arrays]
     requests = [seen for seen in sent if not seen.is_reply]
     assert len(requests) == EPOCHS * len(batches[0])
-    assert distance(trained(loss, layout).flat, expected[-1]) > 1e-4
+    assert store_runs.distance(trained(loss, layout).flat, expected[-1]) > 1e-4
 
 
 def test_no_delay_without_shards_and_none_over_one_batch():
@@ -206,7 +192,7 @@ def test_stale_mlps_learn_like_fresh_ones():
     late, fresh = (trained("logistic", "sharded", staleness=k, **how) for k in (1, 0))
     assert late.losses[-1] < late.losses[0] - 0.02
     assert late.losses[-1] == pytest.approx(fresh.losses[-1], rel=0.02)
-    assert distance(late.flat, fresh.flat) > 1e-4
+    assert store_runs.distance(late.flat, fresh.flat) > 1e-4
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
@@ -230,9 +216,6 @@ def test_no_process_needs_to_know_what_another_did(tmp_path):
     how = {"staleness": 1, "num_epochs": 2}
     found = trained("logistic", "mixed", state=tmp_path, change=forget, **how)
     np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
-
-
-# rounds and bytes
 
 
 @pytest.mark.parametrize(
@@ -278,15 +261,12 @@ def test_a_batch_sends_its_distinct_rows_only():
             assert item.bytes_up[alias] == 4 * 3 * distinct[alias][following]
 
 
-# metrics and stopping
-
-
-@each_layout
+@store_runs.each_layout
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_metrics_are_of_the_epochs_model(layout, staleness):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
     finished = trained("squared", layout, staleness=staleness)
-    reference, report = reference_of(finished), finished.strategy.report
+    reference, report = store_runs.reference_of(finished), finished.strategy.report
     scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
     rmse = np.sqrt(((scores - reference.labels) ** 2).mean())
     assert report.final_train["rmse"] == pytest.approx(rmse, rel=1e-5)
@@ -305,8 +285,8 @@ def test_metrics_are_of_the_epochs_model(layout, staleness):
 
 def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
     finished = trained("logistic", num_epochs=2)
-    reference = reference_of(finished)
-    first = batches_of(finished)[0]
+    reference = store_runs.reference_of(finished)
+    first = store_runs.batches_of(finished)[0]
     total = 0.0
     for number in range(len(first)):
         theta = sgd(reference, [first[:number]], HOW)[-1]
@@ -326,12 +306,12 @@ def test_tolerance_stops_early():
     assert (changes[:-1] >= 0.01).all()
 
 
-@each_loss
+@store_runs.each_loss
 def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
-    finished = run(loss, [whole(FRAMES)], "sgd", l2=1e-3)
+    finished = run(loss, [whole(store_runs.FRAMES)], "sgd", l2=1e-3)
     assert finished.strategy.chosen["batch-size"] == 1
-    reference = reference_of(finished)
+    reference = store_runs.reference_of(finished)
     best = reference.objective(reference.optimum())
     start = reference.objective(np.zeros_like(finished.flat))
     reached = reference.objective(finished.flat)

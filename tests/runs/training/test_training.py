@@ -65,9 +65,6 @@ def by_row(finished: Run, layout: str, alias: str) -> dict[int, list[float]]:
     return dict(zip(order, finished.features[alias].tolist(), strict=True))
 
 
-# what is trained on
-
-
 @each_loss
 @each_layout
 def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout):
@@ -90,9 +87,6 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
         np.testing.assert_allclose(joined, inputs[:, : joined.shape[1]], atol=1e-6)
         one, other = problem.encoders[alias], together.encoders[alias]
         assert one == other
-
-
-# iterates
 
 
 @pytest.mark.parametrize(("loss", "form", "corrections", "relaxation"), CASES["admm"])
@@ -144,9 +138,6 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss, memory
     for epoch in range(1, 13):
         assert distance(after(apart, epoch), after(together, epoch)) < 1e-6
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
-
-
-# where it ends
 
 
 @each_loss
@@ -230,9 +221,6 @@ def test_one_table_is_centralised_ridge_in_a_few_epochs():
     np.testing.assert_allclose(finished.theta["orders"], expected, atol=1e-6)
 
 
-# what must not matter
-
-
 def test_dealing_of_shards_to_sites_does_not_matter():
     orders, customers, items = sharded(FRAMES).values()
     expected = trained("logistic", "sharded")
@@ -282,9 +270,6 @@ def test_held_out_rows_do_not_influence_training(loss, strategy, how):
     assert changed.history[-2].test != first.history[-2].test
 
 
-# metrics
-
-
 @each_loss
 @each_layout
 def test_metrics_are_those_of_the_joined_rows(loss, layout):
@@ -309,9 +294,6 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
 
 def test_names_of_losses_are_those_of_the_tests():
     assert set(LOSSES) == set(LABELS), "give it a label in LABELS of federated.py"
-
-
-# rounds and bytes
 
 
 def assert_one_message_per_site(finished: Run) -> None:
@@ -388,9 +370,6 @@ def test_held_out_rows_ride_up_but_not_down():
         assert item.bytes_up[alias] == 4 * table.total_rows
 
 
-# stopping
-
-
 def test_tolerance_stops_early():
     full = trained("squared", num_epochs=100)
     early = trained("squared", num_epochs=100, tolerance=1e-3)
@@ -414,9 +393,6 @@ def test_result_is_flowers():
     np.testing.assert_array_equal(base, finished.strategy.training_problem.base_score)
 
 
-# training that goes nowhere
-
-
 def test_a_loss_beyond_that_of_a_constant_is_refused():
     for loss in (float("nan"), float("inf"), 201.0):
         match = "epoch 3: .*num-epochs = 2 stops before"
@@ -433,9 +409,6 @@ def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
     with pytest.raises((DivergedError, ReplyError), match="Lower learning-rate"):
         strategy.start(InProcessGrid(app, [whole(FRAMES)]))
     assert strategy.epoch < 50
-
-
-# models without a closed form
 
 
 @pytest.mark.parametrize(("layout", "share"), [("whole", 0.8), ("sharded", 0.95)])

@@ -123,9 +123,6 @@ def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
     assert twin.tables[1].multiplicity["mean"] > 2
 
 
-# on the data sets of the benchmarks
-
-
 def twins_on(name, tables, is_sharded, strategy, **how):
     """Check the steps of both; return their bytes of an epoch."""
     sites, how = sites_of(tables, is_sharded=is_sharded), {"num_epochs": 3, **how}

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from client_apps.handlers.training_rows import once_each
 from client_apps.privacy.guard import check_fragment
 from strategies.explain.explanation import explanation_dict
+from tests.support import federated
 from tests.support.database_tables import fill, source_of
 from tests.support.examples.explained import explain, printed
 from tests.support.examples.site_examples import (
@@ -19,14 +20,6 @@ from tests.support.examples.site_examples import (
     fragment,
     policy_of,
     site_of,
-)
-from tests.support.federated import (
-    FEATURES,
-    SOURCE,
-    one_per_site,
-    run_query,
-    store,
-    whole,
 )
 from tests.support.files import case_table
 from tests.support.joined import run as extracted
@@ -118,9 +111,6 @@ def test_a_database_computes_weights_as_a_site_does(tmp_path, fragment, expected
     np.testing.assert_array_equal(np.sort(extracted(frame, fragment).weight), expected)
 
 
-# policies
-
-
 @pytest.mark.parametrize(("text", "refused"), CASES["may_read"])
 def test_what_a_weight_may_read(tmp_path, text, refused):
     policy, asked = policy_of(tmp_path, text), fragment(weight='"amount"')
@@ -158,11 +148,10 @@ def test_there_is_no_noise_on_weights():
         )
 
 
-# what is told
-
-
-SITES = one_per_site(whole(store()))
-SQL = f"SELECT o.qty AS label, i.price AS weight, {FEATURES} {SOURCE}"
+SITES = federated.one_per_site(federated.whole(federated.store()))
+SQL = (
+    f"SELECT o.qty AS label, i.price AS weight, {federated.FEATURES} {federated.SOURCE}"
+)
 
 
 def test_explain_says_what_weighs_a_row():
@@ -189,14 +178,11 @@ def test_explain_says_what_weighs_a_row():
 
 
 def test_the_ledger_lists_weights_as_not_covered():
-    finished = run_query(SQL, SITES, num_epochs=1, device="cpu")
+    finished = federated.run_query(SQL, SITES, num_epochs=1, device="cpu")
     totals = finished.strategy.report.privacy["totals"]
     uncovered = {own["table"]: own["uncovered"] for own in totals}
     assert "weights" in uncovered["items"]
     assert "weights" not in uncovered["orders"]
-
-
-# what the server tells a site
 
 
 def weighted(*weights):

@@ -5,11 +5,7 @@ from typing import Any
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets.importance import (
-    leverages,
-    penalised,
-    whitening,
-)
+from tp_flower.coresets import importance
 from tp_flower.coresets.solvers import nearest
 from tp_flower.learning.solvers import gram
 
@@ -22,8 +18,8 @@ def regression_scores(
     penalty: float = 0.0,
 ) -> FloatArray:
     """Return the scores (n,) of a table of one shard, some columns penalised."""
-    whole = penalised(gram(rows, multiplicity), features, penalty)
-    return leverages(rows, whitening(whole))
+    whole = importance.penalised(gram(rows, multiplicity), features, penalty)
+    return importance.leverages(rows, importance.whitening(whole))
 
 
 def kmeans_cost(

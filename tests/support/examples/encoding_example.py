@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from tp_flower.features import statistics
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import (
     CategoricalColumn,
@@ -14,13 +15,6 @@ from tp_flower.features.columns import (
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding, categories_for, hex_of
 from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import (
-    ColumnStatistics,
-    CountedRows,
-    feature_statistics,
-    merge_tables,
-    short_hashes,
-)
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.protocol.codec import decode, encode
@@ -60,17 +54,17 @@ def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
 def statistics_of(
     choice: TableChoice,
     columns: Columns,
-    counted: CountedRows | None = None,
+    counted: statistics.CountedRows | None = None,
     **kinds: str,
-) -> dict[str, ColumnStatistics]:
+) -> dict[str, statistics.ColumnStatistics]:
     """Statistics of a shard, as they arrive at the server."""
     found = {
-        name: feature_statistics(
+        name: statistics.feature_statistics(
             choice,
             name,
             kinds.get(name, kind_of(column)),
             column,
-            counted or CountedRows(HASHER),
+            counted or statistics.CountedRows(HASHER),
         )
         for name, column in columns.items()
     }
@@ -98,7 +92,7 @@ def encoder_of(
     """The encoder fitted to shards, with the keys."""
     choice = choice_of(shards[0], most, **specs)
     found = [statistics_of(choice, shard, **(kinds or {})) for shard in shards]
-    return fit("t", merge_tables(found)).at_site(HASHER)
+    return fit("t", statistics.merge_tables(found)).at_site(HASHER)
 
 
 def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
@@ -107,7 +101,7 @@ def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
     for encoding in encoder.encoder.encodings:
         if isinstance(encoding, CategoryEncoding):
             texts = categories_for(encoding, columns[encoding.name]).texts
-            digits = hex_of(short_hashes(texts, encoder.keys[encoding.name]))
+            digits = hex_of(statistics.short_hashes(texts, encoder.keys[encoding.name]))
             text_of = dict(zip(digits, texts.to_pylist(), strict=True))
             start = names.index(encoding.feature_names[0])
             for place, category in enumerate(encoding.hashes, start):

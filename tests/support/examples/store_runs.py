@@ -5,68 +5,58 @@ import functools
 import numpy as np
 import pytest
 
-from tests.support.federated import (
-    ALIASES,
-    COLUMNS,
-    FEATURES,
-    LABELS,
-    SOURCE,
-    Run,
-    one_per_site,
-    run_query,
-    sharded,
-    store,
-    task_of,
-    whole,
-)
+from tests.support import federated
 from tests.support.reference import joins
 from tests.support.reference.training import Centralised, centralised
 from tp_flower.privacy.key_agreement import GroupSecret
 
 LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id AND o.day < 20
 LEFT JOIN items i ON o.item = i.item"""
-FRAMES = store()
+FRAMES = federated.store()
 FRAMES["orders"]["w"] = FRAMES["orders"]["day"] % 4
 LAYOUTS = {
-    "whole": whole,
-    "sharded": sharded,
+    "whole": federated.whole,
+    "sharded": federated.sharded,
     "mixed": lambda frames: {
-        **whole(frames),
-        "customers": sharded(frames)["customers"],
+        **federated.whole(frames),
+        "customers": federated.sharded(frames)["customers"],
     },
 }
-each_loss = pytest.mark.parametrize("loss", list(LABELS))
+each_loss = pytest.mark.parametrize("loss", list(federated.LABELS))
 each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
 
 
-def query(loss: str = "squared", source: str = SOURCE, weight: str = "") -> str:
+def query(
+    loss: str = "squared", source: str = federated.SOURCE, weight: str = ""
+) -> str:
     """The store's query over some joins, whose rows may have a weight."""
     weighted = f"{weight} AS weight, " if weight else ""
-    return f"SELECT {LABELS[loss]} AS label, {weighted}{FEATURES} {source}"
+    label = federated.LABELS[loss]
+    return f"SELECT {label} AS label, {weighted}{federated.FEATURES} {source}"
 
 
 def trained(
     loss: str,
     layout: str = "whole",
     strategy: str = "admm",
-    source: str = SOURCE,
+    source: str = federated.SOURCE,
     *,
     weight: str = "",
     one_site: bool = False,
     **settings: object,
-) -> Run:
+) -> federated.Run:
     """Train on the store; with ``one_site``, without which long runs are slower."""
     sql = query(loss, source, weight)
-    how = {"device": "cpu", "l2": 0.01, "task": task_of(loss), "loss": loss}
+    how = {"device": "cpu", "l2": 0.01, "task": federated.task_of(loss), "loss": loss}
     settings = {**how, **settings}
     return _trained(sql, layout, strategy, one_site, **settings)
 
 
 @functools.cache
-def _trained(sql, layout, strategy, one_site, **settings) -> Run:
+def _trained(sql, layout, strategy, one_site, **settings) -> federated.Run:
     shards = LAYOUTS[layout](FRAMES)
-    sites = [shards] if one_site else one_per_site(shards)
-    return run_query(sql, sites, strategy, **settings)
+    sites = [shards] if one_site else federated.one_per_site(shards)
+    return federated.run_query(sql, sites, strategy, **settings)
 
 
 def distance(one: np.ndarray, other: np.ndarray) -> float:
@@ -74,12 +64,12 @@ def distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-def after(finished: Run, epoch: int) -> np.ndarray:
+def after(finished: federated.Run, epoch: int) -> np.ndarray:
     """All parameters after an epoch, table after table in the query's order."""
     return np.concatenate(list(finished.parameters[epoch].values()))
 
 
-def batches_of(finished: Run) -> list[list[list[int]]]:
+def batches_of(finished: federated.Run) -> list[list[list[int]]]:
     """Per epoch the joined rows of every batch, in the order they were trained on."""
     plan = finished.strategy._batches.plan
     epochs: dict[int, list[list[int]]] = {}
@@ -97,14 +87,16 @@ def batches_of(finished: Run) -> list[list[list[int]]]:
 def store_labels(loss: str) -> np.ndarray:
     """The label of every order."""
     qty = FRAMES["orders"]["qty"].to_numpy()
-    if task_of(loss) == "regression":
+    if federated.task_of(loss) == "regression":
         return qty
     if loss == "logistic":
         return (qty > 3).astype(float)
     return (qty > 2).astype(float) + (qty > 4)
 
 
-def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralised:
+def reference_of(
+    run: federated.Run, source: str = federated.SOURCE, weight: str = "1"
+) -> Centralised:
     """The problem on the join that DuckDB materialises, with the run's split.
 
     Where a LEFT JOIN found no row, the features of its table are zero.
@@ -119,8 +111,8 @@ def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralis
     assert not (run.trained["o"] & tested).any()
     held_out = held_out_orders(run)
     positions, weights = joins.weighted_positions(
-        whole(FRAMES),
-        ALIASES,
+        federated.whole(FRAMES),
+        federated.ALIASES,
         f"{source} WHERE o.position_ NOT IN {(*np.flatnonzero(held_out).tolist(), -1)}",
         weight,
     )
@@ -128,8 +120,8 @@ def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralis
     assert counted == set(np.flatnonzero(run.trained["o"]))
     return centralised(
         FRAMES,
-        ALIASES,
-        COLUMNS,
+        federated.ALIASES,
+        federated.COLUMNS,
         positions,
         ("o", store_labels(loss), ~held_out),
         loss,
@@ -139,7 +131,7 @@ def reference_of(run: Run, source: str = SOURCE, weight: str = "1") -> Centralis
     )
 
 
-def held_out_orders(run: Run) -> np.ndarray:
+def held_out_orders(run: federated.Run) -> np.ndarray:
     """The orders held out, also those that no joined row comes from."""
     sizes, packed = run.sizes, run.arrays("query.statistics")
     masks = [
@@ -152,7 +144,7 @@ def held_out_orders(run: Run) -> np.ndarray:
 
 
 def assert_optimal(
-    finished: Run, excess: float, gradient: float = np.inf, **reference: str
+    finished: federated.Run, excess: float, gradient: float = np.inf, **reference: str
 ) -> None:
     """Compare with the optimum of the joined rows by its gradient and its loss."""
     problem = reference_of(finished, **reference)

@@ -323,9 +323,6 @@ def flower_error(code: int, message: Message) -> Message:
     return error
 
 
-# where a site's process is hit
-
-
 def _killed(*_: object, **__: object) -> None:
     raise SiteKilledError
 
@@ -364,9 +361,6 @@ HOOKS = {
         run_store.SiteStore, "sweep", _after(run_store.SiteStore.sweep, _killed)
     ),
 }
-
-
-# time
 
 
 class Clock:

@@ -17,17 +17,7 @@ import safetensors.numpy
 from client_apps.data.database import FILE
 from strategies import STRATEGIES
 from tests.support.federated import write_site
-from tests.support.peers import hostile
-from tests.support.peers.faulty_grid import (
-    Fault,
-    FaultyGrid,
-    Schedule,
-    ServerKilledError,
-    World,
-    forget_processes,
-    rows_in,
-    virtual_time,
-)
+from tests.support.peers import faulty_grid, hostile
 from tp_flower.errors import TPFlowerError
 from tp_flower.query import Query
 from tp_flower.randomness import NoiseSource
@@ -100,7 +90,7 @@ class Ended:
     parameters: dict[str, np.ndarray]
     ledgers: dict[str, list]
     error: TPFlowerError | None
-    happened: list[tuple[str, int, Fault]]
+    happened: list[tuple[str, int, faulty_grid.Fault]]
     asked: list[tuple[str, int]]
     losses: list[float] = field(default_factory=list)
 
@@ -140,16 +130,18 @@ class Federation:
                 if (before / site / name).exists():
                     (before / site / name).rename(self._state / site / name)
         shutil.rmtree(before, ignore_errors=True)
-        forget_processes()
+        faulty_grid.forget_processes()
 
-    def train(self, schedule: Schedule | None = None, **world: Any) -> Ended:
+    def train(
+        self, schedule: faulty_grid.Schedule | None = None, **world: Any
+    ) -> Ended:
         """Train to the end or to an error; resume whenever the server was killed."""
-        world = World(**{"schedule": schedule} if schedule else {}, **world)
+        world = faulty_grid.World(**{"schedule": schedule} if schedule else {}, **world)
         for _ in range(MOST_LIVES):
             try:
                 return self._live(world)
-            except ServerKilledError:
-                forget_processes()
+            except faulty_grid.ServerKilledError:
+                faulty_grid.forget_processes()
         raise AssertionError(f"the server was killed too often: {world.happened}")
 
     @property
@@ -162,8 +154,8 @@ class Federation:
         """Whether the run has a checkpoint."""
         return (self.run / "checkpoint" / "journal.db").exists()
 
-    def _live(self, world: World) -> Ended:
-        grid = FaultyGrid(world, self._tables, self._state)
+    def _live(self, world: faulty_grid.World) -> Ended:
+        grid = faulty_grid.FaultyGrid(world, self._tables, self._state)
         strategy = STRATEGIES[self._method.strategy](
             self._query,
             output_dir=str(self.run),
@@ -175,7 +167,7 @@ class Federation:
         )
         error = None
         try:
-            with virtual_time():
+            with faulty_grid.virtual_time():
                 strategy.start(grid)
             # as whoever has written the report does
             strategy.session.end()
@@ -209,7 +201,9 @@ class Federation:
         for site in self._method.sites:
             assert {path.name for path in (self._state / site).iterdir()} <= stays
             query = "SELECT name FROM entries WHERE run <> 'labels'"
-            names = {name for (name,) in rows_in(self.database(site), query)}
+            names = {
+                name for (name,) in faulty_grid.rows_in(self.database(site), query)
+            }
             assert names <= {".round", ".reply"}
             assert not list((self._state / site).glob("cache/uses/*"))
 
@@ -224,9 +218,6 @@ def ledgers(strategy) -> dict[str, list]:
         site: [{k: v for k, v in line.items() if k not in RANDOM} for line in lines]
         for site, lines in strategy.ledgers.items()
     }
-
-
-# in every run the same
 
 
 def by_number(history: str, *facts: object) -> str:

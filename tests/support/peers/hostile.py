@@ -234,9 +234,6 @@ def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
     return federated.train(grid, sql, method, **settings)
 
 
-# changes of a request
-
-
 def header(*path, value=GONE) -> Change:
     """Put a value at a place in the header, or take away what is there."""
 

@@ -33,9 +33,6 @@ OF_EACH_TYPE = (None, True, 1, 0.5, "x", [[]], {EXTRA: [None]})
 """A value of every type of JSON; those of containers are of nothing declared."""
 
 
-# good ones
-
-
 def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
     """Messages of a type, with up to three parts."""
     part = layout_of(kind).part
@@ -131,9 +128,6 @@ def _numbers(spec: ArraySpec, dtype: np.dtype) -> st.SearchStrategy[Any]:
     )
     numbers = st.floats(low, high, width=width, allow_nan=False, allow_infinity=False)
     return numbers | st.just(np.nan) if spec.nullable else numbers
-
-
-# malformed ones
 
 
 class Malformed(NamedTuple):

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.support.examples.coresets import regression_scores
-from tp_flower.coresets.importance import (
-    augmented,
-    leverage_total,
-    leverages,
-    penalised,
-    whitening,
-)
+from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import (
     draw_joined,
     draw_rows,
@@ -53,7 +47,7 @@ class _Join:
             for size, width in zip(sizes, widths, strict=True)
         ]
         labels = rng.normal(size=(sizes[0], 1))
-        self.columns[0] = augmented(self.columns[0], labels, intercept=True)
+        self.columns[0] = importance.augmented(self.columns[0], labels, intercept=True)
         self.masses = [
             table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
         ]
@@ -153,7 +147,9 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
     actual = regression_scores(rows, mass, features=3, penalty=penalty)
     np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
     clear = gram(rows, mass)
-    total = leverage_total(clear, whitening(penalised(clear, 3, penalty)))
+    total = importance.leverage_total(
+        clear, importance.whitening(importance.penalised(clear, 3, penalty))
+    )
     assert actual @ mass == pytest.approx(total)
     assert 2 < total < 5  # what is not penalised counts in full
 
@@ -165,10 +161,10 @@ def test_shards_sum_to_the_unsplit_table(seed):
     rows, masses = rng.normal(size=(30, 4)), rng.integers(0, 4, 30)
     cut = int(rng.integers(0, 31))
     grams = [gram(rows[part], masses[part]) for part in (slice(cut), slice(cut, None))]
-    basis = whitening(grams[0] + grams[1])
-    together = leverages(rows, basis)
+    basis = importance.whitening(grams[0] + grams[1])
+    together = importance.leverages(rows, basis)
     np.testing.assert_allclose(together, regression_scores(rows, masses), rtol=1e-6)
-    totals = [leverage_total(shard, basis) for shard in grams]
+    totals = [importance.leverage_total(shard, basis) for shard in grams]
     expected = [together[:cut] @ masses[:cut], together[cut:] @ masses[cut:]]
     np.testing.assert_allclose(totals, expected, atol=1e-9)
 
@@ -185,16 +181,16 @@ HARD = {
 @pytest.mark.parametrize("kind", list(HARD))
 def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     rng = np.random.default_rng(4)
-    plain = augmented(rng.normal(size=(50, 3)), None, intercept=True)
-    hard = augmented(HARD[kind](plain[:, :3]), None, intercept=True)
+    plain = importance.augmented(rng.normal(size=(50, 3)), None, intercept=True)
+    hard = importance.augmented(HARD[kind](plain[:, :3]), None, intercept=True)
     masses = rng.integers(0, 4, 50)
     actual, expected = (regression_scores(rows, masses) for rows in (hard, plain))
     np.testing.assert_allclose(actual, expected, rtol=1e-8)
-    assert whitening(gram(hard, masses)).shape[1] == 4
+    assert importance.whitening(gram(hard, masses)).shape[1] == 4
     # a copy in float32 is a copy
     values = rng.normal(size=(1000, 1))
     rows = np.column_stack([values, values.astype(np.float32)])
-    assert whitening(gram(rows, np.ones(1000))).shape == (2, 1)
+    assert importance.whitening(gram(rows, np.ones(1000))).shape == (2, 1)
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (3, 2), (0, 2), (4, 9)])
@@ -270,8 +266,8 @@ LARGE = "too large to be summed"
 @pytest.mark.parametrize(
     ("message", "function", "arguments"),
     [
-        (DIAGONAL, whitening, [np.array([[np.nan]])]),
-        (DIAGONAL, whitening, [np.array([[-1.0]])]),
+        (DIAGONAL, importance.whitening, [np.array([[np.nan]])]),
+        (DIAGONAL, importance.whitening, [np.array([[-1.0]])]),
         (r"expected \(2,\)", weigh_sample, [DRAWS_OF_TWO, np.ones(1), 1.0]),
         ("must be above 0", weigh_sample, [DRAWS_OF_TWO, np.eye(2)[0], 1.0]),
         *((TOTALS, party_counts, [np.array([x, 0]), 3, RNG]) for x in (0, -1, np.nan)),

@@ -55,9 +55,6 @@ def drawn(source, key=KEY, wanted=AMOUNTS, name="amount") -> list:
     return values(extract(source, wanted, order_key=key), name)
 
 
-# how many, and which ones
-
-
 @pytest.mark.parametrize("rows", [1, 5, 20, 66])
 def test_of_every_person_there_are_as_many_rows_as_allowed(tmp_path, rows):
     frame = claims()
@@ -145,9 +142,6 @@ def test_the_rows_are_the_same_from_the_cache(tmp_path):
     assert (again.contents.units.name, again.contents.units.width) == ("person", 5)
 
 
-# whose they are
-
-
 def test_rows_without_a_unit_are_one_unit(tmp_path):
     path = tmp_path / "claims.parquet"
     # NaN is no other unit than NULL
@@ -217,9 +211,6 @@ def test_columns_of_any_name_and_type_are_left_alone(tmp_path):
     wanted = fragment("place", "turn", "copy", "content", "unit")
     shard = extract(source, wanted, order_key=KEY)
     assert [values(shard, name) for name in ("turn", "unit")] == [[2] * 3, [5] * 3]
-
-
-# sub-queries
 
 
 def grouped(*groups: str, **pieces) -> Fragment:

@@ -5,14 +5,9 @@ import pytest
 
 from strategies.setup.labels import Labels, choose_loss, read_labels
 from tests.support.files import case_table
+from tp_flower import losses
 from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.losses import (
-    MAX_CLASSES,
-    LogisticLoss,
-    SoftmaxLoss,
-    SquaredLoss,
-)
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
@@ -40,8 +35,10 @@ NULLS = [
     for kind in ("number", "text")
     for task in ("auto", "regression", "classification")
 ]
-MANY = MAX_CLASSES + 1
-TOO_MANY = f"has {MANY} distinct values; classification takes at most {MAX_CLASSES}"
+MANY = losses.MAX_CLASSES + 1
+TOO_MANY = (
+    f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
+)
 
 
 @pytest.mark.parametrize(
@@ -69,18 +66,18 @@ def loss(classes, joined, **settings):
 @pytest.mark.parametrize(
     ("classes", "joined", "wanted", "kind"),
     [
-        ((), [1.5, 2.5], "auto", SquaredLoss),
-        ((), [1.5, 2.5], "squared", SquaredLoss),
-        (("a", "b"), [0, 1], "auto", LogisticLoss),
-        (("a", "b"), [0, 1], "logistic", LogisticLoss),
-        (("a", "b"), [0, 1], "softmax", SoftmaxLoss),
-        (("a", "b", "c"), [0, 2], "auto", SoftmaxLoss),
+        ((), [1.5, 2.5], "auto", losses.SquaredLoss),
+        ((), [1.5, 2.5], "squared", losses.SquaredLoss),
+        (("a", "b"), [0, 1], "auto", losses.LogisticLoss),
+        (("a", "b"), [0, 1], "logistic", losses.LogisticLoss),
+        (("a", "b"), [0, 1], "softmax", losses.SoftmaxLoss),
+        (("a", "b", "c"), [0, 2], "auto", losses.SoftmaxLoss),
     ],
 )
 def test_choice(classes, joined, wanted, kind):
     chosen = loss(classes, joined, loss=wanted)
     assert isinstance(chosen, kind)
-    assert chosen.outputs == (len(classes) if kind is SoftmaxLoss else 1)
+    assert chosen.outputs == (len(classes) if kind is losses.SoftmaxLoss else 1)
 
 
 @pytest.mark.parametrize(("classes", "joined", "wanted", "match"), CASES["losses"])

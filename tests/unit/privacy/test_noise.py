@@ -10,12 +10,7 @@ from scipy import stats
 
 from client_apps.rounds.site import Round
 from tp_flower.errors import SiteError
-from tp_flower.privacy.mechanisms import (
-    ClippedNoise,
-    Mechanism,
-    clip_rows,
-    private_scores,
-)
+from tp_flower.privacy import mechanisms
 from tp_flower.randomness import GRID_BITS, NoiseSource
 
 DRAWS = 1_000_000
@@ -95,7 +90,7 @@ def test_noisy_values_lie_on_a_grid_that_does_not_depend_on_the_value(deviation)
 )
 def test_what_is_no_mechanism_is_refused(data, match):
     with pytest.raises(ValueError, match=match):
-        msgspec.convert(data, Mechanism)
+        msgspec.convert(data, mechanisms.Mechanism)
 
 
 def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
@@ -122,7 +117,7 @@ def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
 )
 def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     """Infinities and NaN included: a model can be made to overflow for chosen rows."""
-    clipped = clip_rows(scores, clip)
+    clipped = mechanisms.clip_rows(scores, clip)
     assert clipped.shape == scores.shape
     assert np.isfinite(clipped).all()
     assert (np.linalg.norm(clipped, axis=1) <= clip * (1 + 1e-12)).all()
@@ -134,7 +129,7 @@ def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     st.floats(1e-3, 1e3),
 )
 def test_clipped_rows_are_those_of_a_loop(scores, clip):
-    for row, clipped in zip(scores, clip_rows(scores, clip), strict=True):
+    for row, clipped in zip(scores, mechanisms.clip_rows(scores, clip), strict=True):
         norm = float(np.sqrt((row**2).sum()))
         expected = row * clip / norm if norm > clip else row
         np.testing.assert_allclose(clipped, expected, rtol=1e-12, atol=1e-15)
@@ -144,11 +139,13 @@ def test_infinite_scores_are_clipped_and_nan_counts_as_zero():
     scores = np.array([[np.inf, 0.0], [np.nan, 3.0], [-np.inf, np.inf], [1e300, 0.0]])
     root = np.sqrt(2.0)
     expected = [[2.0, 0.0], [0.0, 2.0], [-root, root], [2.0, 0.0]]
-    np.testing.assert_allclose(clip_rows(scores, 2.0), expected, rtol=1e-12)
+    np.testing.assert_allclose(mechanisms.clip_rows(scores, 2.0), expected, rtol=1e-12)
 
 
 def noisy(scores, clip, multiplier, source):
-    return private_scores(scores, ClippedNoise(clip, multiplier), source)
+    return mechanisms.private_scores(
+        scores, mechanisms.ClippedNoise(clip, multiplier), source
+    )
 
 
 def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_time():

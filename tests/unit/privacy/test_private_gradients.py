@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.learning.models.local_model import (
-    FitProblem,
-    LinearModel,
-    ModelSpec,
-    build_model,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.gradients import (
@@ -34,15 +29,17 @@ def rows_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
 
 
-def linear(columns=4, outputs=2, intercept=True) -> LinearModel:
-    model = LinearModel(columns, outputs, intercept=intercept)
+def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
+    model = local_model.LinearModel(columns, outputs, intercept=intercept)
     model.parameters = np.random.default_rng(5).normal(size=len(model.penalised))
     return model
 
 
 def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
     spec = {"intercept": True, "hidden_sizes": (5,), "seed": 3, **spec}
-    model = build_model(ModelSpec(kind, outputs, **spec), columns, "cpu")
+    model = local_model.build_model(
+        local_model.ModelSpec(kind, outputs, **spec), columns, "cpu"
+    )
     assert isinstance(model, TorchModel)
     return model
 
@@ -258,12 +255,12 @@ def test_dropout_mixes_no_rows_and_both_passes_see_the_same():
         assert np.linalg.norm(gradient) == pytest.approx(clip, rel=1e-5)
 
 
-def problem_of(model, scale=1.0) -> FitProblem:
+def problem_of(model, scale=1.0) -> local_model.FitProblem:
     rng = np.random.default_rng(2)
     features = rows_of(60, 3)
     target = features @ np.array([[1.0], [-2.0], [0.5]]) + 0.5
     target = scale * (target + 0.1 * rng.normal(size=(60, 1)))
-    return FitProblem(
+    return local_model.FitProblem(
         features=features,
         multiplicity=rng.integers(1, 5, 60),
         target=target,
@@ -275,7 +272,7 @@ def problem_of(model, scale=1.0) -> FitProblem:
     )
 
 
-def ridge_of(problem: FitProblem) -> np.ndarray:
+def ridge_of(problem: local_model.FitProblem) -> np.ndarray:
     """The docstring of FitProblem, solved: the intercept is free."""
     dense = np.hstack([problem.features.astype(float), np.ones((60, 1))])
     scale = problem.kappa / problem.joined_rows
@@ -291,7 +288,7 @@ EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
-    model = LinearModel(3, 1, intercept=True)
+    model = local_model.LinearModel(3, 1, intercept=True)
     centre = scale * np.array([1.0, 0.0, -1.0, 9.0])
     problem = replace(problem_of(model, scale=scale), centre=centre)
     fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
@@ -345,7 +342,7 @@ def test_one_step_is_the_equation_of_the_docstring(make):
     ridge /= problem.kappa * problem.multiplicity.sum()
     gradient = (total + noise) / (0.4 * 60)
     gradient += problem.kappa / 1.5 * ridge * problem.penalised * theta
-    rate = (0.01 if isinstance(model, LinearModel) else 0.03) / (
+    rate = (0.01 if isinstance(model, local_model.LinearModel) else 0.03) / (
         1 + 20 * 0.8 * np.sqrt(len(theta)) / (0.4 * 60)
     )
     fit_privately(model, problem, plan, NoiseSource(KEY))

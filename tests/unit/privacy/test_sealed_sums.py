@@ -8,30 +8,27 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import DivergedError, SiteError
-from tp_flower.privacy.sealed_sums import (
-    BITS,
-    SealedUnion,
-    add_sealed,
-    gram_words,
-)
+from tp_flower.privacy import sealed_sums
 
 WRONG = "the server's sum is not that of the words of all"
 GIBBERISH = st.integers(0, 2**64 - 1)
 
 
-def union(shards: int, key: bytes = bytes(32)) -> list[SealedUnion]:
+def union(shards: int, key: bytes = bytes(32)) -> list[sealed_sums.SealedUnion]:
     """The shards of one table, each as its site knows the table."""
     names = tuple(f"key {number}" for number in range(shards))
-    return [SealedUnion(key, "table-0", names, name, "t") for name in names]
+    return [sealed_sums.SealedUnion(key, "table-0", names, name, "t") for name in names]
 
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
     rng = np.random.default_rng(seed)
-    return rng.integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
+    return rng.integers(-(2**50), 2**50, (shards, size)) / 2.0**sealed_sums.BITS
 
 
-def sealed(shards: list[SealedUnion], numbers: np.ndarray, name: str = "1") -> list:
+def sealed(
+    shards: list[sealed_sums.SealedUnion], numbers: np.ndarray, name: str = "1"
+) -> list:
     pairs = zip(shards, numbers, strict=True)
     return [shard.seal(own, name) for shard, own in pairs]
 
@@ -39,7 +36,7 @@ def sealed(shards: list[SealedUnion], numbers: np.ndarray, name: str = "1") -> l
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**32))
 def test_the_sealed_sum_is_the_sum(shards, size, seed):
     members, numbers = union(shards), arrays(shards, size, seed)
-    total = add_sealed(sealed(members, numbers))
+    total = sealed_sums.add_sealed(sealed(members, numbers))
     for shard in members:
         assert np.array_equal(shard.open(total, "1"), numbers.sum(axis=0))
 
@@ -54,8 +51,8 @@ def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
     members = union(shards)
     pairs = zip(members, grams, strict=True)
     words = [shard.seal_gram(own, "1") for shard, own in pairs]
-    assert len(words[0]) == gram_words(width) + 1
-    total = members[0].open_gram(add_sealed(words), width, "1")
+    assert len(words[0]) == sealed_sums.gram_words(width) + 1
+    total = members[0].open_gram(sealed_sums.add_sealed(words), width, "1")
     exact = np.sum(grams, axis=0)
     # half a unit of the last place per shard, and float64
     assert np.allclose(total, exact, rtol=1e-14, atol=shards * 2.0**-58)
@@ -116,7 +113,7 @@ def one_of_another_round(words):
 )
 def test_a_sum_that_is_not_of_every_shard_once_is_refused(cheat):
     members = union(3)
-    total = add_sealed(cheat(sealed(members, arrays(3))))
+    total = sealed_sums.add_sealed(cheat(sealed(members, arrays(3))))
     for shard in members:
         with pytest.raises(SiteError, match=f"table t: {WRONG} 3 shards"):
             shard.open(total, "1")
@@ -134,7 +131,7 @@ def test_a_sum_over_nothing_is_refused():
 def test_a_sum_that_was_changed_is_refused(place, change, check):
     """Whatever the server adds to a number, and to the check that it cannot read."""
     members = union(3)
-    total = add_sealed(sealed(members, arrays(3)))
+    total = sealed_sums.add_sealed(sealed(members, arrays(3)))
     before = int(total[place])
     total[place] = np.uint64((before + change) % 2**64)
     # checks that are equal modulo the prime are the same check
@@ -150,7 +147,7 @@ def test_a_sum_that_was_changed_is_refused(place, change, check):
 @pytest.mark.parametrize("change", [2**61 - 1, 2**62, 2**63, 2**61, 1])
 def test_no_change_is_invisible_to_the_check(change):
     members = union(2)
-    total = add_sealed(sealed(members, arrays(2)))
+    total = sealed_sums.add_sealed(sealed(members, arrays(2)))
     for sign in (1, -1):
         forged = total.copy()
         forged[0] = np.uint64((int(forged[0]) + sign * change) % 2**64)
@@ -161,7 +158,7 @@ def test_no_change_is_invisible_to_the_check(change):
 def test_shards_that_are_told_of_different_shards_do_not_open_a_sum():
     members = union(3)
     few = [replace(shard, shards=shard.shards[:2]) for shard in members[:2]]
-    total = add_sealed(sealed(few, arrays(2)))
+    total = sealed_sums.add_sealed(sealed(few, arrays(2)))
     assert np.array_equal(few[0].open(total, "1"), arrays(2).sum(axis=0))
     with pytest.raises(SiteError, match=WRONG):
         members[2].open(total, "1")
@@ -169,7 +166,7 @@ def test_shards_that_are_told_of_different_shards_do_not_open_a_sum():
 
 def test_without_the_key_a_sum_is_not_opened():
     members, (stranger, *_) = union(3), union(3, b"k" * 32)
-    total = add_sealed(sealed(members, arrays(3)))
+    total = sealed_sums.add_sealed(sealed(members, arrays(3)))
     with pytest.raises(SiteError, match=WRONG):
         stranger.open(total, "1")
 
@@ -183,5 +180,5 @@ def test_a_number_out_of_range_stops_the_run(number):
 
 def test_the_largest_numbers_still_add_up():
     members, most = union(2), np.array([np.nextafter(2.0**19, 0.0)])
-    total = add_sealed(sealed(members, np.array([most, most])))
+    total = sealed_sums.add_sealed(sealed(members, np.array([most, most])))
     assert np.array_equal(members[0].open(total, "1"), 2 * most)

@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tp_flower.learning.models.local_model import (
-    FitProblem,
-    LinearModel,
-    ModelSpec,
-    build_model,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
 from tp_flower.privacy.statistics_update import (
@@ -52,13 +47,13 @@ def people(seed: int, rows: int = 40) -> tuple[np.ndarray, ...]:
     return codes, features.astype(np.float32), messages, counts
 
 
-def linear() -> LinearModel:
-    return LinearModel(3, 2, intercept=True)
+def linear() -> local_model.LinearModel:
+    return local_model.LinearModel(3, 2, intercept=True)
 
 
 def mlp(kind="mlp"):
-    spec = ModelSpec(kind, 2, intercept=True, hidden_sizes=(4,), seed=2)
-    return build_model(spec, 3, "cpu")
+    spec = local_model.ModelSpec(kind, 2, intercept=True, hidden_sizes=(4,), seed=2)
+    return local_model.build_model(spec, 3, "cpu")
 
 
 def largest_change(statistic, codes) -> float:
@@ -66,9 +61,6 @@ def largest_change(statistic, codes) -> float:
     whole = statistic(np.ones(len(codes), bool))
     changes = [np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes)]
     return float(max(changes))
-
-
-# the bounds
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -143,9 +135,6 @@ def test_a_row_that_is_not_finite_changes_no_bound(make, value):
     assert largest_change(statistic, codes) <= CLIP * SLACK
 
 
-# equal to what is obvious
-
-
 @few
 @given(seed=seeds)
 def test_clipped_sum_of_a_linear_model_equals_a_loop_over_units(seed):
@@ -215,9 +204,6 @@ def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
     np.testing.assert_allclose(chunked, whole, rtol=1e-5, atol=1e-6)
 
 
-# sampling
-
-
 def test_whole_units_are_sampled_at_the_rate():
     codes = np.random.default_rng(0).integers(0, 2000, 6000)
     rows = Units(codes).sample(0.3, noise())
@@ -240,7 +226,7 @@ def test_a_fit_takes_units_whole_and_clips_them_together(rate, monkeypatch):
 
     monkeypatch.setattr("tp_flower.privacy.gradients.clipped_sum", clipped)
     model = linear()
-    problem = FitProblem(
+    problem = local_model.FitProblem(
         features=features,
         multiplicity=np.maximum(counts, 1),
         target=messages,

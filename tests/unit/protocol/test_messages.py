@@ -10,16 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.files import ROOT
-from tests.support.peers.message_values import (
-    EXTRA,
-    MESSAGES,
-    PARTS,
-    malformed,
-    messages,
-    wrong_values,
-)
+from tests.support.peers import message_values
 from tp_flower.errors import ErrorKind, MessageError, RangeError
-from tp_flower.protocol import codec
+from tp_flower.protocol import codec, training_messages
 from tp_flower.protocol.codec import (
     add_envelope,
     check_sizes,
@@ -40,20 +33,16 @@ from tp_flower.protocol.messages import (
 )
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
-from tp_flower.protocol.training_messages import (
-    AdmmReply,
-    AdmmRequest,
-    AdmmStep,
-    LocalFit,
-)
 
 ENVELOPES = (RequestEnvelope, ReplyEnvelope)
-each_message = pytest.mark.parametrize("kind", MESSAGES, ids=lambda k: k.__name__)
+each_message = pytest.mark.parametrize(
+    "kind", message_values.MESSAGES, ids=lambda k: k.__name__
+)
 
 
 def test_every_action_has_a_request_and_a_reply_of_its_own():
-    assert len(set(MESSAGES)) == 2 * len(Action)
-    unsent = set(Request.__subclasses__()) - set(MESSAGES)
+    assert len(set(message_values.MESSAGES)) == 2 * len(Action)
+    unsent = set(Request.__subclasses__()) - set(message_values.MESSAGES)
     assert not unsent, "give them a line in Action (tp_flower/protocol/messages.py)"
 
 
@@ -82,7 +71,7 @@ def test_arrays_are_of_parts_and_no_name_is_the_envelopes(kind):
     assert not layout.arrays
     assert not layout.families
     taken = {field for envelope in ENVELOPES for field in layout_of(envelope).values}
-    assert not layout.values.keys() & {*taken, PARTS}
+    assert not layout.values.keys() & {*taken, message_values.PARTS}
     if layout.part is not None:
         part = layout_of(layout.part)
         assert "id" not in part.values
@@ -102,7 +91,7 @@ def same(one: Packet, other: Packet) -> bool:
 @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_messages_round_trip(kind, data):
-    packet = encode(data.draw(messages(kind)))
+    packet = encode(data.draw(message_values.messages(kind)))
     # of a decoded message the packet is the same again
     assert same(encode(decode(kind, unpack(pack(packet)))), packet)
 
@@ -120,8 +109,8 @@ def refusal(read, *arguments) -> str:
 @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_not_declared_is_refused(kind, data):
-    message = data.draw(messages(kind))
-    for wrong in malformed(kind, message):
+    message = data.draw(message_values.messages(kind))
+    for wrong in message_values.malformed(kind, message):
         error = refusal(decode, kind, wrong.packet)
         assert error, wrong.what
         assert wrong.field in error, wrong.what
@@ -140,10 +129,10 @@ def test_envelopes_and_failures_are_checked_as_messages_are(kind):
     layout = layout_of(kind)
     values = {name: good[name] for name in layout.values if name in good}
     assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
-    wrong = [{**values, EXTRA: 1}] if kind is Failure else []
+    wrong = [{**values, message_values.EXTRA: 1}] if kind is Failure else []
     for field in msgspec.structs.fields(kind):
         name = field.encode_name
-        others = wrong_values(field.type, values.get(name))
+        others = message_values.wrong_values(field.type, values.get(name))
         wrong += [{**values, name: value} for value in others]
         if field.required:
             wrong.append({key: values[key] for key in values if key != name})
@@ -166,10 +155,13 @@ def test_a_message_and_its_envelope_travel_together():
 
 def test_a_failure_stands_in_place_of_a_reply():
     failure = Failure(error="no", kind=ErrorKind.REFUSED, part=4)
-    assert decode_reply(AdmmReply, encode(failure)) == failure
+    assert decode_reply(training_messages.AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
-        decode_reply(AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
+        decode_reply(
+            training_messages.AdmmReply,
+            Packet(encode(failure).header, {(0, "x"): STEP}),
+        )
 
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}
@@ -178,15 +170,15 @@ STEP = np.zeros((3, 2), np.float32)
 
 
 def admm(step=STEP, fit=None, **facts):
-    fit = LocalFit(**{**FIT, **(fit or {})})
-    request = AdmmRequest(
+    fit = training_messages.LocalFit(**{**FIT, **(fit or {})})
+    request = training_messages.AdmmRequest(
         fit=fit,
         more_rounds=0,
         evaluate=False,
         scores_number=1,
         memory=2,
         mixing=[0.5],
-        parts={4: AdmmStep(step)},
+        parts={4: training_messages.AdmmStep(step)},
     )
     return msgspec.structs.replace(request, **facts)
 
@@ -257,7 +249,7 @@ def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
 
 
 def test_sizes_that_the_reader_knows_are_compared():
-    body = AdmmStep(STEP)
+    body = training_messages.AdmmStep(STEP)
     check_sizes(body, trained=3)
     check_sizes(body, trained=3, outputs=2, scored=9)
     with pytest.raises(MessageError, match=r"\(3, 2\); allowed: .* 4 \(trained\) x"):
@@ -280,11 +272,11 @@ def test_members_of_a_family_have_sizes_of_their_own():
 
 def test_bytes_of_an_array():
     sizes = {"trained": 9, "outputs": 2, "rows": 9}
-    assert field_bytes(AdmmStep, "step", sizes) == 72
+    assert field_bytes(training_messages.AdmmStep, "step", sizes) == 72
     assert field_bytes(ScorePart, "rows", sizes) == 2
     assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
     with pytest.raises(KeyError, match="trained"):
-        field_bytes(AdmmStep, "step", {})
+        field_bytes(training_messages.AdmmStep, "step", {})
 
 
 IMPORTS = """

@@ -3,12 +3,7 @@
 import pytest
 
 from tp_flower.errors import QueryError
-from tp_flower.query.relations import (
-    is_null_on_nulls,
-    is_true_on_nulls,
-    output_types,
-    typed_nulls,
-)
+from tp_flower.query import relations
 
 TYPES = {"x": "INTEGER", "s": "VARCHAR", "d": "DATE", "b": "BOOLEAN", "v": "FLOAT[3]"}
 TYPES |= {"e": "ENUM('p', 'q')", 'odd "name"': "DECIMAL(10,2)"}
@@ -28,20 +23,21 @@ OTHER_KEYS = """COALESCE("s", ''); CONCAT("s", '-'); 1"""
 @pytest.mark.parametrize(("texts", "is_true"), [(REJECTED, False), (PASSED, True)])
 def test_conditions_on_a_missing_row(texts, is_true):
     for sql in texts.split(";"):
-        assert is_true_on_nulls(sql.strip(), TYPES) == is_true, sql
+        assert relations.is_true_on_nulls(sql.strip(), TYPES) == is_true, sql
 
 
 @pytest.mark.parametrize(("texts", "is_null"), [(NULL_KEYS, True), (OTHER_KEYS, False)])
 def test_keys_of_a_missing_row(texts, is_null):
     for sql in texts.split(";"):
-        assert is_null_on_nulls(sql.strip(), TYPES) == is_null, sql
+        assert relations.is_null_on_nulls(sql.strip(), TYPES) == is_null, sql
 
 
 def test_types_of_aggregates():
     aggregates = 'COUNT(*) AS "n", AVG("x") AS "m", MAX("d") AS "last"'
-    select = f'SELECT "s" AS "s", {aggregates} FROM {typed_nulls(TYPES)} GROUP BY "s"'
+    source = relations.typed_nulls(TYPES)
+    select = f'SELECT "s" AS "s", {aggregates} FROM {source} GROUP BY "s"'
     expected = {"s": "VARCHAR", "n": "BIGINT", "m": "DOUBLE", "last": "DATE"}
-    assert output_types(select) == expected
+    assert relations.output_types(select) == expected
 
 
 @pytest.mark.parametrize(
@@ -49,7 +45,7 @@ def test_types_of_aggregates():
 )
 def test_a_type_that_is_none_is_refused(kind):
     with pytest.raises(QueryError, match="column 'x' has a type that DuckDB does not"):
-        is_null_on_nulls('"x"', {"x": kind})
+        relations.is_null_on_nulls('"x"', {"x": kind})
 
 
 @pytest.mark.parametrize(
@@ -57,11 +53,11 @@ def test_a_type_that_is_none_is_refused(kind):
 )
 def test_what_does_not_fit_the_types_is_refused(sql):
     with pytest.raises(QueryError, match="does not fit the columns' types") as caught:
-        is_true_on_nulls(sql, TYPES)
+        relations.is_true_on_nulls(sql, TYPES)
     assert "secret" not in str(caught.value)
 
 
 def test_the_engine_reads_no_file(tmp_path):
     (tmp_path / "x.csv").write_text("a\n1\n")
     with pytest.raises(QueryError, match="Permission Error"):
-        output_types(f"SELECT * FROM '{tmp_path}/x.csv'")
+        relations.output_types(f"SELECT * FROM '{tmp_path}/x.csv'")

@@ -18,16 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import sql_pairs
 from tests.support.files import case_table
 from tests.support.joined import engine_rows, joined_rows, plan, result_names
-from tests.support.sql_pairs import (
-    ACCEPTED,
-    PAIRS,
-    SCHEMAS,
-    SCRIPT,
-    by_name,
-    parquet_sources,
-)
 from tp_flower import errors
 from tp_flower.errors import MappingError, QueryError
 from tp_flower.query import BoundQuery, Fragment, Query
@@ -35,35 +28,35 @@ from tp_flower.sources.shards import load_tables, register_frames, release
 
 CASES = case_table(__file__)
 
-REFUSED = [pair for pair in PAIRS if "error" in pair]
+REFUSED = [pair for pair in sql_pairs.PAIRS if "error" in pair]
 
 
 @pytest.fixture(scope="module")
 def database():
     with duckdb.connect() as connection:
-        connection.execute(SCRIPT)
+        connection.execute(sql_pairs.SCRIPT)
         yield connection
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
-    return {shards: parquet_sources(folder, shards) for shards in (1, 2)}
+    return {shards: sql_pairs.parquet_sources(folder, shards) for shards in (1, 2)}
 
 
 def test_names_tell_pairs_apart():
-    assert len({pair["name"] for pair in PAIRS}) == len(PAIRS)
-    assert len(ACCEPTED) + len(REFUSED) == len(PAIRS)
+    assert len({pair["name"] for pair in sql_pairs.PAIRS}) == len(sql_pairs.PAIRS)
+    assert len(sql_pairs.ACCEPTED) + len(REFUSED) == len(sql_pairs.PAIRS)
 
 
-@by_name(ACCEPTED)
+@sql_pairs.by_name(sql_pairs.ACCEPTED)
 def test_pair(pair, database, sources):
     query = Query.from_sql(pair["sql"])
-    bound = query.bind(SCHEMAS)
+    bound = query.bind(sql_pairs.SCHEMAS)
     assert plan(bound) == pair["plan"]
     # the plan passes the sites unchanged
     for fragment in bound.fragments:
-        assert fragment.check(SCHEMAS[fragment.name]) == fragment
+        assert fragment.check(sql_pairs.SCHEMAS[fragment.name]) == fragment
         assert Fragment.from_json(fragment.to_json()) == fragment
     # the answer is that of DuckDB
     names = result_names(bound)
@@ -79,16 +72,20 @@ def test_pair(pair, database, sources):
     if "canonical" in pair:
         assert canonical == " ".join(pair["canonical"].split())
     again = Query.from_sql(canonical)
-    assert (again, again.to_sql(), again.bind(SCHEMAS)) == (query, canonical, bound)
+    assert (again, again.to_sql(), again.bind(sql_pairs.SCHEMAS)) == (
+        query,
+        canonical,
+        bound,
+    )
     if "reference" not in pair:
         assert engine_rows(database, canonical, names) == expected
 
 
-@by_name(REFUSED)
+@sql_pairs.by_name(REFUSED)
 def test_refusal(pair, sources):
     kind = getattr(errors, pair.get("raises", "QueryError"))
     with pytest.raises(kind, match=pair["error"]):
-        joined_rows(Query.from_sql(pair["sql"]).bind(SCHEMAS), sources[1])
+        joined_rows(Query.from_sql(pair["sql"]).bind(sql_pairs.SCHEMAS), sources[1])
 
 
 CONDITIONS = ["{0}.x = {1}.x", "{1}.y = {0}.x", "{0}.y = {1}.y", "{0}.x + 1 = {1}.y"]

@@ -5,15 +5,8 @@ import pytest
 
 from strategies.disclosures import Disclosure, privacy_report
 from tp_flower.errors import ReplyError
+from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import (
-    SCORE_SUMS,
-    SCORES_TELL,
-    Gaussian,
-    PureDp,
-    Release,
-    Reservation,
-)
 from tp_flower.settings import PrivacySettings
 
 SETTINGS = PrivacySettings(delta=1e-6)
@@ -22,7 +15,9 @@ SETTINGS = PrivacySettings(delta=1e-6)
 def release(what, mechanism=None, source="s1", scope=""):
     words = {"unit": "a row of t", "neighbours": "", "adversary": "server"}
     words["scope"] = scope
-    return Release("t", source, 0, "train.admm", what, mechanism=mechanism, **words)
+    return mechanisms.Release(
+        "t", source, 0, "train.admm", what, mechanism=mechanism, **words
+    )
 
 
 def report(accounts, *, is_complete=True):
@@ -30,9 +25,9 @@ def report(accounts, *, is_complete=True):
     return privacy_report(messages, {"a": accounts}, SETTINGS, is_complete=is_complete)
 
 
-PLANNED = Reservation(release("model", Gaussian(4.0, 2)), 9)
+PLANNED = mechanisms.Reservation(release("model", mechanisms.Gaussian(4.0, 2)), 9)
 MODEL = {**msgspec.to_builtins(PLANNED), "used": 3}
-LABELS = {"release": msgspec.to_builtins(release("labels", PureDp(0.5)))}
+LABELS = {"release": msgspec.to_builtins(release("labels", mechanisms.PureDp(0.5)))}
 SCORES = {"release": msgspec.to_builtins(release("scores"))}
 
 
@@ -44,7 +39,7 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert content["ledger"] == {"a": accounts}
     assert content["adversary"] == "server"
     (total,) = content["totals"]
-    spent = [Gaussian(4.0, 2 * uses), PureDp(0.5)]
+    spent = [mechanisms.Gaussian(4.0, 2 * uses), mechanisms.PureDp(0.5)]
     assert total["epsilon"] == epsilon(spent, 1e-6)
     assert total["uncovered"] == ["scores"]
     assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
@@ -52,8 +47,8 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
 
 def test_an_epsilon_beside_scores_says_what_they_tell():
     for scope, amount, given in (
-        (SCORES_TELL, SCORES_TELL, ""),
-        (SCORE_SUMS, 0.5, SCORE_SUMS),
+        (mechanisms.SCORES_TELL, mechanisms.SCORES_TELL, ""),
+        (mechanisms.SCORE_SUMS, 0.5, mechanisms.SCORE_SUMS),
         ("given the encoder", 0.5, ""),
     ):
         scores = msgspec.to_builtins(release("scores", scope=scope))
@@ -62,7 +57,9 @@ def test_an_epsilon_beside_scores_says_what_they_tell():
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
-    other = {"release": msgspec.to_builtins(release("labels", PureDp(2.0), "s2"))}
+    other = {
+        "release": msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
+    }
     totals = report([LABELS, other])["totals"]
     by_source = {total["source"]: total["epsilon"] for total in totals}
     assert by_source == {"s1": 0.5, "s2": 2.0}

@@ -11,13 +11,7 @@ from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train, write_site
-from tp_flower.privacy.mechanisms import (
-    SCORE_SUMS,
-    SCORES_TELL,
-    Gaussian,
-    Release,
-    Reservation,
-)
+from tp_flower.privacy import mechanisms
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
@@ -31,7 +25,9 @@ def tables(tmp_path):
 
 def planned(source):
     words = ("train.admm", "model", "a row of items", "", "server")
-    return Reservation(Release("items", source, 9, *words, Gaussian(4.0)), 16)
+    return mechanisms.Reservation(
+        mechanisms.Release("items", source, 9, *words, mechanisms.Gaussian(4.0)), 16
+    )
 
 
 def spent(tables, capsys):
@@ -71,10 +67,10 @@ def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables, capsys):
     orders = next(s for s in load_tables(str(tables)) if s.table == "orders")
     scores = replace(planned(source_id(orders)).release, what="scores", mechanism=None)
     for scope, words in (
-        (SCORE_SUMS, "0.0000"),
-        (SCORES_TELL, "none: scores in the clear tell the features"),
+        (mechanisms.SCORE_SUMS, "0.0000"),
+        (mechanisms.SCORES_TELL, "none: scores in the clear tell the features"),
     ):
-        run = str(scope == SCORES_TELL)
+        run = str(scope == mechanisms.SCORES_TELL)
         ledger.note(run, [replace(scores, scope=scope)])
         line = " ".join(spent(tables, capsys)["orders"])
         assert line.startswith(words)

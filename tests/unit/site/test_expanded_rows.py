@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client_apps.handlers.training_rows import (
-    Batches,
-    TrainingRows,
-    expanded,
-    once_each,
-)
+from client_apps.handlers import training_rows
 from strategies import TablePuppetSGD, VflADMM, VflSGD
 from tests.support.examples.site_examples import body
 from tests.support.peers.hostile import (
@@ -41,7 +36,7 @@ def listed(trained, tested=(), rows=4):
     """The rows of a part that is sent these lists, of 5 joined rows and 2 held out."""
     arrays = (np.array(rows, np.int32) for rows in (trained, tested))
     lists = dict(zip((TRAINED, TESTED), arrays, strict=True))
-    return expanded(body(5, lists, **{"held-out-rows": 2}), rows)
+    return training_rows.expanded(body(5, lists, **{"held-out-rows": 2}), rows)
 
 
 def test_lists_by_hand():
@@ -56,7 +51,7 @@ def test_lists_by_hand():
     # a part may have no row
     none = listed((), (), rows=0)
     assert (len(none.positions), none.trained, none.trained_positions) == (0, 0, 0)
-    batches = Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
+    batches = training_rows.Batches(np.zeros(3, np.int64), np.zeros(0, np.int64))
     assert none.table_rows_by_batch(batches).tolist() == [0, 0]
 
 
@@ -66,12 +61,12 @@ def test_masks_by_hand():
         "tested": pack_bits(np.array([False, False, True, True])),
         "multiplicity": np.array([3, 1], np.int32),
     }
-    rows = once_each(body(4, arrays), 4)
+    rows = training_rows.once_each(body(4, arrays), 4)
     assert rows.positions.tolist() == [0, 2, 3]
     assert rows.place is None
     assert rows.tested.tolist() == [False, True, True]
     assert rows.trained_positions == rows.trained == 2
-    batches = Batches(np.array([0, 2, 3]), np.array([0, 1, 0]))
+    batches = training_rows.Batches(np.array([0, 2, 3]), np.array([0, 1, 0]))
     assert rows.table_rows_by_batch(batches).tolist() == [2, 1]
 
 
@@ -82,13 +77,15 @@ def test_masks_by_hand():
 def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     behind = [row for batch in batches for row in batch]
     used = sorted(set(behind) | set(range(further)))
-    rows = TrainingRows(
+    rows = training_rows.TrainingRows(
         positions=np.array(used, np.int64),
         place=np.array([used.index(row) for row in behind], np.int64),
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
     )
-    plan = Batches(np.cumsum([0, *map(len, batches)]), np.arange(len(behind)))
+    plan = training_rows.Batches(
+        np.cumsum([0, *map(len, batches)]), np.arange(len(behind))
+    )
     assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
 
 

@@ -23,14 +23,7 @@ from tests.support.examples.site_examples import (
 )
 from tests.support.files import case_table
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
-from tp_flower.errors import (
-    BudgetError,
-    ErrorKind,
-    PolicyError,
-    SettingsError,
-    SiteError,
-    kind_of,
-)
+from tp_flower import errors
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
@@ -150,7 +143,7 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
         (boolean(0, NAN), RESPONSE, "in 1 rows: filter"),
         (number(0, NAN, NAN), RANGE, "is NULL in 2 rows"),
     ):
-        with pytest.raises(SiteError, match=match):
+        with pytest.raises(errors.SiteError, match=match):
             released_label(site, 0, plan, label)
     assert not site.ledger.lines(site.store.run)
 
@@ -169,7 +162,7 @@ def test_a_simulation_refuses_labels_without_a_place(tmp_path):
 )
 def test_plans_that_do_not_fit_the_type_are_refused(tmp_path, label, plan, match):
     site = make_site(tmp_path)
-    with pytest.raises(SettingsError, match=match):
+    with pytest.raises(errors.SettingsError, match=match):
         release(site, label, plan)
     # nor has a shard without rows anything to pay for
     column = release(site, boolean())
@@ -249,7 +242,7 @@ def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"
     rows_in(tmp_path / "state" / FILE, query, flipped(data), name)
-    with pytest.raises(SiteError, match=r"the stored labels .* are damaged"):
+    with pytest.raises(errors.SiteError, match=r"the stored labels .* are damaged"):
         release(site, booleans())
 
 
@@ -257,7 +250,9 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
     release(site, booleans())
     release(site, booleans(), LabelPlan("laplace", 1.5))
-    with pytest.raises(BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"):
+    with pytest.raises(
+        errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"
+    ):
         release(site, booleans(), LabelPlan("laplace", 0.1))
     # what is paid for may leave again
     release(site, booleans())
@@ -266,7 +261,7 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
 @pytest.mark.parametrize(("policy", "level"), CASES["levels"])
 def test_labels_leave_as_the_policy_wants_it(tmp_path, policy, level):
     site, label = make_site(tmp_path, policy=policy), booleans()
-    refused = pytest.raises(PolicyError, match=rf"releases\.labels = {level}")
+    refused = pytest.raises(errors.PolicyError, match=rf"releases\.labels = {level}")
     if level == "clear":
         assert release(site, label, None) is label
         (line,) = site.ledger.lines(site.store.run)
@@ -295,11 +290,11 @@ def test_a_crash_at_the_payment_leaves_nothing(tmp_path, place):
 def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     """The one that comes second is asked again, and finds the draw of the first."""
     first, second = (make_site(tmp_path, run) for run in (1, 2))
-    refused = pytest.raises(SiteError, match="another run has just drawn these")
+    refused = pytest.raises(errors.SiteError, match="another run has just drawn these")
     with refused as caught, together(second):
         bind(second)
         released_label(second, 0, RESPONSE, booleans())
         drawn = release(first, booleans()).values
-    assert kind_of(caught.value) is ErrorKind.TRANSIENT
+    assert errors.kind_of(caught.value) is errors.ErrorKind.TRANSIENT
     np.testing.assert_array_equal(release(second, booleans()).values, drawn)
     assert spent(first) == [PureDp(1.0)]

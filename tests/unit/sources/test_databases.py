@@ -21,15 +21,7 @@ from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources.shards import (
-    ShardSource,
-    column_types,
-    connect,
-    describe,
-    fingerprint,
-    load_tables,
-    scan,
-)
+from tp_flower.sources import shards
 
 CASES = case_table(__file__)
 
@@ -51,8 +43,8 @@ def fragment_of(*columns, filters=()):
 
 def chunks_of(source, fragment):
     """The rows of every chunk, as far as the filters let them pass."""
-    with scan(source, fragment) as opened:
-        types = column_types(opened.connection, "SELECT * FROM shard")
+    with shards.scan(source, fragment) as opened:
+        types = shards.column_types(opened.connection, "SELECT * FROM shard")
         # DuckDB needs a library of its own to make Python's aware times
         zones = {n: " AT TIME ZONE 'UTC'" for n, t in types.items() if "ZONE" in t}
         features = opened.fragment.features
@@ -63,7 +55,7 @@ def chunks_of(source, fragment):
 
 
 def rows_of(source, *columns):
-    names = columns or describe(source).columns
+    names = columns or shards.describe(source).columns
     return [row for rows in chunks_of(source, fragment_of(*names)) for row in rows]
 
 
@@ -86,7 +78,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
         f"INSERT INTO {name} VALUES ({values}), ({nulls})",
     )
     source = source_of(url, name)
-    schema = describe(source)
+    schema = shards.describe(source)
     assert schema.rows == 2
     row, nothing = rows_of(source)
     for k, (declared, expected, _, value) in enumerate(cases):
@@ -128,7 +120,7 @@ def test_columns_of_no_use_are_refused_when_they_are_used(
     source = source_of(url, name)
     if kind == "sqlite":
         run(url, f"UPDATE {name} SET b = x'00'")
-    assert describe(source).columns["b"] == text
+    assert shards.describe(source).columns["b"] == text
     assert values_of(source, "a") == [1]
     with pytest.raises(SourceError, match=f"column 'b' is of type {text}, which can"):
         values_of(source, "b")
@@ -140,7 +132,7 @@ def test_types_of_the_owner(url):
     source = source_of(
         url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types
     )
-    assert describe(source).columns == types
+    assert shards.describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
     filtered = chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8")))
@@ -149,7 +141,7 @@ def test_types_of_the_owner(url):
     if url.drivername == "sqlite":
         run(url, "CREATE TABLE t (a)", "INSERT INTO t VALUES (1), ('x'), (x'61')")
         mixed = source_of(url, "t", types={"a": "VARCHAR"})
-        assert describe(mixed).columns == {"a": "VARCHAR"}
+        assert shards.describe(mixed).columns == {"a": "VARCHAR"}
         assert len(values_of(mixed, "a")) == 3
     if "mysql" in url.drivername:
         flags = fill(url, "flags", {"f": "tinyint(1)"}, [(1,), (2,)])
@@ -159,7 +151,7 @@ def test_types_of_the_owner(url):
 
 def test_sqlite_columns_without_values(sqlite):
     run(sqlite, "CREATE TABLE t (a INTEGER, b, c DATE, d NUMERIC, e TEXT, f BOOLEAN)")
-    schema = describe(source_of(sqlite, "t"))
+    schema = shards.describe(source_of(sqlite, "t"))
     types = ("BIGINT", "VARCHAR", "DATE", "DOUBLE", "VARCHAR", "BOOLEAN")
     assert schema.columns == dict(zip("abcdef", types, strict=True))
     assert (schema.rows, set(schema.all_null)) == (0, set("abcdef"))
@@ -171,7 +163,7 @@ def test_odd_names(url):
     run(url, f"CREATE VIEW v_{name} AS SELECT * FROM {name}")
     for relation in (name, f"v_{name}"):
         source = source_of(url, relation)
-        assert list(describe(source).columns) == list(names)
+        assert list(shards.describe(source).columns) == list(names)
         assert rows_of(source) == [(1, 2, 3)]
 
 
@@ -179,7 +171,7 @@ def test_query_of_the_owner(url):
     name = fill(url, "t", {"a": "INTEGER", "b": "INTEGER"}, [(1, 5), (2, 6), (3, None)])
     sql = f"SELECT a, b * 2 AS double_b FROM {name} WHERE a > 1 -- a comment"
     source = source_of(url, "t", sql=sql)
-    assert describe(source).rows == 2
+    assert shards.describe(source).rows == 2
     assert sorted(rows_of(source)) == [(2, 12), (3, None)]
     assert re.search(r"\(query [0-9a-f]{8} of ", str(source))
     # the cache knows sources by their words
@@ -204,7 +196,7 @@ def test_chunks(url, rows):
     chunks = chunks_of(source, fragment_of("a", "b"))
     assert [row for chunk in chunks for row in chunk] == values
     assert len(chunks) == max(1, -(-rows // 4))
-    assert describe(source).rows == rows
+    assert shards.describe(source).rows == rows
 
 
 def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
@@ -222,7 +214,7 @@ def test_rows_come_in_the_order_of_the_key_or_of_the_owner(url):
         (plain, (), None),
     ):
         source = source_of(url, name, order_by=order_by)
-        with scan(source, fragment_of("a")) as opened:
+        with shards.scan(source, fragment_of("a")) as opened:
             assert opened.needs_sort == (values is None)
         assert values is None or values_of(source, "a") == values
 
@@ -232,7 +224,7 @@ def test_one_snapshot(postgresql, mariadb):
     for url in (postgresql, mariadb):
         name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(10)])
         source = source_of(url, name, chunk_rows=3, order_by=("a",))
-        with scan(source, fragment_of("a")) as opened:
+        with shards.scan(source, fragment_of("a")) as opened:
             run(url, f"INSERT INTO {name} VALUES (-1), (100)")
             actual = []
             for _ in opened.chunks():
@@ -272,7 +264,7 @@ def connections(url, kind):
 
 def read_first(source):
     """Leave most rows."""
-    with scan(source, fragment_of("a")) as opened:
+    with shards.scan(source, fragment_of("a")) as opened:
         next(iter(opened.chunks()))
         yield
         raise ZeroDivisionError
@@ -283,7 +275,7 @@ def test_no_connection_stays_open(postgresql, mariadb):
         name = fill(url, "t", {"a": "INTEGER"}, [(k,) for k in range(100)])
         source = source_of(url, name, chunk_rows=10)
         before = connections(url, kind)
-        describe(source)
+        shards.describe(source)
         rows_of(source)
         next(reading := read_first(source))
         with pytest.raises(ZeroDivisionError):
@@ -291,7 +283,7 @@ def test_no_connection_stays_open(postgresql, mariadb):
         next(reading := read_first(source))
         reading.close()
         with pytest.raises(SourceError):
-            describe(source_of(url, "none"))
+            shards.describe(source_of(url, "none"))
         for _ in range(50):
             if connections(url, kind) <= before:
                 break
@@ -302,15 +294,15 @@ def test_no_connection_stays_open(postgresql, mariadb):
 def test_fingerprint(url):
     name = fill(url, "t", {"a": "INTEGER"}, [(1,)])
     source = source_of(url, name, fingerprint=f"SELECT max(a) FROM {name}")
-    assert fingerprint(source) == "1"
+    assert shards.fingerprint(source) == "1"
     run(url, f"INSERT INTO {name} VALUES (2)")
-    assert fingerprint(source) == "2"
-    assert fingerprint(source_of(url, name)) is None
+    assert shards.fingerprint(source) == "2"
+    assert shards.fingerprint(source_of(url, name)) is None
     for sql in (f"SELECT a, a FROM {name}", f"SELECT a FROM {name} WHERE a > 9"):
         with pytest.raises(SourceError, match="'fingerprint' must yield one value"):
-            fingerprint(source_of(url, name, fingerprint=sql))
+            shards.fingerprint(source_of(url, name, fingerprint=sql))
     with pytest.raises(SourceError, match=r"does not exist: check 'table'|check 'sql'"):
-        fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
+        shards.fingerprint(source_of(url, name, fingerprint="SELECT a FROM nowhere"))
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
@@ -318,21 +310,21 @@ def test_fingerprint(url):
 def test_servers_that_do_not_answer(kind, change, match, request):
     url = request.getfixturevalue(kind)
     with pytest.raises(SourceError, match=match) as caught:
-        describe(source_of(url.set(**change), "t"))
+        shards.describe(source_of(url.set(**change), "t"))
     assert "wr0ng" not in str(caught.value)
     assert "nobody-here" not in str(caught.value)
 
 
 def test_missing_tables_and_files(url, tmp_path, sqlite):
     with pytest.raises(SourceError, match="the file does not exist or may not be read"):
-        describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
+        shards.describe(source_of(sqlite.set(database=f"{tmp_path}/none.db"), "t"))
     place = r"table 'none' at site 'here' \(table none of \w+://"
     fill(url, "t", {"a": "INTEGER"}, [])
     with pytest.raises(SourceError, match=place + ".*the table does not exist: check"):
-        describe(source_of(url, "none"))
+        shards.describe(source_of(url, "none"))
     (tmp_path / "shards.db").write_text("no database " * 100)
     with pytest.raises(SourceError, match="the file is not an SQLite database"):
-        describe(source_of(sqlite, "t"))
+        shards.describe(source_of(sqlite, "t"))
 
 
 def test_no_permission(postgresql, mariadb):
@@ -348,7 +340,7 @@ def test_no_permission(postgresql, mariadb):
     for url, table in tables.items():
         guest = url.set(username=name, password="guest")
         with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
-            describe(source_of(guest, table))
+            shards.describe(source_of(guest, table))
     readable = source_of(guest, "t", sql=f"SELECT a FROM {table}")
     assert rows_of(readable) == [(1,)]
 
@@ -362,7 +354,7 @@ def test_connection_that_is_lost(kind, others, kill, request):
     source = source_of(url, name, chunk_rows=10)
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     lost = pytest.raises(SourceError, match="the connection was lost")
-    with lost, scan(source, fragment_of("a", "b")) as opened:
+    with lost, shards.scan(source, fragment_of("a", "b")) as opened:
         for number, _ in enumerate(opened.chunks()):
             if number:
                 continue
@@ -403,15 +395,15 @@ def same(request, tmp_path):
         elif request.param != "duckdb":
             tab = "(FORMAT csv, delimiter '\t')" if "tsv" in request.param else ""
             connection.execute(f"COPY t TO '{path}' {tab}")
-    return ShardSource("same", "here", 0, str(path), relation=relation)
+    return shards.ShardSource("same", "here", 0, str(path), relation=relation)
 
 
 def test_forms_of_one_table_agree(same):
-    with connect(same) as connection:
+    with shards.connect(same) as connection:
         sql = "SELECT id, n, name FROM shard ORDER BY id"
         rows = connection.execute(sql).fetchall()
     assert rows == [(row[0], row[1], row[3]) for row in ROWS]
-    schema = describe(same)
+    schema = shards.describe(same)
     assert list(schema.columns) == list(COLUMNS)
     kinds = [kind_of(kind) for kind in schema.columns.values()]
     assert kinds == ["number", "number", "number", "text", "time"]
@@ -448,7 +440,7 @@ def test_nothing_is_logged(url, caplog, tmp_path):
     name = fill(url, "t", {"a": "VARCHAR(9)"}, [("secret",)])
     file = tmp_path / "t.toml"
     file.write_text(f"[tables.t]\nuri = '{uri(url)}'\ntable = '{name}'\n")
-    (source,) = load_tables(str(file))
+    (source,) = shards.load_tables(str(file))
     with caplog.at_level(logging.DEBUG), caplog.at_level(logging.DEBUG, "sqlalchemy"):
         assert values_of(source, "a") == ["secret"]
     assert caplog.text == ""
