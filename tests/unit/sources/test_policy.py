@@ -12,15 +12,7 @@ from client_apps.handlers.training_rows import (
     TrainingRows,
     check_training_rows,
 )
-from client_apps.privacy.guard import (
-    budgets,
-    check_extracted,
-    check_fragment,
-    check_plan,
-    check_rows,
-    source_id,
-    visible_schema,
-)
+from client_apps.privacy import guard
 from tests.support.examples.site_examples import (
     check,
     features,
@@ -54,32 +46,7 @@ def strict(folder, rules=""):
 
 
 def test_a_policy_with_every_key(tmp_path):
-    text = """
-        columns = ["amount", "day"]
-        labels = ["is_fraud"]
-        weights = ["salary"]
-        filters = []
-        keys = ["day"]
-        join-only = ["customer"]
-        expressions = true
-        coefficients = true
-        most-unmatched = 0.25
-        min-rows = 5
-        min-count = 3
-        min-features = 2
-        models = ["mlp", "models:make"]
-        privacy-unit = "customer"
-        rows-per-unit = 7
-        epsilon = 2
-        epsilon-per-run = 1.5
-        delta = 1e-6
-        budget-name = "payments"
-        approved-queries = ["sha256:00"]
-        queries-per-day = 9
-        scores-tell-features = true
-        releases = { labels = "clear", scores = "clear" }
-    """
-    policy = strict(tmp_path, text)
+    policy = strict(tmp_path, CASES["every-key"])
     assert policy == Policy(
         columns=("amount", "day"),
         labels=("is_fraud",),
@@ -175,33 +142,7 @@ def test_an_open_policy_allows_everything(tmp_path):
 
 
 def test_a_shards_keys_win_over_its_tables(tmp_path):
-    text = """
-        [tables.t]
-        min-count = 4
-        [tables.t.policy]
-        columns = ["a"]
-        min-rows = 10
-        epsilon = 1.0
-        scores-tell-features = true
-        releases = { models = "never", scores = "clear" }
-        [[tables.t.shards]]
-        path = "a.csv"
-        policy = { min-rows = 2, min-count = 17, releases = { scores = "never" } }
-        [[tables.t.shards]]
-        path = "b.csv"
-        min-count = 15
-        [[tables.t.shards]]
-        path = "c.csv"
-        policy = "open"
-        [tables.u]
-        policy = "open"
-        [[tables.u.shards]]
-        path = "a.csv"
-        [[tables.u.shards]]
-        path = "b.csv"
-        policy = { min-rows = 2 }
-    """
-    first, second, third, fourth, fifth = loaded(tmp_path, text)
+    first, second, third, fourth, fifth = loaded(tmp_path, CASES["of-shards"])
     assert (first.policy.min_rows, second.policy.min_rows) == (2, 10)
     assert (first.min_count, second.min_count) == (17, 15)
     assert first.policy.columns == second.policy.columns == ("a",)
@@ -211,18 +152,7 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert fifth.policy == replace(strict(tmp_path), min_rows=2)
 
 
-@pytest.mark.parametrize(
-    ("sql", "is_refused"),
-    [
-        ((), False),
-        (("amount", "day", "salary"), False),
-        (("amount", "day"), True),
-        # one column by three names, or beside what depends on it alone
-        (("amount", "amount", "amount"), True),
-        (("amount", "amount * 2", "day"), True),
-        (("amount + day + salary",), True),
-    ],
-)
+@pytest.mark.parametrize(("sql", "is_refused"), CASES["few-features"])
 def test_few_features(sql, is_refused):
     policy = Policy(min_features=3)
     named = {f"f{number}": text for number, text in enumerate(sql)}
@@ -359,21 +289,21 @@ def test_few_rows(tmp_path):
     # of rows that the server chose
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     for rows in (0, 2):
-        check_rows(source, rows, "the mask")
+        guard.check_rows(source, rows, "the mask")
     with pytest.raises(PolicyError, match="the mask would be of too few rows"):
-        check_rows(source, 1, "the mask")
+        guard.check_rows(source, 1, "the mask")
     # a filter that nobody passes is refused as one that few pass
-    check_extracted(source, fragment(), 2)
-    check_extracted(source, fragment(), 0)  # an empty shard
-    check_extracted(source, fragment_of('filter: "day" > 0'), 2)
+    guard.check_extracted(source, fragment(), 2)
+    guard.check_extracted(source, fragment(), 0)  # an empty shard
+    guard.check_extracted(source, fragment_of('filter: "day" > 0'), 2)
     texts = set()
     for rows in (0, 1):
         with pytest.raises(PolicyError, match="min-rows") as caught:
-            check_extracted(source, fragment_of('filter: "day" > 9'), rows)
+            guard.check_extracted(source, fragment_of('filter: "day" > 9'), rows)
         texts.add(str(caught.value))
     assert len(texts) == 1
     with pytest.raises(PolicyError, match="min-rows"):
-        check_extracted(source, fragment_of('group: "customer"'), 0)
+        guard.check_extracted(source, fragment_of('group: "customer"'), 0)
 
 
 MEDIAN = "standard missing=median"
@@ -433,16 +363,16 @@ def test_releases_by_level(kind, is_private, is_masked):
 
 def test_the_guards_schema_has_the_visible_columns_only(tmp_path):
     site, (source,) = site_of(tmp_path, "columns = ['day']\njoin-only = ['CUSTOMER']")
-    schema = visible_schema(site, source)
+    schema = guard.visible_schema(site, source)
     assert list(schema.columns) == ["customer", "day"]
     assert schema.rows == 2
     # a rule about no column would protect nothing
     site, (source,) = site_of(tmp_path, "join-only = ['custmer']")
     match = "table 't' .*: its policy names an unknown column 'custmer'$"
     with pytest.raises(SourceError, match=match):
-        visible_schema(site, source)
+        guard.visible_schema(site, source)
     with pytest.raises(SourceError, match=match):
-        check_fragment(site, source, fragment_of('feature: "amount"'))
+        guard.check_fragment(site, source, fragment_of('feature: "amount"'))
 
 
 def test_the_guard_knows_an_empty_list_from_none(tmp_path):
@@ -450,7 +380,7 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
         piece = "feature" if rule == "columns" else rule.removesuffix("s")
         site, (source,) = site_of(tmp_path, f"{rule} = []")
         with pytest.raises(PolicyError, match=rf"\({rule}\).*it may read no column"):
-            check_fragment(site, source, fragment_of(f'{piece}: "day"'))
+            guard.check_fragment(site, source, fragment_of(f'{piece}: "day"'))
 
 
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
@@ -464,44 +394,30 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
         check_training_rows(source, "t", rows, odd, sends_sums=True)
 
 
-@pytest.mark.parametrize(
-    ("kind", "covering", "other"),
-    [
-        ("models", {"features": "dp-sgd"}, {"predictions": 1.0}),
-        ("models", {"features": "statistics"}, {"predictions": 1.0}),
-        ("scores", {"predictions": 1.0}, {"features": "dp-sgd"}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
 def test_a_plan_must_cover_what_the_policy_wants_covered(
     tmp_path, kind, covering, other
 ):
     text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
     _, (source,) = site_of(tmp_path, text)
-    check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
-    check_plan(source, [])
+    guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
+    guard.check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"
     for terms in ((), (PrivacyTerms.of(PrivacySettings(**other)),)):
         with pytest.raises(PolicyError, match=match):
-            check_plan(source, [kind], *terms)
+            guard.check_plan(source, [kind], *terms)
 
 
 def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
-    again = f"""
-        [tables.other]
-        path = "../{tmp_path.name}/t.csv"
-        types = {{ amount = "VARCHAR" }}
-        policy = {{ epsilon = 0.5, delta = 1e-4 }}
-        [tables]
-        free = {{ path = "u.csv" }}
-        moved = {{ path = "v.csv", policy = {{ epsilon = 3, budget-name = "both" }} }}
-        copied = {{ path = "w.csv", policy = {{ epsilon = 4, budget-name = "both" }} }}
-    """
+    again = CASES["of-the-same-rows"].replace("FOLDER", tmp_path.name)
     site, sources = site_of(tmp_path, "epsilon = 2\ndelta = 1e-6", again)
-    ids = list(map(source_id, sources))
+    ids = list(map(guard.source_id, sources))
     assert ids[0] == ids[1]
     assert ids[3] == ids[4]
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
     expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
-    found = {key: (b.epsilon, b.delta, b.per_run) for key, b in budgets(site).items()}
+    found = {
+        key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()
+    }
     assert found == expected
