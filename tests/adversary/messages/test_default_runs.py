@@ -1,0 +1,84 @@
+"""Everything that the server receives in a default run, whichever method trains."""
+
+import pytest
+
+from tests.support.federated import (
+    WatchedGrid,
+    one_per_site,
+    sharded,
+    store,
+    store_sql,
+    train,
+    whole,
+)
+from tp_flower.methods import ADMM, SGD, of_families
+from tp_flower.settings import PrivacySettings
+
+CLEAR = PrivacySettings(scores="clear", unions="clear")
+ENVELOPE = {"round", "seconds", "parts", "id"}
+DESCRIPTION = {"keys", "partitions", "public-key", "shards", "simulated", "tables"}
+SHARED = {"hashes uint64", "codes int32", "label-values float64"}
+SCORES = {"scores uint32", "batch-scores uint32", "tested-scores uint32"}
+# of each message, its fields; arrays are named with their types
+RECEIVED = {
+    "query.describe": DESCRIPTION,
+    "query.seal": {"sealed"},
+    "query.extract": {"engine", "keys", "label", "pushed", "rows", *SHARED},
+    # sealed from shard to shard; in the clear, the number of columns
+    "query.statistics": {"columns", "sealed uint8"},
+    "query.fit": {"columns", "sealed uint8"},
+    # no numbers of a table, but for the curvature of each shard
+    "train.prepare": {
+        *("features", "gram-deviation", "ledger", "penalised uint8"),
+        *("mean-curvature", "largest-curvature"),
+        *("sealed uint64", "scores uint32"),
+    },
+    # words that tell sums: over shards to these, over joined rows to the server
+    "train.admm": {"sealed uint64", "scores uint32"},
+    "train.consensus": {"sealed uint64", "scores uint32"},
+    "train.sgd": {"sealed uint64", *SCORES},
+    "train.step": SCORES,
+    # the mean and the variance of each table's scores
+    "query.finish": {"ledger", "score-sums float64"},
+}
+
+
+def received(method, layout, **settings):
+    """The fields of all messages to the server that have a value, by message."""
+    frames = store(120, 20)
+    grid = WatchedGrid(one_per_site(layout(frames)))
+    sql = store_sql("squared")
+    train(grid, sql, method, num_epochs=2, task="regression", **settings)
+    fields = {}
+    for seen in grid.seen:
+        if seen.is_reply:
+            own = fields.setdefault(seen.action, set())
+            own.update(seen.header, *seen.header.get("parts", ()))
+            own |= {f"{n.split('/')[0]} {a.dtype}" for (_, n), a in seen.arrays.items()}
+    return {action: names - ENVELOPE for action, names in fields.items()}
+
+
+def beyond(fields):
+    """The fields that a default run does not have."""
+    return {name for action in fields for name in fields[action] - RECEIVED[action]}
+
+
+@pytest.mark.parametrize("layout", [whole, sharded])
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+@pytest.mark.parametrize("method", of_families(ADMM, SGD))
+def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
+    method, model, layout
+):
+    how = {"batch_size": 60} if method in ("sgd", "vfl-sgd") else {}
+    assert not beyond(received(method, layout, model=model, **how))
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("admm", {"gram float64", "moments float64", "scores float32"}),
+        ("gd", {"gradient float64", "batch-scores float32", "tested-scores float32"}),
+    ],
+)
+def test_of_a_run_in_the_clear_it_would_be_noticed(method, fields):
+    assert beyond(received(method, sharded, privacy=CLEAR)) >= fields
