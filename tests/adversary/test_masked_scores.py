@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from client_apps.operator.masks import ScoreMasks
 from client_apps.rounds.site import Site
 from tests.support.federated import SOURCE, WatchedGrid, store, train
 from tp_flower.errors import DivergedError, SiteError
@@ -65,6 +66,21 @@ def test_differences_between_epochs_are_masked_too():
         changed = (later - earlier).view(np.int32).astype(float) / 2.0**31
         # uniform on (-1, 1): of deviation 1 / sqrt(3)
         assert abs(changed.std() - 3**-0.5) < 0.15
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_no_two_arrays_of_scores_share_masks(monkeypatch, staleness):
+    """Nor do those of one message, of which there are a batch's and all rows'."""
+    names, words = [], ScoreMasks.words
+
+    def noted(masks, scores, rows, name):
+        names.append((masks.sides, name))
+        return words(masks, scores, rows, name)
+
+    monkeypatch.setattr(ScoreMasks, "words", noted)
+    train(Grid(), SQL, "sgd", batch_size=200, staleness=staleness)
+    assert len({sides for sides, _ in names}) == len(NODES)
+    assert len(set(names)) == len(names)
 
 
 def test_a_site_has_the_keys_of_its_own_joins_only():
