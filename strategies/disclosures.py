@@ -264,7 +264,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     if exposure.graph_epsilon and exposure.graph != "models":
         amount = f"epsilon {exposure.graph_epsilon:g}, {delta}"
         summaries = f"Gaussian noise ({amount})"
-    unions = "sealed by the table's key (AES-256): an honest server reads nothing"
+    unions = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
     if privacy.covers_features:
         unions = f"{_model_noise(exposure)}; {unions}"
     return {

@@ -53,7 +53,7 @@ UNMATCHED: Final = "unmatched"
 _SCORES: Final = (SCORES, BATCH_SCORES)
 _SUMMED: Final = (GRAM, MOMENTS, PARAMETERS, MODEL, GRADIENTS)
 _SEALED: Final = (
-    "sealed (AES-256, no differential privacy): the sum over the shards is for the "
+    "sealed (SHAKE-256, no differential privacy): the sum over the shards is for the "
     "table's shards alone, and an honest server reads nothing"
 )
 _ROUNDS: Final = {
