@@ -1,0 +1,1 @@
+"""Examples that can be run, each with a page in docs."""
