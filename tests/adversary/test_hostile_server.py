@@ -9,7 +9,8 @@ import pytest
 from msgspec import structs
 
 from client_apps.rounds.site import Site
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import Explain, TablePuppetSGD
+from tests.support.files import case_table
 from tests.support.peers.hostile import (
     FOREIGN,
     ORDERS,
@@ -53,6 +54,7 @@ from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.settings import PrivacySettings
 
+CASES = case_table(__file__)
 ROWS = 12
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
@@ -115,23 +117,13 @@ DECLARED = (
 # of numbers at the end of what a float can be
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @pytest.mark.parametrize(
-    ("action", "node", "method", "features", "settings"),
-    [
-        ("query.extract", SHOP, TablePuppetADMM, "statistics", {}),
-        ("query.statistics", US, TablePuppetADMM, "statistics", {}),
-        ("train.prepare", US, TablePuppetADMM, "statistics", {}),
-        ("train.prepare", US, TablePuppetADMM, "dp-sgd", {}),
-        ("train.prepare", US, TablePuppetSGD, "dp-sgd", {"batch_size": 6}),
-        ("train.admm", US, TablePuppetADMM, "statistics", {}),
-        ("train.consensus", US, TablePuppetADMM, "dp-sgd", {"inner_rounds": 2}),
-        ("train.sgd", US, TablePuppetSGD, "dp-sgd", {"batch_size": 6}),
-    ],
+    ("action", "site", "method", "features", "settings"), CASES["private"]
 )
 def test_a_malformed_request_of_a_private_run_is_refused(
-    tmp_path, action, node, method, features, settings
+    tmp_path, action, site, method, features, settings
 ):
     def hostile(asked, at, packet):
-        if (asked, at) == (action, node):
+        if (asked, at) == (action, NODES[site]):
             yield from spread(wrong_headers(packet), 3, 11)
             yield from spread(wrong_arrays(packet), 3, 11)
 
@@ -368,50 +360,32 @@ def as_sgd(packet):
     return Packet({**packet.header, "outline": outline}, packet.arrays)
 
 
+OF_SGD = {"gradient", "sealed", "batch-scores", "tested-scores"}
 OF_ADMM = {"moments", "proposal", "sealed"}
+NO_NOISE = "its plan has no noise for"
 NOT_EXACT = "is for linear models that are fitted exactly, not for "
+NOISY = replace(PRIVATE, noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(
     ("method", "privacy", "change", "stray", "match"),
     [
-        (
-            TablePuppetSGD,
-            PRIVATE,
-            header("outline", "strategy", value="admm"),
-            {"gradient", "sealed", "batch-scores", "tested-scores"},
-            "its plan has no noise for gradients",
-        ),
-        (
-            TablePuppetADMM,
-            replace(PRIVATE, noise_multiplier=1.0),
-            as_sgd,
-            OF_ADMM | {"parameters"},
-            "its plan has no noise for",
-        ),
-        (
-            TablePuppetADMM,
-            EXACT,
-            change_of('part.update = "consensus"'),
-            OF_ADMM,
-            f"{NOT_EXACT}'linear' by 'cons",
-        ),
-        (
-            TablePuppetADMM,
-            EXACT,
-            change_of('part.model.kind = "mlp"'),
-            OF_ADMM,
-            f"{NOT_EXACT}'mlp' by",
-        ),
+        ("sgd", PRIVATE, 'outline.strategy = "admm"', OF_SGD, f"{NO_NOISE} gradients"),
+        ("admm", NOISY, as_sgd, OF_ADMM | {"parameters"}, NO_NOISE),
+        ("admm", EXACT, 'part.update = "consensus"', OF_ADMM, "'linear' by 'cons"),
+        ("admm", EXACT, 'part.model.kind = "mlp"', OF_ADMM, "'mlp' by"),
     ],
 )
 def test_what_the_plan_has_no_noise_for_does_not_leave(
     tmp_path, method, privacy, change, stray, match
 ):
+    change = change if callable(change) else change_of(change)
+
     def instead(action, _, packet):
         return change(packet) if action == "train.prepare" else packet
 
     grid = HostileGrid(tmp_path, instead=instead)
+    match = NOT_EXACT + match if privacy == EXACT else match
     with pytest.raises(SiteError, match=match):
         train(grid, method, privacy=privacy)
     # statistics are sealed, too, and a Gram matrix with noise

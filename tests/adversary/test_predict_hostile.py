@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from tests.support.federated import store, whole
+from tests.support.files import case_table
 from tests.support.peers.hostile import (
     ORDERS,
     SHOP,
@@ -86,17 +87,7 @@ def test_refused_scores(trained):
 FRAGMENT = ("parts", 0, "fragment")
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("features", 0, 1), '"price" * 2'),
-        (("features", 0, 0), "other"),
-        (("features",), [["price", '"price"']]),
-        (("features",), [["day", '"day"'], ["price", '"price"']]),
-        (("table",), "x"),
-    ],
-    ids=["expression", "name", "fewer", "order", "alias"],
-)
+@pytest.mark.parametrize(("place", "value"), case_table(__file__)["fragments"])
 def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
     """A server that chose the features could read the model off the scores."""
 

@@ -19,6 +19,7 @@ from strategies.app import app as server_app
 from strategies.run.grid import InProcessGrid
 from tests.support.database_tables import fill, run, url_of
 from tests.support.federated import store, store_sql
+from tests.support.files import case_table
 from tests.support.servers import PASSWORD, USER
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.packet import unpack
@@ -72,32 +73,15 @@ def places(postgresql, mariadb, request, tmp_path):
 @pytest.fixture
 def tables(places, tmp_path, monkeypatch):
     """A tables file whose secrets are in the environment and in a file."""
-    (orders, orders_name), (customers, customers_name), (items, items_name) = (
-        places.values()
-    )
     monkeypatch.setenv("TP_TEST_USER", USER)
     monkeypatch.setenv("TP_TEST_PASSWORD", PASSWORD)
     monkeypatch.setenv("TP_TEST_OPTION", OPTION)
-    address = customers.render_as_string(hide_password=False)
+    address = places["customers"][0].render_as_string(hide_password=False)
     (tmp_path / "uri").write_text(f"{address}?program_name={OPTION}\n")
     file = tmp_path / "tables.toml"
-    file.write_text(
-        f"""
-        [tables.orders]
-        policy = "open"
-        uri = "postgresql://${{TP_TEST_USER}}:${{TP_TEST_PASSWORD}}@{orders.host}:{orders.port}/{orders.database}?application_name=${{TP_TEST_OPTION}}"
-        table = "{orders_name}"
-        chunk-rows = 7
-        [tables.customers]
-        policy = "open"
-        uri-file = "uri"
-        table = "{customers_name}"
-        [tables.items]
-        policy = "open"
-        uri = "sqlite:///{items.database}"
-        table = "{items_name}"
-        """
-    )
+    urls = {name: url for name, (url, _) in places.items()}
+    names = {name: table for name, (_, table) in places.items()}
+    file.write_text(case_table(__file__)["tables"].format(names=names, **urls))
     return file
 
 
@@ -166,7 +150,7 @@ def test_server_that_is_down(tables, tmp_path, caplog, capfd):
 
 
 def test_bad_cast(tables, tmp_path, caplog, capfd):
-    types = 'types = { region = "INTEGER" }\n        [tables.items]'
+    types = 'types = { region = "INTEGER" }\n[tables.items]'
     tables.write_text(tables.read_text().replace("[tables.items]", types))
     output = run_app(tables, tmp_path / "run", caplog, capfd)
     output.check(expected="Conversion Error (to INT32)")

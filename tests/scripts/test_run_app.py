@@ -29,9 +29,7 @@ def test_good_run_configs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("texts", "message"), CASES["bad"])
-def test_bad_run_configs_start_nothing_and_exit_2(
-    texts: list[str], message: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_run_configs_start_nothing_and_exit_2(texts, message, capfd):
     assert run_app.main([part for text in texts for part in ("-c", text)]) == 2
     assert re.search(message, capfd.readouterr().err)
 

@@ -193,24 +193,23 @@ def test_a_shard_with_rows_is_in_the_sum():
             fit(Grid(own_left_out), kind)
 
 
-@pytest.mark.parametrize("group", ["run", "join-0", "table-x"])
-def test_only_a_table_s_key_seals_its_sums(group):
+MALFORMED = r"malformed request: .*union.*group"
+
+
+@pytest.mark.parametrize(
+    ("group", "match"),
+    [
+        *((group, MALFORMED) for group in ("run", "join-0", "table-x")),
+        ("table-9", "no key of group 'table-9'"),
+    ],
+)
+def test_only_a_table_s_key_seals_its_sums(group, match):
     def other(seen):
         if seen.action == "train.prepare" and not seen.is_reply:
             for part in seen.header["parts"]:
                 part["union"]["group"] = group
 
-    with pytest.raises(SiteError, match=r"malformed request: .*union.*group"):
-        fit(Grid(other), "gram")
-
-
-def test_another_table_s_key_is_not_at_the_site():
-    def other(seen):
-        if seen.action == "train.prepare" and not seen.is_reply:
-            for part in seen.header["parts"]:
-                part["union"]["group"] = "table-9"
-
-    with pytest.raises(SiteError, match="no key of group 'table-9'"):
+    with pytest.raises(SiteError, match=match):
         fit(Grid(other), "gram")
 
 

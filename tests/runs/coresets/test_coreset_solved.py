@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from client_apps.app import app
-from strategies import CoresetKMeans, CoresetRidge
 from strategies.coreset_solvers import _table_clusters
 from strategies.run.exchange import Part, Replies
 from strategies.run.grid import InProcessGrid
@@ -28,6 +27,7 @@ from tests.support.federated import (
     store_sql,
     whole,
 )
+from tests.support.files import case_table
 from tests.support.predicted import on, scored, train
 from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
 from tp_flower.errors import (
@@ -45,6 +45,7 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import PrivacySettings, Settings
 
+CASES = case_table(__file__)
 SQL = store_sql("squared")
 WEIGHTED = SQL.replace("SELECT", "SELECT o.day AS weight,")
 ALL = {"coreset_kind": "uniform", "coreset_size": 10**6}
@@ -293,43 +294,17 @@ def test_rows_that_may_lack_a_part_are_not_clustered():
         solve("coreset-kmeans", sql=sql)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "own", "policy", "refused"),
-    [
-        (CoresetRidge, {}, "", "releases.rows = never.*the run asks for rows"),
-        (CoresetKMeans, {"clusters": 2}, "", "releases.rows = never"),
-        (CoresetRidge, {}, "rows = 'clear'", None),
-        (
-            CoresetKMeans,
-            {"clusters": 2, "coreset_solver": "distdim"},
-            "",
-            "releases.models = sealed.*the run asks for models",
-        ),
-        (
-            CoresetKMeans,
-            {"clusters": 2, "coreset_solver": "distdim"},
-            "models = 'clear'",
-            None,
-        ),
-        (
-            CoresetKMeans,
-            {"clusters": 2, "coreset_solver": "distdim"},
-            "rows = 'clear', models = 'never'",
-            "releases.models = never.*the run asks for models",
-        ),
-        (CoresetRidge, {}, "rows = 'clear', scores = 'never'", "releases.scores"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "own", "policy", "refused"), CASES["rows"])
 def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp_path):
     tables = store()
     policies = dict.fromkeys(tables, f"releases = {{ {policy} }}")
     grid = WatchedGrid([federated.write_site(tmp_path, tables, policies)])
-    sql = SQL if strategy.has_label else CLUSTERS
-    with nullcontext() if refused is None else pytest.raises(SiteError, match=refused):
+    sql = SQL if strategy == "coreset-ridge" else CLUSTERS
+    with pytest.raises(SiteError, match=refused) if refused else nullcontext():
         federated.train(
             grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
         )
-    assert bool(grid.sent(Action.ROWS)) == (refused is None)
+    assert bool(grid.sent(Action.ROWS)) == (not refused)
 
 
 def test_the_ledger_and_the_report_say_what_has_left():
@@ -403,15 +378,11 @@ def test_local_centres_of_several_shards_are_told_apart():
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"model": "mlp"}, "model: 'mlp' does not go with strategy 'coreset-ridge'"),
-        ({"num_epochs": 2}, "solves once, not 2 times: leave it 0"),
-        ({"task": "classification"}, "use admm or sgd, with a coreset-size"),
+        *CASES["settings"],
         (
             {"privacy": PrivacySettings(predictions=1.0), "coreset_kind": "uniform"},
             "privacy.predictions: .* sends the rows that it draws in the clear",
         ),
-        ({"l1": 0.1, "coreset_solver": "saga"}, "l1: solver 'saga' takes none"),
-        ({"on_missing": "stale"}, "on-missing: 'stale'"),
     ],
 )
 def test_settings_that_do_not_go_with_a_solved_strategy(own, message):

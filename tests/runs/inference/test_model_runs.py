@@ -20,6 +20,7 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
 from strategies.training.base import finish_request
 from tests.support.federated import WatchedGrid, train, write_site
+from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
@@ -30,6 +31,7 @@ from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.sources.shards import load_tables
 
+CASES = case_table(__file__)
 ROWS = 40
 SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM o LEFT JOIN c ON o.c = c.id"
 
@@ -216,15 +218,7 @@ def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(traine
         SavedModel.load(folder.with_name("part-9"), digest)
 
 
-@pytest.mark.parametrize(
-    ("name", "version", "match"),
-    [
-        ("../../x", "20261122-001500-3f9a", "model name '../../x' is not allowed"),
-        ("x", "../../../etc", "model version '../../../etc' is not of the form"),
-        (7, "20261122-001500-3f9a", "'model-name' is 7; allowed: `str"),
-    ],
-    ids=["name", "version", "number"],
-)
+@pytest.mark.parametrize(("name", "version", "match"), CASES["paths"])
 def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match):
     grid = InProcessGrid(app, {"shop": {"o": frames()[0]}}, state=tmp_path)
     asked = {"keep-models": True, "model-name": name, "model-version": version}
@@ -328,18 +322,7 @@ def test_coefficients_of_private_models_cost_nothing_more(
     assert not any("coefficients" in own["uncovered"] for own in totals)
 
 
-@pytest.mark.parametrize(
-    ("policy", "match"),
-    [
-        ("coefficients = 1", "'coefficients' of .* must be true or false, not 1"),
-        (
-            "coefficients = true\nreleases = { models = 'never' }",
-            "but its .releases. let nothing of models leave",
-        ),
-        ("coefficient = true", "did you mean 'coefficients'?"),
-    ],
-    ids=["type", "never", "typo"],
-)
+@pytest.mark.parametrize(("policy", "match"), CASES["refused-policies"])
 def test_a_policy_about_coefficients_that_is_refused(tmp_path, policy, match):
     with pytest.raises(SourceError, match=match):
         load_tables(str(sites(tmp_path, policy)["bank"]))

@@ -134,16 +134,7 @@ def options(folder):
 
 
 def pending(folder, capsys):
-    place = f"{folder}/shop"
-    main(
-        [
-            "approvals",
-            "--tables",
-            f"{place}/tables.toml",
-            "--state-dir",
-            f"{place}/state",
-        ]
-    )
+    main(["approvals", *options(folder)])
     return capsys.readouterr().out
 
 

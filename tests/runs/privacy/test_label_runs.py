@@ -14,6 +14,7 @@ from strategies.setup.labels import label_plan, read_private_labels
 from strategies.setup.problem import TrainingProblem, sum_local
 from tests.support import federated
 from tests.support.federated import WatchedGrid
+from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
@@ -22,6 +23,7 @@ from tp_flower.losses import LogisticLoss, sigmoid
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings
 
+CASES = case_table(__file__)
 ROWS = 6000
 CERTAIN = 100.0  # epsilon at which no class is ever changed
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.id = b.id"
@@ -277,22 +279,8 @@ def test_explaining_a_run_draws_the_labels_that_it_will_train_on(tmp_path):
     np.testing.assert_array_equal(labels_sent(grid), labels_sent(later))
 
 
-TERMS = {"mechanism": "laplace", "epsilon": 1.0, "classes": [], "limits": []}
-
-
 @pytest.mark.parametrize(
-    ("plan", "match"),
-    [
-        ("laplace", "'label-privacy' is 'laplace'; allowed: `object"),
-        ({"mechanism": "laplace"}, "missing required field `epsilon`"),
-        ({**TERMS, "epsilon": 1e6}, "from 0.001 to 100"),
-        ({**TERMS, "epsilon": 0.0}, r"> 0.0 - at `\$.label-privacy.epsilon`"),
-        ({**TERMS, "mechanism": "none"}, r"at `\$.label-privacy.mechanism`"),
-        ({**TERMS, "classes": [1, 2]}, r"at `\$.label-privacy.classes\[0\]`"),
-        ({**TERMS, "limits": [0.0]}, r"\[0.0\] is not a range of labels"),
-        ({**TERMS, "more": 1}, "unknown field `more`"),
-        (None, r"releases.labels = private\) refuses"),
-    ],
+    ("plan", "match"), [*CASES["plans"], (None, r"releases.labels = private\) refuses")]
 )
 def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match):
     grid = site_files(tmp_path)
@@ -311,23 +299,9 @@ def test_a_plan_that_a_server_has_weakened_gets_no_labels(tmp_path, plan, match)
     assert not any(seen.arrays for seen in failed)
 
 
-RANGE, CLASSES = {"label_range": (0.0, 1.0)}, {"label_classes": ("0", "1")}
-IS_OF_CLASSES = "'randomised-response' is for classes; use 'laplace'"
-
-
-@pytest.mark.parametrize(
-    ("task", "labels", "fields", "match"),
-    [
-        ("regression", "laplace", {}, "regression need privacy.label-range.*not set"),
-        ("regression", "laplace", CLASSES, "not privacy.label-classes"),
-        ("classification", "laplace", RANGE, "is for regression: not with task"),
-        ("auto", "laplace", RANGE | CLASSES, "not with privacy.label-classes"),
-        ("auto", "laplace", {"label_classes": ("1",)}, "from 2 to 1000 different cl"),
-        ("auto", "randomised-response", RANGE, IS_OF_CLASSES),
-        ("regression", "randomised-response", {}, IS_OF_CLASSES),
-    ],
-)
+@pytest.mark.parametrize(("task", "labels", "fields", "match"), CASES["settings"])
 def test_settings_that_do_not_fit_the_task_are_refused(task, labels, fields, match):
+    fields = {name: tuple(values) for name, values in fields.items()}
     privacy = PrivacySettings(labels=labels, label_epsilon=1.0, **fields)
     with pytest.raises(SettingsError, match=match):
         label_plan(Settings(task=task, privacy=privacy))

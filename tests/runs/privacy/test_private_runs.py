@@ -16,6 +16,7 @@ from rich.console import Console
 from client_apps.privacy.ledger_entries import _SEALED as SEALED
 from strategies.report_page import result_view
 from tests.support import federated
+from tests.support.files import case_table
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
@@ -41,6 +42,7 @@ EVERYTHING = {
     "label_epsilon": 2.0,
     "predictions": 4.0,
 }
+CASES = case_table(__file__)
 # where there is noise, nothing is mixed or balanced
 PLAIN = {"anderson_memory": 0, "over_relaxation": 1.0, "rho": 0.3, "l2": 0.01}
 each_layout = pytest.mark.parametrize("layout", list(LAYOUTS))
@@ -93,17 +95,7 @@ def parts_of(finished: federated.Run) -> dict[int, tuple]:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "features", "layout", "settings"),
-    [
-        ("admm", "statistics", "whole", {}),
-        ("admm", "statistics", "sharded", {}),
-        ("admm", "dp-sgd", "whole", {}),
-        ("admm", "dp-sgd", "sharded", {"inner_rounds": 2}),
-        ("admm", "dp-sgd", "sharded", {"model": "mlp"}),
-        ("sgd", "dp-sgd", "whole", {}),
-        ("sgd", "dp-sgd", "sharded", {"staleness": 1}),
-        ("sgd", "dp-sgd", "whole", {"model": "mlp"}),
-    ],
+    ("strategy", "features", "layout", "settings"), CASES["budgets"]
 )
 def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, settings):
     privacy = PrivacySettings(features=features, epsilon=1.5, **EVERYTHING)
@@ -240,14 +232,7 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
         assert one.test == pytest.approx(other.test, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("layout", "loss", "model"),
-    [
-        ("whole", "squared", "linear"),
-        ("sharded", "logistic", "linear"),
-        ("sharded", "squared", "mlp"),
-    ],
-)
+@pytest.mark.parametrize(("layout", "loss", "model"), CASES["without-noise"])
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
     settings = {"batch_size": 25, "learning_rate": 0.01, "model": model}
@@ -318,14 +303,7 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     assert residual.std() == pytest.approx(expected, rel=0.15)
 
 
-@pytest.mark.parametrize(
-    ("features", "strategy", "name"),
-    [
-        ("statistics", "admm", "gram"),
-        ("dp-sgd", "admm", "proposal"),
-        ("dp-sgd", "sgd", "gradient"),
-    ],
-)
+@pytest.mark.parametrize(("features", "strategy", "name"), CASES["anew"])
 def test_noise_is_drawn_anew_by_every_shard_and_run(features, strategy, name):
     """Twice the same run: what is private differs, what is not is the same."""
     clear = PrivacySettings(unions="clear")
@@ -373,13 +351,7 @@ def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():
     assert one != other
 
 
-@pytest.mark.parametrize(
-    ("lou", "features", "match"),
-    [
-        ("gram", "dp-sgd", "lou is 'gram', but privacy.features = 'dp-sgd' needs 'c"),
-        ("consensus", "statistics", "needs 'gram' or 'auto'"),
-    ],
-)
+@pytest.mark.parametrize(("lou", "features", "match"), CASES["uncovered"])
 def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match):
     with pytest.raises(SettingsError, match=match):
         trained(PrivacySettings(features=features), lou=lou)

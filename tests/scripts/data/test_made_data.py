@@ -33,9 +33,7 @@ def check_run(path: Path, strategy: str, task: str) -> None:
     assert [fragment.name for fragment in fragments] == list(schemas)
 
 
-def test_each_organisation_has_its_shards_and_both_runs_fit_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_each_organisation_has_its_shards_and_both_runs_fit_them(tmp_path, capsys):
     folder = tmp_path / "a store"
     assert (
         main([str(folder), "--orders", "30", "--items", "5", "--customers", "9"]) == 0
@@ -57,13 +55,7 @@ def test_each_organisation_has_its_shards_and_both_runs_fit_them(
 
 
 @pytest.mark.parametrize(("place", "options", "problem"), CASES["refused"])
-def test_what_cannot_be_made_is_refused(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    options: list[str],
-    problem: str,
-) -> None:
+def test_what_cannot_be_made_is_refused(tmp_path, capsys, place, options, problem):
     (tmp_path / "file").touch()
     assert main([str(tmp_path / place), *options]) == 2
     assert problem.format(tmp_path / place) in capsys.readouterr().err

@@ -134,9 +134,7 @@ def test_what_is_written_can_be_trained_on(output: Path) -> None:
     assert report.final_train["auc"] > 0.95
 
 
-def test_other_files_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_refused(tmp_path, capsys):
     folder = write_files(tmp_path / "mimic")
 
     def refusal(*options: str) -> str:

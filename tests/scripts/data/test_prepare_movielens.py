@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -44,13 +43,7 @@ def test_a_movie_has_a_row_per_genre(tmp_path: Path) -> None:
 # the only year of the small one is constant; its titles are the same words, the year
 # apart, as the é is read
 @pytest.mark.parametrize(("files", "years", "titles"), [(SMALL, 0, 1), (LARGE, 1, 2)])
-def test_what_is_written_can_be_trained_on(
-    tmp_path: Path,
-    files: dict[str, str],
-    years: int,
-    titles: int,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_is_written_can_be_trained_on(tmp_path, files, years, titles, capsys):
     folder, output = write(tmp_path / "archive", files), tmp_path / "my output"
     assert main([str(folder), str(output)]) == 0
     assert "joined: 5 rows" in capsys.readouterr().out
@@ -65,18 +58,14 @@ def test_what_is_written_can_be_trained_on(
 
 
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["message"])
-def test_other_files_are_refused(
-    tmp_path: Path, case: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_refused(tmp_path, case, capsys):
     merged = {name: text for name, text in {**SMALL, **case["files"]}.items() if text}
     folder = write(tmp_path / "archive", merged)
     assert main([str(folder), str(tmp_path / "out")]) == 2
     assert case["message"] in capsys.readouterr().err
 
 
-def test_other_archives_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_archives_are_refused(tmp_path, capsys):
     other = packed(tmp_path, {"links.csv": "movieId,imdbId\n"})
     text = tmp_path / "a.txt"
     text.write_text("x")

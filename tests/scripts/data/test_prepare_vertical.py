@@ -30,9 +30,7 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def test_three_parties_share_the_features_in_order(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_three_parties_share_the_features_in_order(folder, tmp_path):
     assert main([str(folder), str(tmp_path)]) == 0
 
     def parties(name: str) -> list[pd.DataFrame]:
@@ -70,14 +68,7 @@ def test_what_is_written_trains_on_a_coreset(folder: Path, tmp_path: Path) -> No
     ],
     ids=["years", "houses", "empty", "none", "parties"],
 )
-def test_other_files_are_refused(
-    folder: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    file: str | None,
-    text: str,
-    problem: str,
-) -> None:
+def test_other_files_are_refused(folder, tmp_path, capsys, file, text, problem):
     if file:
         folder = tmp_path
         (folder / file).write_text(text, encoding="utf-8")

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from scripts.data.prepare_yelp import COMPLIMENTS, WIDTH, main
 from tests.support.datasets import prepared_once, run_prepared, table
@@ -108,9 +107,7 @@ def test_bags_of_words_have_the_width_of_the_embedding(output: Path) -> None:
     np.testing.assert_allclose(np.square(matrix).sum(axis=1), [1, 1, 0, 1], rtol=1e-6)
 
 
-def test_embeddings_are_joined_by_id(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_embeddings_are_joined_by_id(tmp_path, capsys):
     folder = write_files(tmp_path / "yelp")
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(7, WIDTH)).astype(np.float32)
@@ -137,9 +134,7 @@ def test_what_is_written_can_be_trained_on(output: Path) -> None:
     assert report.final_train["accuracy"] == 1.0
 
 
-def test_other_files_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_files_are_refused(tmp_path, capsys):
     folder = write_files(tmp_path / "yelp")
 
     def refusal(*options: str) -> str:

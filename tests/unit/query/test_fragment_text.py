@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.support.files import case_table
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.query.fragment_text import fragment_text
 
@@ -21,29 +22,12 @@ VISITS = Fragment(
 AVERAGES = (Feature("mean", 'AVG("day")'), Feature("p", '"patient"'))
 INNER = SubQuery(AVERAGES, ('"day" > 3',), ('"patient"',), ("COUNT(*) > 1",))
 GROUPED = Fragment("v", "visits", (Feature("mean", '"mean"'),), subquery=INNER)
-TEXT = """\
-table "visits"
-feature "day": "day"
-feature "late": "hour" > 20
-label: "hiv"
-weight: "days"
-filter: "day" > 3
-filter: "ward" = 'a'
-join key: "patient"
-join key: "ward"
-  and: "bed\""""
-GROUPED_TEXT = """\
-table "visits"
-sub-query column "mean": AVG("day")
-sub-query column "p": "patient"
-sub-query filter: "day" > 3
-sub-query group: "patient"
-sub-query HAVING: COUNT(*) > 1
-feature "mean": "mean\""""
+CASES = case_table(__file__)
+TEXT = CASES["plain"]
 
 
 def test_a_text_has_a_line_for_every_piece():
-    assert [*map(fragment_text, (VISITS, GROUPED))] == [TEXT, GROUPED_TEXT]
+    assert [*map(fragment_text, (VISITS, GROUPED))] == [TEXT, CASES["grouped"]]
 
 
 def test_the_same_query_has_one_text():
@@ -53,15 +37,7 @@ def test_the_same_query_has_one_text():
     assert fragment_text(again) == TEXT
 
 
-@pytest.mark.parametrize(
-    ("hostile", "line"),
-    [
-        ('"day" = \'x\nlabel: "fine"\'', 'filter: "day" = \'x\\nlabel: "fine"\''),
-        ("\"day\" = 'x\u202egnol'", "filter: \"day\" = 'x\\u202egnol'"),
-        ("\"day\" = 'x\\n'", "filter: \"day\" = 'x\\\\n'"),
-        ("not ( SQL\r\n", "filter: not ( SQL\\r\\n"),
-    ],
-)
+@pytest.mark.parametrize(("hostile", "line"), CASES["hostile"])
 def test_no_piece_forges_a_line_or_hides_a_part(hostile, line):
     text = fragment_text(Fragment("v", "visits", filters=(hostile,)))
     assert text.split("\n") == ['table "visits"', line]

@@ -79,9 +79,7 @@ def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path: Path) -> None:
 
 
 @given(st.floats(), st.floats(width=32))
-def test_json_has_finite_numbers_only_also_of_numpy(
-    value: float, single: float
-) -> None:
+def test_json_has_finite_numbers_only_also_of_numpy(value, single):
     final = {"auc": value, "loss": np.float32(single)}
     chosen = {"a": np.int64(3), "b": np.bool_(True), "c": [np.float64(0.5)]}
     report = replace(small_report(), final_test=final, chosen=chosen)  # type: ignore[arg-type]

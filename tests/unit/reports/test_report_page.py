@@ -336,13 +336,8 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     page, probe = tmp_path / "page.html", tmp_path / "probe.html"
     page.write_text(html)
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
-    command = [
-        CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic",
-        "--no-first-run", "--disable-background-networking", "--disable-sync",
-        "--disable-component-update", "--allow-file-access-from-files",
-        "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=20000",
-        f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", probe.as_uri(),
-    ]  # fmt: skip
+    profile = f"--user-data-dir={tmp_path / 'profile'}"
+    command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=True
     )

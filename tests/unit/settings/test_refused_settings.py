@@ -17,14 +17,7 @@ def test_what_cannot_be_used_is_refused(config: dict, message: str) -> None:
         Settings.from_run_config(config)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"privacy.features": "dp-sgd"},
-        {"privacy.predictions": 1.0},
-        {"privacy.labels": "randomised-response", "privacy.label-epsilon": 1.0},
-    ],
-)
+@pytest.mark.parametrize("config", case_table(__file__)["not-with-importance"])
 def test_importance_makes_other_noise_void(config: dict) -> None:
     drawn = {**config, "coreset-size": 10}
     message = f"'importance' does not go with {next(iter(config))}: .* use 'uniform'"
