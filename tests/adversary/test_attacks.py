@@ -123,7 +123,6 @@ def parts(finished: Run) -> Iterator[Part]:
 def arrays_of(
     finished: Run, part: Part, name: str, *, is_reply: bool
 ) -> Iterator[np.ndarray]:
-    """Yield the arrays of a name that a part has sent, or was sent."""
     for seen in finished.seen:
         if seen.is_reply == is_reply and (part.number, name) in seen.arrays:
             yield seen.arrays[part.number, name]
@@ -150,7 +149,6 @@ def clipped(rows: np.ndarray, clip: float) -> np.ndarray:
 
 
 def clipping(plan: ClippedNoise | None) -> tuple[float, dict[str, float]]:
-    """The clip of a mechanism, and its noise."""
     if plan is None:
         return np.inf, {}
     return plan.clip, noise_of(plan.noise_multiplier, plan.noise_multiplier * plan.clip)

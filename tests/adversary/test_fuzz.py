@@ -50,7 +50,6 @@ READ = ("cache", ROW_ORDER_KEY)
 
 
 def text_of(content: RecordDict) -> str:
-    """The text of a message's header, if it has one."""
     record = content.get(MESSAGE)
     return str(record.get(HEADER)) if isinstance(record, ConfigRecord) else ""
 
@@ -98,7 +97,6 @@ class FuzzingGrid(HostileGrid):
         return InProcessGrid._deliver(self, message)
 
     def fuzz(self, message: Message, wanted: int) -> None:
-        """Send mutants of a request until so many were refused; nothing changes."""
         if not wanted:
             return
         action = message.metadata.message_type
@@ -120,7 +118,6 @@ class FuzzingGrid(HostileGrid):
             assert path.read_bytes() == data, path
 
     def _answer(self, message: Message, content: RecordDict) -> dict:
-        """Return the header of what the site's app answers to a mutant."""
         mutant = Message(content, dst_node_id=SHOP, message_type="query")
         mutant.metadata.__dict__.update(message.metadata.__dict__)
         reply = InProcessGrid._deliver(self, mutant)
@@ -214,7 +211,6 @@ def strangers(folder: Path) -> list[Path]:
 
 
 def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
-    """Run a strategy among mutants of its requests."""
     grid = FuzzingGrid(folder, np.random.default_rng(12), counts)
     before = outside(folder)
     try:

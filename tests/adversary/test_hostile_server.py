@@ -62,7 +62,6 @@ NODES = {"shop": SHOP, "us": US}
 
 
 def check_refusals(answers):
-    """Assert that whatever was refused was refused on purpose, and nothing left."""
     for answer in answers:
         assert not FOREIGN.match(answer.error), answer
         if answer.error:

@@ -54,7 +54,6 @@ def openssl(*arguments):
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory):
-    """A CA with a certificate, and a node's key."""
     folder = tmp_path_factory.mktemp("keys")
     done("make_ca.sh", folder / "ca", "link.example.org", "10.1.2.3", "fd00::1")
     done("make_node_key.sh", folder / "node.key")

@@ -91,7 +91,6 @@ class Sites(HostileGrid):
         self.asked: dict[int, list[tuple[Message, Message]]] = {}
 
     def ask(self, message: Message, packet=None, action="") -> Message:
-        """Return the reply to a request, or to one that says something else."""
         if packet is None:
             return InProcessGrid._deliver(self, message)
         changed = Message(pack(packet), dst_node_id=SHOP, message_type="query")
@@ -148,7 +147,6 @@ def spent(grid) -> dict[int, list[tuple]]:
 
 
 def run(folder: Path, kind: str, grid_class=Sites, before=None, **settings):
-    """Train in one of the ways; return the grid and the strategy."""
     folder.mkdir(exist_ok=True)
     grid = grid_class(folder, before)
     method = TablePuppetSGD if kind == "sgd" else TablePuppetADMM

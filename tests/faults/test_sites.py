@@ -65,7 +65,6 @@ class TamperingGrid(InProcessGrid):
 
 
 def packed(change):
-    """Change the packet of a reply."""
     return lambda _, reply: pack(change(unpack(reply.content)))
 
 
@@ -256,7 +255,6 @@ def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
 
 
 def failure(**values):
-    """Replace a reply by a failure."""
     return lambda *_: pack(Packet({"kind": "refused", "round": 1, **values}))
 
 

@@ -19,7 +19,6 @@ Run = Future[tuple[int, str]]
 
 
 def script(name: str, *arguments: str, home: Path) -> tuple[int, str]:
-    """Run a script of the project; return its exit status and all it printed."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / name), *arguments],
@@ -66,14 +65,12 @@ def runs(store: Path) -> Iterator[dict[str, Run]]:
 
 
 def home(folder: Path, name: str) -> Path:
-    """Make a working folder of one run."""
     own = folder / name
     own.mkdir()
     return own
 
 
 def changed(folder: Path, name: str, old: str, new: str) -> Path:
-    """Write a run config in which a text is replaced."""
     text = (folder / "my-run.toml").read_text()
     assert old in text
     path = folder / f"{name}.toml"

@@ -85,5 +85,4 @@ def prepared_once(
 
 
 def table(output: Path, name: str) -> pd.DataFrame:
-    """Read a table that was written."""
     return pd.read_parquet(output / f"{name}.parquet")

@@ -64,11 +64,9 @@ class Deployment:
         self.allowed_apps.write_text(self.app_hash(ROOT))
 
     def script(self, name: str, *arguments: object) -> str:
-        """Run a script of the deployment and return its output."""
         return self._call("bash", SCRIPTS / name, *arguments)
 
     def flwr(self, *arguments: object) -> str:
-        """Run the operator's ``flwr`` and return its output."""
         return self._call(Path(sys.prefix) / "bin" / "flwr", *arguments)
 
     def app_hash(self, checkout: Path) -> str:
@@ -76,15 +74,12 @@ class Deployment:
         return self.script("app_hash.sh", checkout).strip()
 
     def state(self, site: str) -> Path:
-        """The state folder of a site."""
         return self.folder / site / "state"
 
     def log(self, name: str) -> str:
-        """What a process has written so far, over all its starts."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def start_superlink(self) -> None:
-        """Start it, or start it again, and wait until it answers."""
         certificates, state = self.folder / "ca", self.folder / "superlink"
         options = ("--certificates", certificates, "--state", state)
         self._start("superlink", "superlink.sh", *options, "--port", self.port)
@@ -121,7 +116,6 @@ class Deployment:
     def submit(
         self, name: str, settings: Mapping[str, object], checkout: Path = ROOT
     ) -> str:
-        """Start a run of a checkout with a file of settings; return its id."""
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         file = self.folder / f"{name}.toml"
         file.write_text("\n".join(lines))

@@ -48,12 +48,10 @@ Sites = Sequence[Mapping[str, list[pd.DataFrame]]]
 
 
 def task_of(loss: str) -> str:
-    """The task that a loss is for."""
     return "regression" if LOSSES[loss]().is_regression else "classification"
 
 
 def store_sql(loss: str) -> str:
-    """The query of the store with the label for a loss."""
     return f"SELECT {LABELS[loss]} AS label, {FEATURES} {SOURCE}"
 
 
@@ -233,11 +231,9 @@ class Run(Watched):
 
     @property
     def losses(self) -> list[float]:
-        """Training loss by epoch."""
         return [item.train["loss"] for item in self.history if item.train]
 
     def requests(self, epoch: int) -> list[list[Seen]]:
-        """The requests of each round of an epoch."""
         rounds = [item.round for item in self.history if item.epoch == epoch]
         return [
             [seen for seen in self.seen if seen.round == number and not seen.is_reply]

@@ -70,7 +70,6 @@ def joined_rows(
 def run(
     frame: pd.DataFrame, wanted: Fragment, folder=None, order_key=b""
 ) -> ExtractedShard:
-    """Extract a table of a frame."""
     token = register_frames({"table": frame}, site="here")
     try:
         (source,) = load_tables(f"memory:{token}")
@@ -118,7 +117,6 @@ def table_values(shards: Sequence[ExtractedShard]) -> dict[str, list[Value]]:
 
 
 def column_values(column: FeatureColumn) -> list[Value]:
-    """The values of a column: numbers, texts or None."""
     if isinstance(column, CategoricalColumn):
         texts = [*column.categories, None]
         return [texts[code] for code in column.codes]
@@ -158,7 +156,6 @@ def engine_rows(
 
 
 def result_names(bound: BoundQuery) -> list[str]:
-    """The label and the features of a query."""
     features = [
         feature.name
         for table in bound.tables

@@ -57,11 +57,9 @@ class Model:
         return strategy
 
     def table(self, sites: NamedSites, sql: str = "", **settings: object) -> pa.Table:
-        """Return the predictions."""
         return self.predict(sites, sql, **settings).predictions
 
     def evaluate(self, sites: NamedSites, sql: str = "", **settings: object) -> dict:
-        """Return the metrics."""
         query = Query.from_sql(sql or self.sql)
         strategy = Evaluate(query, self.manifest, mode="evaluate", **settings)
         self.start(strategy, sites)

@@ -27,7 +27,6 @@ SECONDS_TO_START = 60.0
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[sa.URL]:
-    """A PostgreSQL server with an empty database."""
     folders = sorted(
         Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name)
     )
@@ -64,7 +63,6 @@ def postgresql() -> Iterator[sa.URL]:
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[sa.URL]:
-    """A MariaDB server with an empty database."""
     path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin"])
     install, mariadbd = (
         shutil.which(name, path=path) for name in ("mariadb-install-db", "mariadbd")

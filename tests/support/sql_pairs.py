@@ -49,7 +49,6 @@ class SqlTable(NamedTuple):
 
 
 def read_tables(script: str) -> dict[str, SqlTable]:
-    """Return the tables that a script makes in DuckDB."""
     tables = {}
     with duckdb.connect() as connection:
         connection.execute(script)

@@ -75,7 +75,6 @@ def rows_as_bytes(hashes):
 
 
 def hashes_sent(seen, action, prefix):
-    """The hashes of a name that the sites of a run have sent."""
     return [
         array
         for message in seen
@@ -85,7 +84,6 @@ def hashes_sent(seen, action, prefix):
 
 
 def recovered(sent, guesses):
-    """The share of sent hashes, (k, 2), that some guess (numbers, 2) explains."""
     sent = np.concatenate([rows for rows in sent if len(rows)])
     is_found = np.zeros(len(sent), bool)
     for guess in guesses:
@@ -236,7 +234,6 @@ class Middle:
             header["site-keys"][node] = self._own(node).public.site.hex()
 
     def _public(self, header, nodes):
-        """The public keys of nodes, as a request has them."""
         names = ("public-keys", "site-keys")
         keys = [[bytes.fromhex(header[name][node]) for name in names] for node in nodes]
         return [PublicKeys(*pair) for pair in keys]
@@ -270,7 +267,6 @@ class Middle:
             sealed |= {"text": text, "members": members}
 
     def recovered(self):
-        """The share of the hashes that it has read."""
         sent = list(self.grid.hashes().values())
         public = [own.run for own in self.told.values()]
         public += [self.pairs[MORE].run.public] * (MORE in self.pairs)

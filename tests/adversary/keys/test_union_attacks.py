@@ -36,7 +36,6 @@ class Grid(federated.WatchedGrid):
 
 
 def numbers_in(seen, names):
-    """The arrays of these names in a message."""
     return {name: a for (_, name), a in seen.arrays.items() if name in names}
 
 

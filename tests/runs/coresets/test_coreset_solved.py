@@ -57,7 +57,6 @@ def solve(strategy: str, layout=whole, sql: str = SQL, **settings: object) -> Ru
 
 
 def joined(finished: Run) -> np.ndarray:
-    """The encoded sampled joined rows, side by side, from what the sites have."""
     mapping = finished.strategy.training_problem.train
     blocks = [
         np.append(own, np.zeros((1, own.shape[1])), axis=0)[mapping.tables[name].row_of]

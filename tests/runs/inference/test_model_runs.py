@@ -263,7 +263,6 @@ def test_coefficients_that_are_none_are_refused(trained, array, match):
 
 
 def shown_by(grid) -> set[int]:
-    """The parts whose coefficients left."""
     sent = grid.arrays("query.finish", replies=True)
     return {number for number, name in sent if name == "coefficients"}
 

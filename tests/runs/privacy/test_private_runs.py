@@ -66,7 +66,6 @@ def trained(
 
 
 def accounts(finished: federated.Run) -> list[dict]:
-    """All records of the sites' ledgers."""
     ledger = finished.strategy.report.privacy["ledger"]
     return [one for own in ledger.values() for one in own]
 

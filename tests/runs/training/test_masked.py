@@ -18,13 +18,11 @@ SCORES = ("scores", "batch-scores", "tested-scores")
 
 
 def history(finished: Run) -> np.ndarray:
-    """The metrics of all epochs, one after the other."""
     metrics = [own for e in finished.strategy.history for own in (e.train, e.test)]
     return np.array([value for own in metrics for value in own.values()])
 
 
 def scores_sent(finished: Run) -> list[np.ndarray]:
-    """The arrays of scores that sites have sent."""
     return [
         array
         for seen in finished.seen

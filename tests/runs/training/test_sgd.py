@@ -34,7 +34,6 @@ SETTINGS = {
 
 
 def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> Run:
-    """A run on the store, made once."""
     own = {**SETTINGS, "model": model, "hidden_sizes": (6,), **how}
     return on_store(loss, layout, "sgd", **own)
 

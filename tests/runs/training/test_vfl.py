@@ -25,7 +25,6 @@ MLP = ("sgd", {**SGD[1], "model": "mlp", "hidden_sizes": (6,)})
 
 
 def trained(strategy, layout, source="inner", loss="squared", **how) -> Run:
-    """A run on the store, made once."""
     how = {"num_epochs": EPOCHS, **how}
     return on_store(loss, layout, strategy, SOURCES[source], **how)
 

@@ -219,7 +219,6 @@ def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a run over tables in files."""
     folder = tmp_path_factory.mktemp("run")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
     assert make_files([str(folder), *sizes]) == 0

@@ -85,7 +85,6 @@ def batches_of(finished: federated.Run) -> list[list[list[int]]]:
 
 
 def store_labels(loss: str) -> np.ndarray:
-    """The label of every order."""
     qty = FRAMES["orders"]["qty"].to_numpy()
     if federated.task_of(loss) == "regression":
         return qty

@@ -316,7 +316,6 @@ def lose_state(store: run_store.SiteStore) -> None:
 
 
 def flower_error(code: int, message: Message) -> Message:
-    """Return an error that Flower replies with."""
     error = Message(Error(code, "as tested"), reply_to=message)
     if code in OF_SERVER:
         error.metadata.__dict__["_src_node_id"] = 1

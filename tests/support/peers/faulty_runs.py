@@ -151,7 +151,6 @@ class Federation:
 
     @property
     def can_be_resumed(self) -> bool:
-        """Whether the run has a checkpoint."""
         return (self.run / "checkpoint" / "journal.db").exists()
 
     def _live(self, world: faulty_grid.World) -> Ended:

@@ -34,7 +34,6 @@ OF_EACH_TYPE = (None, True, 1, 0.5, "x", [[]], {EXTRA: [None]})
 
 
 def messages(kind: type[Message]) -> st.SearchStrategy[Message]:
-    """Messages of a type, with up to three parts."""
     part = layout_of(kind).part
     values = {
         field.name: _values(inspect.type_info(field.type))
@@ -68,7 +67,6 @@ def bodies(draw: st.DrawFn, kind: type[Body]) -> Body:
 
 
 def _values(info: inspect.Type) -> st.SearchStrategy[Any]:
-    """Values of a declared type."""
     return _VALUES[type(info)](info)
 
 
@@ -139,7 +137,6 @@ class Malformed(NamedTuple):
 
 
 def malformed(kind: type[Message], message: Message) -> Iterator[Malformed]:
-    """Yield packets that are wrong in one place, from a good message."""
     good = encode(message)
     yield from _wrong_objects(kind, good, good.header, ())
     part = layout_of(kind).part
@@ -172,7 +169,6 @@ def _wrong_parts(good: Packet) -> Iterator[Malformed]:
 def _wrong_objects(
     kind: type[Body], good: Packet, values: dict[str, Any], path: tuple[str | int, ...]
 ) -> Iterator[Malformed]:
-    """Yield packets that are wrong within the object at a place of the header."""
     names = [step for step in path if isinstance(step, str) and step != PARTS]
 
     def changed(name: str, what: str, **value: Any) -> Malformed:
@@ -256,7 +252,6 @@ def _match(pattern: str) -> str:
 
 
 def _wrong_arrays(layout: Layout, good: Packet) -> Iterator[Malformed]:
-    """Yield packets with wrong arrays."""
     specs = {key: _spec(layout, key) for key in good.arrays}
     sides = [_first_side(key, spec) for key, spec in specs.items()]
     for key, array in good.arrays.items():

@@ -34,7 +34,6 @@ clientapp = "app:client"
 
 
 def bundle(code: str) -> bytes:
-    """Return the app bundle of a module."""
     files = {"pyproject.toml": PROJECT.encode(), "app.py": code.encode()}
     with warnings.catch_warnings():
         # Flower names patterns as pathspec no longer wants them to be

@@ -57,7 +57,6 @@ def hash_of_rows(key: ExtractedKey) -> list[tuple[int, int] | None]:
 
 
 def hash_of(tmp_path, value: str) -> tuple[int, int] | None:
-    """The hash of one SQL value as a key."""
     wanted = fragment(keys=[('"k"',)])
     (actual,) = hash_of_rows(of_sql(tmp_path, f"SELECT {value} AS k", wanted).keys[0])
     return actual
@@ -167,7 +166,6 @@ def test_equal_values_agree_and_others_do_not(tmp_path):
 
 
 def assert_equal_where(values, hashes):
-    """Hashes are equal exactly where the values are."""
     pairs = list(zip(values, hashes, strict=True))
     for value, actual in pairs:
         for other, hashed in pairs:

@@ -117,7 +117,6 @@ def test_whatever_is_not_declared_is_refused(kind, data):
 
 
 def read(kind, values):
-    """Return an envelope, or a failure, of these values."""
     packet = Packet(values)
     return decode(kind, packet) if kind is Failure else read_envelope(kind, packet)
 

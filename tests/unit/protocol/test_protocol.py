@@ -150,12 +150,10 @@ def records(header="{}", layout="[]", payload=None, small=None) -> RecordDict:
 
 
 def one_array(dtype, shape, **payload) -> RecordDict:
-    """A message of one array, with that payload."""
     return records(layout=json.dumps([[0, "x", dtype, shape]]), **payload)
 
 
 def eight(payload) -> RecordDict:
-    """A message of one array of eight bytes, with that payload."""
     return one_array("uint8", [8], payload=payload)
 
 

@@ -129,7 +129,6 @@ def bound(select, label_table="o", row_key=(), tail=FROM):
 
 
 def labelled(select):
-    """The query of a label, without it."""
     expected = Query.from_sql(f"SELECT {select} {FROM}").bind(PEOPLE)
     fragments = tuple(replace(fragment, label=None) for fragment in expected.fragments)
     return replace(expected, fragments=fragments)

@@ -23,7 +23,6 @@ CASES = case_table(__file__)
 
 
 def lines_of(**changes: object) -> list[str]:
-    """The lines of the summary of a report with these changes."""
     console = Console(file=io.StringIO(), width=100)
     report = replace(small_report(), **changes)  # type: ignore[arg-type]
     console.print(result_view(report_dict(report)))

@@ -38,7 +38,6 @@ def expected_curves(report):
 
 
 def read_events(folder):
-    """Return the scalars and texts of TensorBoard's event files."""
     from tensorboardX.proto.event_pb2 import Event
 
     curves, texts = {}, {}

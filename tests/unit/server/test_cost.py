@@ -91,7 +91,6 @@ def explained(layout, sql, **how):
 
 
 def sent(rounds) -> Traffic:
-    """The traffic of rounds of a report."""
     up, down = Counter(), Counter()
     for item in rounds:
         up.update(item.bytes_up)
@@ -108,7 +107,6 @@ def check(predicted: Traffic, actual: Traffic, within: float = WITHIN) -> None:
 
 
 def less(one, two):
-    """Bytes by table less others."""
     return {name: count - two.get(name, 0) for name, count in one.items()}
 
 

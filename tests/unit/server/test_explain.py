@@ -109,7 +109,6 @@ DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)
 
 
 def protections(releases, carries):
-    """The protections of what is carried and begins so."""
     return {each.protection for each in releases if each.carries.startswith(carries)}
 
 

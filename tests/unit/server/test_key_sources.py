@@ -229,7 +229,6 @@ OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
 def with_groups(*groups):
-    """Name the groups of a part's join keys."""
     return lambda header: header["parts"][0].update({"key-groups": groups})
 
 

@@ -42,7 +42,6 @@ OF_OTHER_RUNS = {
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The fields of settings that code outside their package has read."""
     fields: set[str] = set()
     names = {entry.name for entry in dataclasses.fields(Settings)} - {"privacy"}
 

@@ -53,7 +53,6 @@ def ledger(request, tmp_path):
 
 @pytest.fixture
 def root(tmp_path):
-    """The state folder."""
     return str(tmp_path / "state")
 
 

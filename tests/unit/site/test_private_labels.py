@@ -57,7 +57,6 @@ def spent(site):
 
 
 def kept_draws(folder):
-    """The rows of the labels that were drawn."""
     query = "SELECT name, data FROM entries WHERE run = 'labels'"
     return rows_in(folder / "state" / FILE, query)
 

@@ -33,7 +33,6 @@ def frames():
 
 
 def train(folder, method, **settings):
-    """Train, and return the last local scores that each part sent."""
     orders, people = frames()
     sites = [{"orders": orders}, {"c": [people[:4], people[4:]]}]
     grid = WatchedGrid(sites)

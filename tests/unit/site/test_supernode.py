@@ -40,7 +40,6 @@ def flower(monkeypatch):
 
 @pytest.fixture
 def started(flower, monkeypatch):
-    """The arguments of Flower's command, each time it starts."""
     arguments = []
 
     def start():
