@@ -10,7 +10,6 @@ import pytest
 from tests.support.servers import mariadb, postgresql
 
 __all__ = ["mariadb", "postgresql"]
-
 SHARED = (
     *("test_private_runs", "test_hostile_server", "test_sites", "test_pushdown"),
     *("test_vfl", "test_training", "test_left_join", "test_empty_shards"),

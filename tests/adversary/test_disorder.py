@@ -13,7 +13,6 @@ READ = {Action.STATISTICS, Action.FIT, Action.MEASURE, Action.PREPARE}
 READING = READ | {Action.DRAW, Action.WEIGH}
 # any of them needs what the others need: they may stand in for each other
 TRAINING = {Action.ADMM, Action.CONSENSUS, Action.SGD, Action.STEP, Action.FINISH}
-
 __all__ = ["same_noise"]
 
 

@@ -12,7 +12,6 @@ from tests.support.peers.fuzzing import Fuzzer
 from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "plain", "same_noise"]
-
 US = 3
 EACH = 4
 """Mutants of the reply to each action."""

@@ -41,10 +41,13 @@ from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 TINY = 5e-324
 DP_SGD = PrivacySettings(features="dp-sgd", predictions=1.0)
 EXACT = PrivacySettings(features="statistics", predictions=1.0)
+HASHED = {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
+BARE = CASES["bare"]
+FAILS = 'CASE WHEN "age" = {} THEN CAST(\'x\' || "kind" AS INT) ELSE 0 END'
+FRAGMENT = ("parts", 0, "fragment")
 
 
 @pytest.mark.parametrize(("path", "match"), CASES["small_units"])
@@ -89,9 +92,6 @@ def test_clips_below_what_norms_in_float32_can_tell_are_refused():
     assert plan.gradients.clip == pytest.approx(math.sqrt(2) * 1e-18)
     with pytest.raises(SiteError, match=r"gradients would be clipped to 1.4.*e-18"):
         plan_part(DP_SGD, course, sends=(), is_linear=False)
-
-
-HASHED = {"type": "hash", "name": "age", "buckets": 2, "of-number": False}
 
 
 @pytest.mark.parametrize("change", [{"of-length": True}, HASHED])
@@ -197,11 +197,6 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
     grid = HostileGrid(tmp_path, policies={"orders": rules})
     with pytest.raises(SiteError, match="scores of a row depend on other rows"):
         train(grid, privacy=private, model="mixing_models:make")
-
-
-BARE = CASES["bare"]
-FAILS = 'CASE WHEN "age" = {} THEN CAST(\'x\' || "kind" AS INT) ELSE 0 END'
-FRAGMENT = ("parts", 0, "fragment")
 
 
 def ask_for(folder, policy, *expressions):

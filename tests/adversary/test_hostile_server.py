@@ -59,6 +59,27 @@ ROWS = 12
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
 NODES = {"shop": SHOP, "us": US}
+UNDECLARED = "not declared|none are declared|not listed|there to another request"
+ALWAYS = {"query.describe", "query.seal", "query.extract"}
+ONE_ROW = pack_bits(np.arange(ROWS) == 4)
+PRIVATE = PrivacySettings(features="dp-sgd", epsilon=1.0)
+EXACT = PrivacySettings(features="statistics", epsilon=1.0)
+OF_SGD = {"gradient", "sealed", "batch-scores", "tested-scores"}
+OF_ADMM = {"moments", "proposal", "sealed"}
+NO_NOISE = "its plan has no noise for"
+NOT_EXACT = "is for linear models that are fitted exactly, not for "
+NOISY = replace(PRIVATE, noise_multiplier=1.0)
+BUDGET = """
+    epsilon = 2.0
+    delta = 1e-4
+    releases = { labels = "clear", scores = "clear", statistics = "moments" }
+"""
+SUBQUERY = {
+    "columns": [["price", 'AVG("price")'], ["day", '"day"'], ["cust", 'MIN("cust")']],
+    "filters": [],
+    "groups": ['"day"'],
+    "having": [],
+}
 
 
 def check_refusals(answers):
@@ -66,10 +87,6 @@ def check_refusals(answers):
         assert not FOREIGN.match(answer.error), answer
         if answer.error:
             answer.check_nothing_left()
-
-
-UNDECLARED = "not declared|none are declared|not listed|there to another request"
-ALWAYS = {"query.describe", "query.seal", "query.extract"}
 
 
 # tests/adversary/test_fuzz.py sends thousands more
@@ -173,14 +190,6 @@ def test_parts_that_are_not_the_sites_are_named(tmp_path, action, change, match)
     check_refused(tmp_path, "admm", "shop", action, change, match)
 
 
-SUBQUERY = {
-    "columns": [["price", 'AVG("price")'], ["day", '"day"'], ["cust", 'MIN("cust")']],
-    "filters": [],
-    "groups": ['"day"'],
-    "having": [],
-}
-
-
 def subquery(**changes):
     return header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
 
@@ -254,9 +263,6 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     for lost in (lambda: site.source(ORDERS), lambda: site.extracted(ORDERS)):
         with pytest.raises(MessageError, match="part 0 does not belong to this run"):
             lost()
-
-
-ONE_ROW = pack_bits(np.arange(ROWS) == 4)
 
 
 @pytest.mark.parametrize(
@@ -348,22 +354,11 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
     assert sum(opened in answer.error for answer in grid.answers) == 1
 
 
-PRIVATE = PrivacySettings(features="dp-sgd", epsilon=1.0)
-EXACT = PrivacySettings(features="statistics", epsilon=1.0)
-
-
 def as_sgd(packet):
     """Say that the run is one of SGD, and go on with ADMM."""
     outline = {**packet.header["outline"], "strategy": "sgd"}
     outline |= {"batch-uses": 1, "batch-rate": 0.0}
     return Packet({**packet.header, "outline": outline}, packet.arrays)
-
-
-OF_SGD = {"gradient", "sealed", "batch-scores", "tested-scores"}
-OF_ADMM = {"moments", "proposal", "sealed"}
-NO_NOISE = "its plan has no noise for"
-NOT_EXACT = "is for linear models that are fitted exactly, not for "
-NOISY = replace(PRIVATE, noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(
@@ -471,13 +466,6 @@ def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
         answer.check_nothing_left()
         assert "table o: the server may not set its model" in answer.error
     assert grid.answers
-
-
-BUDGET = """
-    epsilon = 2.0
-    delta = 1e-4
-    releases = { labels = "clear", scores = "clear", statistics = "moments" }
-"""
 
 
 def test_an_extra_round_is_over_the_plan(tmp_path):

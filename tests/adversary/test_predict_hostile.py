@@ -36,6 +36,9 @@ from tp_flower.settings import PrivacySettings
 
 UNLABELLED = SQL.replace("o.qty AS label, ", "")
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
+FRAGMENT = ("parts", 0, "fragment")
+COVERED = {"privacy": PrivacySettings(predictions=4.0, delta=1e-5)}
+DEMANDING = {"customers": "epsilon = 8.0"}
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +87,6 @@ def test_refused_scores(trained):
         assert re.search(answer.what, answer.error), answer
 
 
-FRAGMENT = ("parts", 0, "fragment")
-
-
 @pytest.mark.parametrize(("place", "value"), case_table(__file__)["fragments"])
 def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
     """A server that chose the features could read the model off the scores."""
@@ -127,10 +127,6 @@ def ledger(strategy, site):
 def total_of(strategy, site):
     totals = strategy.report()["privacy"]["totals"]
     return next(own for own in totals if own["site"] == site)
-
-
-COVERED = {"privacy": PrivacySettings(predictions=4.0, delta=1e-5)}
-DEMANDING = {"customers": "epsilon = 8.0"}
 
 
 def test_scores_in_the_clear_are_noted(trained):

@@ -54,6 +54,7 @@ ENCODERS = (
     ("i", "price", "min-max missing=median"),
 )
 UNREADABLE = "the sealed (statistics|encoder) of part [0-9] cannot be opened"
+ROWS = pack_bits(np.ones(3, bool))
 
 
 def numbers_and_hashes(document: object) -> Iterator[float | str]:
@@ -337,9 +338,6 @@ def test_encoders_are_fitted_to_one_choice_of_rows(tmp_path, node, part):
     for answer in grid.answers:
         answer.check_nothing_left()
         assert "another request has already fitted this run's encoders" in answer.error
-
-
-ROWS = pack_bits(np.ones(3, bool))
 
 
 def with_hostile_shard(folder, action, node, names, change, **settings) -> str:

@@ -24,8 +24,8 @@ from tp_flower.protocol.setup_messages import ShardStatistics
 from tp_flower.query.expressions import _check_lengths, _length, parse_expression
 
 CASES = case_table(__file__)
-
 FRAGMENT = ("parts", 0, "fragment")
+TWICE = "SELECT a.y AS label, b.x FROM t a JOIN t b ON a.k = b.k WHERE b.id <> 5"
 
 
 def test_a_real_site_tells_tenths_of_a_second_and_a_simulation_its_time(tmp_path):
@@ -145,9 +145,6 @@ def many(rows=40):
     rng = np.random.default_rng(1)
     frame = pd.DataFrame({"id": np.arange(rows), "k": np.arange(rows) % 20})
     return frame.assign(x=rng.normal(size=rows).round(3), y=rng.normal(size=rows))
-
-
-TWICE = "SELECT a.y AS label, b.x FROM t a JOIN t b ON a.k = b.k WHERE b.id <> 5"
 
 
 def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):

@@ -18,7 +18,6 @@ from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
-
 ROWS = 100
 PATIENTS = pd.DataFrame(
     {
@@ -37,6 +36,9 @@ ALL = ", ".join(f"p.{name}" for name in PATIENTS)
 FOUR = "p.age, p.weight, p.height, p.pulse"
 STRICT = CASES["strict"]
 JOINED = "FROM patients AS p JOIN stays AS s ON p.id = s.patient"
+DUMP = f"SELECT CONCAT_WS('|', {ALL}) AS label, {FOUR}, s.days {JOINED}"
+PACKED = f"SELECT p.age * 1000000 + p.weight AS label, {FOUR}, s.days {JOINED}"
+NEVER = "releases = { rows = 'never' }"
 
 
 def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
@@ -59,11 +61,6 @@ def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
         replies = filter(lambda message: message.has_content(), left)
         texts = [f"{(s := read(m)).header} {s.arrays}" for m in replies]
         assert not [text for text in texts if "name-7" in text]
-
-
-DUMP = f"SELECT CONCAT_WS('|', {ALL}) AS label, {FOUR}, s.days {JOINED}"
-PACKED = f"SELECT p.age * 1000000 + p.weight AS label, {FOUR}, s.days {JOINED}"
-NEVER = "releases = { rows = 'never' }"
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, Explain])

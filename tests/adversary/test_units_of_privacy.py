@@ -18,6 +18,8 @@ UNIT = f'privacy-unit = "person"\nrows-per-unit = {MOST}\n'
 BUDGET = """epsilon = 4.0
 epsilon-per-run = 4.0
 releases = { labels = "clear", scores = "masked", statistics = "clear" }"""
+SQL = """SELECT c.amount AS label, {feature} AS f, p.age
+    FROM claims c JOIN people p ON c.person = p.id WHERE {condition}"""
 
 
 def sites(folder, policy: str = "") -> dict:
@@ -29,10 +31,6 @@ def sites(folder, policy: str = "") -> dict:
     insurer = write_site(folder / "insurer", {"claims": claims}, {"claims": policy})
     registry = write_site(folder / "registry", {"people": people})
     return {"insurer": insurer, "registry": registry}
-
-
-SQL = """SELECT c.amount AS label, {feature} AS f, p.age
-    FROM claims c JOIN people p ON c.person = p.id WHERE {condition}"""
 
 
 def labels(folder, policy, **query) -> set[float]:

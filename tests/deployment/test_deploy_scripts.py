@@ -14,14 +14,20 @@ import yaml
 from tests.support.files import ROOT, case_table, copy_app
 
 CASES = case_table(__file__)
-
 DEPLOY = ROOT / "scripts" / "deploy"
 SHELL_SCRIPTS = sorted(path.name for path in DEPLOY.glob("*.sh"))
-
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "openssl", "ssh-keygen", "flock"))),
     reason="bash, openssl, ssh-keygen or flock is not installed",
 )
+COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
+OTHERS = {
+    "umask": "077",
+    "TZ": "Asia/Tokyo",
+    "LC_ALL": "C",
+    "PYTHONHASHSEED": "7",
+    "SOURCE_DATE_EPOCH": "1",
+}
 
 
 def call(script, *arguments, **environment):
@@ -114,15 +120,6 @@ def test_connections_have_absolute_paths_and_names_of_their_own(keys, tmp_path):
     assert f'root-certificates = "{keys}/ca/ca.crt"' in written
     assert "has a connection 'demo' already" in second.stderr
     assert (tmp_path / "config.toml").read_text() == written
-
-
-OTHERS = {
-    "umask": "077",
-    "TZ": "Asia/Tokyo",
-    "LC_ALL": "C",
-    "PYTHONHASHSEED": "7",
-    "SOURCE_DATE_EPOCH": "1",
-}
 
 
 def test_an_app_has_one_hash_wherever_whenever_and_by_whom(tmp_path):
@@ -257,9 +254,6 @@ def test_shell_scripts_are_sound(script):
     subprocess.run(["bash", "-n", DEPLOY / script], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-x", DEPLOY / script], check=True, cwd=ROOT)
-
-
-COMPOSE = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())
 
 
 @pytest.mark.parametrize("script", ["superlink.sh", "supernode.sh"])

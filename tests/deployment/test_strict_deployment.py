@@ -18,7 +18,6 @@ from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
-
 SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
 FILES = {

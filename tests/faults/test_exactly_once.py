@@ -67,6 +67,7 @@ KEPT = (
     "SELECT id, run, name, meta, layout, checksum, data FROM entries ORDER BY id",
     "SELECT seq, checksum, line FROM ledger ORDER BY seq",
 )
+CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync")
 
 
 def bytes_of(message: Message) -> bytes:
@@ -388,9 +389,6 @@ def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_p
 
 class KilledError(BaseException):
     """The process is no more."""
-
-
-CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync")
 
 
 @contextmanager

@@ -15,11 +15,15 @@ from tp_flower.errors import MissingSiteError, SiteError, TPFlowerError
 from tp_flower.protocol.messages import Action
 
 __all__ = ["place", "plain", "same_noise"]
-
 US = 3
-
-
 SHARES = 4
+SCHEDULES = 50
+"""Of each method: 200 in all."""
+
+SCHEDULE = st.dictionaries(
+    st.integers(0, 40), st.sampled_from(faulty_grid.Fault), min_size=1, max_size=12
+)
+"""Which faults happen, by how many messages were tried before."""
 
 
 def share_of(number: int) -> list[faulty_grid.Fault]:
@@ -105,15 +109,6 @@ def test_a_server_that_is_killed_at_every_action_ends_in_the_same_model(plain, n
     ended = federation.train(schedule)
     ended.check_is(expected)
     assert not any(kills.values())
-
-
-SCHEDULES = 50
-"""Of each method: 200 in all."""
-
-SCHEDULE = st.dictionaries(
-    st.integers(0, 40), st.sampled_from(faulty_grid.Fault), min_size=1, max_size=12
-)
-"""Which faults happen, by how many messages were tried before."""
 
 
 def check_clear(error: TPFlowerError) -> None:

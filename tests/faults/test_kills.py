@@ -26,6 +26,9 @@ from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 DELTA = 1e-5
+LATEST = 40
+"""The last run is killed after so many replies, of which a dozen are of set-up."""
+KINDS = {"scores": "scores", "moments": "moments", "label-values": "labels"}
 
 
 def start(*command):
@@ -138,11 +141,6 @@ def test_labels_that_left_before_a_kill_are_kept_and_paid_for(tmp_path):
         plan = LabelPlan("randomised-response", 1 + step / 1000)
         assert zlib.crc32(release(site, booleans(), plan).values.tobytes()) == digest
     assert payments(site) == before
-
-
-LATEST = 40
-"""The last run is killed after so many replies, of which a dozen are of set-up."""
-KINDS = {"scores": "scores", "moments": "moments", "label-values": "labels"}
 
 
 @pytest.mark.slow

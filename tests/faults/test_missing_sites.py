@@ -19,11 +19,12 @@ from tp_flower.protocol.messages import Action
 from tp_flower.settings import PrivacySettings
 
 __all__ = ["place", "same_noise"]
-
 SHOP, US = 2, 3
 PATIENT = {"on_missing": "stale", "max_stale": 3, "num_epochs": 10}
 CLEAR = PrivacySettings(scores="clear", unions="clear")
 """Last scores and sums have masks that do not cancel those of new ones."""
+SOARING = {"learning_rate": 1e6, "num_epochs": 200, "l2": 1.0}
+MLP = {"model": "mlp", "hidden_sizes": (4,), "batch_size": 6, "learning_rate": 1e12}
 
 
 def gone(node: int, first: int, last: int) -> Schedule:
@@ -86,10 +87,6 @@ def test_nobody_goes_on_without_a_site_that_has_sent_nothing_yet(place):
     assert isinstance(ended.error, MissingSiteError)
     assert not ended.losses
     assert federation.can_be_resumed
-
-
-SOARING = {"learning_rate": 1e6, "num_epochs": 200, "l2": 1.0}
-MLP = {"model": "mlp", "hidden_sizes": (4,), "batch_size": 6, "learning_rate": 1e12}
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
+REPLY = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
 
 
 class Killed(BaseException):
@@ -98,9 +99,6 @@ def change(folder: Path, statement: str, *values: object) -> None:
     """Have another program write to a journal."""
     with closing(sqlite3.connect(folder / FILE)) as connection, connection:
         connection.execute(statement, values)
-
-
-REPLY = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
 
 
 def numbers(journal: Journal) -> list[int]:

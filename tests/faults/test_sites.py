@@ -37,6 +37,7 @@ from tp_flower.settings import PrivacySettings
 REPLIES = Path(__file__).with_name("refused_replies.toml")
 NODES = {"shop": SHOP, "us": US}
 NAMED = {"shop": r"site 'shop' \(table 'o'\)", "us": r"site 'us' \(table 'c'\)"}
+STOPPED = "ClientApp stopped responding."
 
 
 class TamperingGrid(InProcessGrid):
@@ -161,9 +162,6 @@ def crash(code, reason, *, by_flower=False):
         return error
 
     return change
-
-
-STOPPED = "ClientApp stopped responding."
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from tp_flower.sources.shards import ShardSource
 from tp_flower.sources.tables_file import DatabaseShard
 
 KINDS = ("postgresql", "mariadb", "sqlite")
-
 Rows = Sequence[Sequence[Any]]
 
 

@@ -26,7 +26,6 @@ from tp_flower.sources.shards import ShardSource, load_tables, register_frames, 
 Value = float | str | None
 Row = tuple[tuple[str, Value], ...]
 Sources = Mapping[str, Sequence[ShardSource]]
-
 HASHER = KeyedHasher(bytes(range(32))).purpose("join keys")
 LABEL = "label"
 

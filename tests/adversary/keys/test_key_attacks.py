@@ -36,11 +36,13 @@ from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames
 
 CASES = case_table(__file__)
-
 NUMBERS = 100_000
 ROWS = 400
 SQL = "SELECT o.y AS label, c.x FROM orders o JOIN customers c ON o.customer = c.id"
 SOURCES = ("file", "pinned", "agreed")
+MORE = "9"
+ALL = ("orders", "customers", "items")
+THREE = f"{SQL.replace('c.x', 'c.x, i.z')} JOIN items i ON o.item = i.item"
 
 
 def frames():
@@ -275,9 +277,6 @@ class Middle:
         return recovered(sent, map(with_key, keys)) if sent else 0.0
 
 
-MORE = "9"
-
-
 def attack(folder, source, middle):
     grid = federation(folder, source, change=middle)
     middle.grid = grid
@@ -348,10 +347,6 @@ def test_two_runs_share_nothing(tmp_path, source):
     )
     assert len(first) == len(second) == ROWS
     assert not first & second
-
-
-ALL = ("orders", "customers", "items")
-THREE = f"{SQL.replace('c.x', 'c.x, i.z')} JOIN items i ON o.item = i.item"
 
 
 def test_two_groups_share_nothing(tmp_path):

@@ -23,6 +23,11 @@ MORE = "9"
 C = pd.DataFrame({"m": [1, 2, 3, 4], "z": [1.0, -1.0, 2.0, 0.0]})
 ABC = {"a": AB["a"].assign(m=[4, 3, 2, 1]), "b": AB["b"], "c": C}
 CHAIN = SQL.replace("b.x", "b.x, c.z") + " JOIN c ON a.m = c.m"
+KEYS = ("public-keys", "site-keys")
+LINES = (
+    r"no means to tell the other sites' public keys .* allowed-keys = \"FILE\" .*"
+    r"secret-file = \"FILE\" .* keys = \"unchecked\""
+)
 
 
 class OneMore:
@@ -69,9 +74,6 @@ class OneMore:
             ]
             name, text = sealed_name(group, members), bytes.fromhex(texts[MORE])
             self.opened[group] = self.pair.open(text, self.leader, run, name)
-
-
-KEYS = ("public-keys", "site-keys")
 
 
 def recipients(grid, name):
@@ -143,12 +145,6 @@ def test_sites_cannot_be_told_of_fewer_recipients_than_there_are(tmp_path):
         train(grid, SQL)
     assert server.opened
     assert not grid.leaked()
-
-
-LINES = (
-    r"no means to tell the other sites' public keys .* allowed-keys = \"FILE\" .*"
-    r"secret-file = \"FILE\" .* keys = \"unchecked\""
-)
 
 
 @pytest.mark.parametrize("careless", ["a", "b"])

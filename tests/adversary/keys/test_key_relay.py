@@ -12,6 +12,8 @@ from tp_flower.errors import ReplyError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
 
 SIMULATED = [{"a": A}, {"b": B}]
+LEFT_OUT = "site 'site-0' did not seal the secret of group 'run' to all its sites"
+NO_TEXT = "site 'site-0' sent a reply to query.seal .* 'sealed' is .*; allowed: "
 
 
 @pytest.fixture
@@ -61,10 +63,6 @@ def test_real_site_refuses_the_secret_of_a_simulation(one_real):
     match = "site 'b-0'.*secret is for simulations.*tables file of its own"
     with pytest.raises(SiteError, match=match):
         train(Relay(one_real, {"simulated": True}), SQL)
-
-
-LEFT_OUT = "site 'site-0' did not seal the secret of group 'run' to all its sites"
-NO_TEXT = "site 'site-0' sent a reply to query.seal .* 'sealed' is .*; allowed: "
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ RUNS = {
     "sgd": ("squared", "sgd", {"batch_size": 100}),
     "stale": ("squared", "sgd", {"batch_size": 100, "staleness": 1}),
 }
+MALFORMED = r"malformed request: .*union.*group"
 
 
 class Grid(federated.WatchedGrid):
@@ -190,9 +191,6 @@ def test_a_shard_with_rows_is_in_the_sum():
     for kind in ("gram", "sgd", "consensus"):
         with pytest.raises(SiteError, match=match):
             fit(Grid(own_left_out), kind)
-
-
-MALFORMED = r"malformed request: .*union.*group"
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ from tp_flower.privacy.key_agreement import from_fixed, to_fixed
 from tp_flower.protocol.messages import Action
 
 __all__ = ["same_noise"]
-
 DRAWS = 40_000
 LEFT = store_sql("squared").replace("JOIN items", "LEFT JOIN items")
 WEIGHED = store_sql("squared").replace(" FROM", ", i.price AS weight FROM")

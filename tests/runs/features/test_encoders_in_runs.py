@@ -10,7 +10,6 @@ from tests.support.files import case_table
 from tp_flower.errors import SiteError
 
 CASES = case_table(__file__)
-
 FRAMES = store()
 ENCODERS = tuple(map(tuple, CASES["encoders"]))
 NAMES = {

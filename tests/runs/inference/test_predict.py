@@ -27,8 +27,10 @@ from tp_flower.reports.predictions import Outputs
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
+LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id
+LEFT JOIN (SELECT item, AVG(price) AS price, COUNT(*) AS n FROM items GROUP BY item) i
+ON o.item = i.item"""
 
 
 def new_rows():
@@ -150,11 +152,6 @@ def test_other_filters(squared):
         for row, score in squared.reference(rows, SOURCE + where)
     ]
     check_equal(found, expected)
-
-
-LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id
-LEFT JOIN (SELECT item, AVG(price) AS price, COUNT(*) AS n FROM items GROUP BY item) i
-ON o.item = i.item"""
 
 
 def test_left_joins_and_sub_queries(tmp_path):

@@ -9,6 +9,9 @@ from tp_flower.errors import ModelError, SchemaError
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 MEAN = {"on_missing": "mean"}
+CHAIN = (
+    "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
+)
 
 
 def layout(frames):
@@ -84,11 +87,6 @@ def test_metrics_with_a_mean(model):
 def test_the_label_table_cannot_be_missing(model):
     with pytest.raises(ModelError, match="table 'o', whose rows are to be predicted"):
         model.table(without(layout(store()), "orders"), UNLABELLED, **MEAN)
-
-
-CHAIN = (
-    "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
-)
 
 
 @pytest.mark.parametrize("gone", [("us", "uk"), ("us",)])

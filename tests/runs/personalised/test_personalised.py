@@ -26,10 +26,10 @@ from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings, Settings
 
 CASES = case_table(__file__)
-
 SQL = "SELECT y AS label, a, b FROM t"
 CHAIN = "s0-s1, s1-s2"
 WHOLE = {"test_fraction": 0.0, "tolerance": 1e-7, "num_epochs": 80, "l2": 0.01}
+GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
 
 
 def frames(sites: int = 3, rows: int = 30) -> dict[str, pd.DataFrame]:
@@ -319,9 +319,6 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     # a page of odd facts is a page
     facts = {"sites": [{}, {"site": 3}], "graph": {"edges": [[0, 9], "x", [0, 1]]}}
     assert "2 sites, 1 edges" in render({"personal": facts})
-
-
-GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
 
 
 def test_a_site_that_is_missing_keeps_its_own_coordinates():

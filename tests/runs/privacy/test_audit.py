@@ -33,6 +33,8 @@ FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),
     *("part", "table", "site", "query", "digest", "policy", "checksum"),
 }
+QUERY = {"table": "t", "source": "F"}
+HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
 
 
 def lines(folder, site, *events):
@@ -179,9 +181,6 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
     assert len(lines(tmp_path, "shop")) == 3
 
 
-QUERY = {"table": "t", "source": "F"}
-
-
 def answer_all(root, run, times):
     ledger, answered = Ledger(root), 0
     for number in range(times):
@@ -245,9 +244,6 @@ def test_the_export_has_every_line_and_the_page_shows_them(tmp_path, capsys):
         assert piece in text, piece
     # a run's name grants the right to continue it
     assert answer["run"] not in text
-
-
-HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
 
 
 def test_nothing_in_a_ledger_becomes_html(tmp_path):

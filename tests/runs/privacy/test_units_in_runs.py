@@ -32,7 +32,6 @@ from tp_flower.reports.blocks import Record
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 DELTA = 1e-5
 PEOPLE = 24
 SIZES = np.linspace(1, 66, PEOPLE).astype(int)

@@ -24,7 +24,6 @@ from tp_flower.errors import (
 )
 
 CASES = case_table(__file__)
-
 ROWS = 10
 SQL = "SELECT o.qty AS label, o.price, c.age FROM orders o JOIN customers c"
 SQL += " ON o.cust = c.id"

@@ -10,6 +10,7 @@ from tests.support.federated import WatchedGrid, train
 from tp_flower.errors import MappingError, ReplyError, SiteError
 
 KEYS = 8
+SQL = "SELECT o.y AS label, o.x, i.z FROM orders o JOIN items i ON o.item = i.item"
 
 
 def sites():
@@ -25,9 +26,6 @@ def sites():
         "maker": {"items": items.iloc[:5]},
         "second": {"items": items.iloc[5:]},
     }
-
-
-SQL = "SELECT o.y AS label, o.x, i.z FROM orders o JOIN items i ON o.item = i.item"
 
 
 def faulty(action, change, *, is_reply, node=None):

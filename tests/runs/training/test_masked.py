@@ -10,7 +10,6 @@ from tp_flower.errors import QueryError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 MASKED, CLEAR = PrivacySettings(scores="masked"), PrivacySettings(scores="clear")
 TWICE = f"{SOURCE} JOIN customers d ON o.item = d.id"
 CYCLE = f"{SOURCE} AND c.id = i.item"

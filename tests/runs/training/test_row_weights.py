@@ -20,7 +20,6 @@ from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 HOW = SgdSettings(rate=0.02, momentum=0.5, decay=0.1)
 BY_SQL = CASES["by_sql"]
 # masked scores are rounded, which bounds how near to the optimum ADMM comes

@@ -31,16 +31,14 @@ SETTINGS = {
     "momentum": HOW.momentum,
     "decay": HOW.decay,
 }
+descended = functools.partial(
+    on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
+)
 
 
 def trained(loss: str, layout: str = "whole", model: str = "linear", **how) -> Run:
     own = {**SETTINGS, "model": model, "hidden_sizes": (6,), **how}
     return on_store(loss, layout, "sgd", **own)
-
-
-descended = functools.partial(
-    on_store, strategy="gd", l2=0.02, num_epochs=EPOCHS, learning_rate=HOW.rate
-)
 
 
 @store_runs.each_loss

@@ -47,7 +47,6 @@ from tp_flower.losses import LOSSES
 from tp_flower.query import Query
 
 CASES = case_table(__file__)
-
 L2 = 0.01
 trained = functools.partial(on_store, num_epochs=6)
 

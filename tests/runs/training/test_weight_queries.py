@@ -31,15 +31,19 @@ from tp_flower.query.fragment import Feature, Fragment, SubQuery
 from tp_flower.sources.policy import WEIGHTS, Policy, Releases
 
 CASES = case_table(__file__)
-
 SCHEMAS = {
     "o": {"k": "INTEGER", "y": "DOUBLE", "w": "DOUBLE"},
     "p": {"k": "INTEGER", "weight": "DOUBLE", "x": "DOUBLE"},
 }
 JOINED = "FROM o JOIN p ON o.k = p.k"
-
-
 GROUPED = "FROM o JOIN (SELECT k, AVG(x) AS weight FROM p GROUP BY k) p ON p.k = o.k"
+SUBQUERY = SubQuery(
+    columns=(Feature("x", 'MAX("x")'), Feature("n", "COUNT(*)")), groups=('"b"',)
+)
+SITES = federated.one_per_site(federated.whole(federated.store()))
+SQL = (
+    f"SELECT o.qty AS label, i.price AS weight, {federated.FEATURES} {federated.SOURCE}"
+)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +88,6 @@ def test_on_the_wire():
             Fragment("p", "p", weight=hostile).check(["x"])
     with pytest.raises(QueryError, match=r"got `int` - at `\$.weight`"):
         Fragment.from_json({**plain.to_json(), "weight": 1})
-
-
-SUBQUERY = SubQuery(
-    columns=(Feature("x", 'MAX("x")'), Feature("n", "COUNT(*)")), groups=('"b"',)
-)
 
 
 @pytest.mark.parametrize(
@@ -146,12 +145,6 @@ def test_there_is_no_noise_on_weights():
         Policy(releases=Releases(weights="never")).check_release(
             WEIGHTS, is_private=True
         )
-
-
-SITES = federated.one_per_site(federated.whole(federated.store()))
-SQL = (
-    f"SELECT o.qty AS label, i.price AS weight, {federated.FEATURES} {federated.SOURCE}"
-)
 
 
 def test_explain_says_what_weighs_a_row():

@@ -42,7 +42,6 @@ from tp_flower.sources.shards import (
 )
 
 CASES = case_table(__file__)
-
 SETTINGS = Settings(task="regression", seed=3)
 
 

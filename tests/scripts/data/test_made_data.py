@@ -19,7 +19,6 @@ from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.shards import describe, load_tables
 
 CASES = case_table(__file__)
-
 SMALL = 1e-4
 
 

@@ -47,19 +47,13 @@ ORDERS = pd.DataFrame(
         "qty": [1.0, 2.0, 3.0, 4.0, 6.0],
     }
 )
-
-
 ITEMS = pd.DataFrame({"item": ["a", "a", "b", "c"], "price": [1.0, 2.0, 3.0, 4.0]})
-
-
 SMALL = {
     "shop": {"orders": ORDERS},
     "maker": {"items": ITEMS},
     "us": {"customers": pd.DataFrame({"id": [1.0, np.nan], "kind": ["x", "y"]})},
     "uk": {"customers": pd.DataFrame({"id": [2.0, 4.0], "kind": ["x", "x"]})},
 }
-
-
 SMALL_SQL = (
     "SELECT o.qty AS label, o.day, o.same, i.price, c.kind FROM orders o "
     "JOIN items i ON o.item = i.item LEFT JOIN customers c ON o.cust = c.id"

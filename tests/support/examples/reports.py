@@ -8,10 +8,10 @@ from tp_flower.reports.records import RoundReport, RunReport, TableReport
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
-
 TOTAL = CASES["total"]
 FLIGHTS = {"min": 0, "mean": 0.9, "max": 2}
 PLANES = {"min": 0, "mean": 5.4, "max": 9}
+QUERY = "SELECT f.late AS label, f.hour, p.seats FROM flights AS f JOIN p ON f.p = p.id"
 
 
 def small_report() -> RunReport:
@@ -38,9 +38,6 @@ def small_report() -> RunReport:
         started="2026-11-20T08:00:00+00:00",
         seconds=3.5,
     )
-
-
-QUERY = "SELECT f.late AS label, f.hour, p.seats FROM flights AS f JOIN p ON f.p = p.id"
 
 
 def small_manifest(

@@ -19,6 +19,8 @@ from tp_flower.sources.shards import load_tables
 
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
 TABLE = ",".join(COLUMNS) + "\n1,2.5,3,0,9\n2,1.5,4,1,8\n"
+RESPONSE = LabelPlan("randomised-response", 1.0)
+FRAGMENT = Fragment("o", "orders", label="qty > 3")
 
 
 def shards(folder, policy, more=""):
@@ -51,10 +53,6 @@ def site_of(folder, text, more=""):
     sources = shards(folder, text, more)
     config = {"tables": str(folder / "tables.toml"), "state-dir": ":memory:"}
     return Site(Context(1, 2, config, RecordDict(), {})), sources
-
-
-RESPONSE = LabelPlan("randomised-response", 1.0)
-FRAGMENT = Fragment("o", "orders", label="qty > 3")
 
 
 def make_site(folder, run=7, policy="", state="state"):

@@ -32,6 +32,9 @@ from tp_flower.database import Database
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack
 
+COLUMNS = "run, name, touched, meta, layout, checksum, data"
+COMMITTED = "name IN ('.round', '.reply')"
+
 
 class Fault(StrEnum):
     """What happens to one try of one message, or just before it.
@@ -246,10 +249,6 @@ class FaultyGrid(InProcessGrid):
                 for earlier in before:
                     if earlier[0] == run:
                         change_row(path, earlier, earlier[-1])
-
-
-COLUMNS = "run, name, touched, meta, layout, checksum, data"
-COMMITTED = "name IN ('.round', '.reply')"
 
 
 def rows_in(path: Path, query: str, *values: object) -> list[tuple]:

@@ -32,6 +32,8 @@ TIMEOUT = 20_000.0
 
 MOST_LIVES = 100
 """Of a server that is killed again and again."""
+OF_DATABASE = ("", "-wal", "-shm")
+RANDOM = ("ident", "time")
 
 
 @dataclass(frozen=True)
@@ -205,10 +207,6 @@ class Federation:
             }
             assert names <= {".round", ".reply"}
             assert not list((self._state / site).glob("cache/uses/*"))
-
-
-OF_DATABASE = ("", "-wal", "-shm")
-RANDOM = ("ident", "time")
 
 
 def ledgers(strategy) -> dict[str, list]:

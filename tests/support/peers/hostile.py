@@ -54,6 +54,13 @@ FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
 
 GONE = object()
 Change = Callable[[Packet], Packet]
+ENTRIES = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
+LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
+WRONG = (
+    *(None, True, -1, 10**6, 10**400, 0.5, float("nan"), float("inf"), "", "x"),
+    *("\u0000", [], [1], [None], {}, {"x": 1}, [[["x"]]]),
+)
+"""Values that few names of a header allow."""
 
 
 def tables() -> dict[str, dict[str, pd.DataFrame]]:
@@ -175,10 +182,6 @@ def files(folder: Path) -> dict[Path, tuple[int, int]]:
         for path in folder.rglob("*")
         if path.is_file() and not path.name.startswith((FILE, ".lock"))
     }
-
-
-ENTRIES = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
-LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
 
 
 class Kept:
@@ -320,13 +323,6 @@ def undeclared(packet: Packet) -> Iterator[tuple[str, Packet]]:
         for name in ("more", "more/0"):
             arrays = {**packet.arrays, (part, name): np.zeros(1)}
             yield "an array", Packet(packet.header, arrays)
-
-
-WRONG = (
-    *(None, True, -1, 10**6, 10**400, 0.5, float("nan"), float("inf"), "", "x"),
-    *("\u0000", [], [1], [None], {}, {"x": 1}, [[["x"]]]),
-)
-"""Values that few names of a header allow."""
 
 
 def wrong_headers(packet: Packet) -> Iterator[tuple[str, Packet]]:

@@ -28,7 +28,6 @@ ID, PARTS = "id", "parts"
 MOST_SIDE = 3
 _WORDS = st.text(max_size=4)
 _JSON = st.none() | st.booleans() | st.integers(-9, 9) | _WORDS
-
 OF_EACH_TYPE = (None, True, 1, 0.5, "x", [[]], {EXTRA: [None]})
 """A value of every type of JSON; those of containers are of nothing declared."""
 

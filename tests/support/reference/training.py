@@ -18,8 +18,6 @@ from torch import nn
 from tests.support.reference import joins, losses
 
 Rows = Sequence[tuple[int, ...]]
-
-
 Place = Callable[[str, str], bytes]
 """(column, category) -> what the categories of a column are ordered by."""
 

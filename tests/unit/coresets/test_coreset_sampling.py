@@ -27,6 +27,19 @@ from tp_flower.privacy.key_agreement import (
 )
 
 DRAWS = 200_000
+both = pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
+HARD = {
+    "duplicated": lambda x: np.column_stack([x, x[:, :2]]),
+    "constant": lambda x: np.column_stack([x, np.full(len(x), 7.0)]),
+    "empty": lambda x: np.column_stack([x, np.zeros((len(x), 2))]),
+    "combination": lambda x: np.column_stack([x, x @ [1.0, -2.0, 0.5]]),
+    "scaled": lambda x: x * [1e-8, 1.0, 1e8],
+}
+RNG = np.random.default_rng(0)
+ALONE = TableRows(np.array([0, -1], np.int32), 2)
+DRAWS_OF_TWO = np.array([0, 1, 1])
+DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
+LARGE = "too large to be summed"
 
 
 class _Join:
@@ -83,9 +96,6 @@ class _Join:
         ]
         rows = draw_uniform(counts[-1], self.rows, self.weights, rng)
         return np.concatenate([*draws, rows]), float(sum(totals))
-
-
-both = pytest.mark.parametrize("weighted", [False, True], ids=["equal", "weighted"])
 
 
 @both
@@ -169,15 +179,6 @@ def test_shards_sum_to_the_unsplit_table(seed):
     np.testing.assert_allclose(totals, expected, atol=1e-9)
 
 
-HARD = {
-    "duplicated": lambda x: np.column_stack([x, x[:, :2]]),
-    "constant": lambda x: np.column_stack([x, np.full(len(x), 7.0)]),
-    "empty": lambda x: np.column_stack([x, np.zeros((len(x), 2))]),
-    "combination": lambda x: np.column_stack([x, x @ [1.0, -2.0, 0.5]]),
-    "scaled": lambda x: x * [1e-8, 1.0, 1e8],
-}
-
-
 @pytest.mark.parametrize("kind", list(HARD))
 def test_scores_of_hard_columns_are_those_of_the_space_they_span(kind):
     rng = np.random.default_rng(4)
@@ -252,15 +253,6 @@ def test_masks_differ_by_secret_context_and_part():
     again = pair_masks(b"a", 0, 3, 2, b"x")
     assert again.tobytes() in actual
     assert pair_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
-
-
-RNG = np.random.default_rng(0)
-ALONE = TableRows(np.array([0, -1], np.int32), 2)
-DRAWS_OF_TWO = np.array([0, 1, 1])
-
-
-DIAGONAL, TOTALS = "finite values and a diagonal >= 0", "finite, >= 0, not all 0"
-LARGE = "too large to be summed"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from tp_flower.coresets.importance import (
 )
 from tp_flower.coresets.solvers import distdim, nearest, solve, weighted_kmeans
 
+ROWS = 80
+
 
 def problem(rows=200, width=4):
     rng = np.random.default_rng(6)
@@ -144,9 +146,6 @@ def test_tau_at_its_limits():
     for tables in (same, many):
         actual = tau(tables, rng)
         assert (actual.largest, actual.median) == (1.0, 1.0)
-
-
-ROWS = 80
 
 
 def generator(seed=0):

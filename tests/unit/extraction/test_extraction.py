@@ -28,11 +28,17 @@ from tp_flower.sources.shards import ShardSource, scan
 
 # each example opens DuckDB several times
 few = settings(max_examples=25, deadline=None)
-
 CASES = case_table(__file__)
 SIGNED = ["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"]
 OTHERS = ["FLOAT", "DOUBLE", "DECIMAL(9,0)", "DECIMAL(12,4)", "DECIMAL(38,9)"]
 NUMBERS = [*SIGNED, *(f"U{kind}" for kind in SIGNED), *OTHERS]
+HASHER = KeyedHasher(bytes(range(32)))
+# DuckDB takes no other texts from a data frame
+texts = st.text(max_size=3).filter(lambda t: "\x00" not in t and t.isprintable())
+PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
+WANTS = CASES["wants"]
+REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
+SECRET = bytes(range(32))
 
 
 def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
@@ -45,9 +51,6 @@ def of_sql(tmp_path, sql: str, wanted: Fragment) -> ExtractedShard:
     path = tmp_path / "t.parquet"
     duckdb.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)")
     return extract(ShardSource("table", "here", 0, str(path)), wanted)
-
-
-HASHER = KeyedHasher(bytes(range(32)))
 
 
 def hash_of_rows(key: ExtractedKey) -> list[tuple[int, int] | None]:
@@ -191,10 +194,6 @@ def test_number_hashes_agree_exactly_when_the_numbers_do(values):
     assert_equal_where([*values, *whole], hashes)
 
 
-# DuckDB takes no other texts from a data frame
-texts = st.text(max_size=3).filter(lambda t: "\x00" not in t and t.isprintable())
-
-
 @few
 @given(st.lists(st.tuples(texts, texts), max_size=6))
 @example([("a", "bc"), ("ab", "c"), ("", "abc"), ("abc", "")])
@@ -289,9 +288,6 @@ def test_vectors(tmp_path, kind):
     np.testing.assert_array_equal(rows, [none, [1, 2], none, [np.nan, -4]])
     empty = of_sql(tmp_path, f"SELECT NULL::{kind} AS v", fragment({"e": '"v"'}))
     assert "[2]" in kind or empty.column("e").values.shape == (1, 0)
-
-
-PAYMENTS = pd.DataFrame({"c": [2, None, 1, 2, None], "x": [1.0, 2.0, 3.0, 5.0, 8.0]})
 
 
 def grouped(**changed) -> Fragment:
@@ -395,10 +391,6 @@ def test_types_of_python_values():
     assert shard.column("x").values.tolist() == [1.0]
 
 
-WANTS = CASES["wants"]
-REFUSED = [(part, *case) for part in WANTS for case in CASES["refused"][part]]
-
-
 @pytest.mark.parametrize(("part", "value", "match"), REFUSED)
 def test_refused_values(tmp_path, part, value, match):
     sql, wanted = f"SELECT {value} AS v FROM range(3) t(i)", fragment(**WANTS[part])
@@ -416,9 +408,6 @@ def test_kinds_of_types():
     for kind, types in {"number": NUMBERS, **CASES["kinds"]}.items():
         for name in types:
             assert (name, kind_of(name) or "none") == (name, kind)
-
-
-SECRET = bytes(range(32))
 
 
 @settings(deadline=None)  # the first call starts an engine

@@ -17,6 +17,10 @@ from tp_flower.protocol.packet import Packet, pack
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
+NO_TABLE = (
+    r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
+    r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
+)
 
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
@@ -85,12 +89,6 @@ class Nodes(InProcessGrid):
 def find(grid, *wanted, **settings):
     settings = Settings(**{"wait_seconds": 20.0, **settings})
     return find_sites(grid, settings, wanted, "0" * 32).tables
-
-
-NO_TABLE = (
-    r"^no site hosts table 'custmers' \(did you mean 'customers'\?\): 1 sites "
-    r"answered within 0.0 seconds \(wait-seconds = 30\); hosted tables: customers$"
-)
 
 
 @pytest.mark.parametrize(

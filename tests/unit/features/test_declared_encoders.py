@@ -29,10 +29,14 @@ from tp_flower.features.statistics_codec import to_wire
 from tp_flower.settings import PrivacySettings
 
 CASES = case_table(__file__)
-
 DECLARED = tuple(map(tuple, CASES["declared"]))
 COLUMNS = CASES["columns"]
 FREE = tuple(map(tuple, CASES["free"]))
+OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
+NEVER = dict.fromkeys(("orders", "customers"), "releases = { statistics = 'never' }")
+BUDGET = dict.fromkeys(NEVER, f"epsilon = 1\nreleases={{{OTHERS}}}")
+PRICE = r"encoder standard missing=mean of o\.price .* 'o\.price=<enc.*range"
+KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 
 
 @given(
@@ -197,19 +201,10 @@ def test_vectors_leave_their_length_alone(sealed):
     assert names == ("v[0]", "v[1]", "v[2]")
 
 
-OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
-NEVER = dict.fromkeys(("orders", "customers"), "releases = { statistics = 'never' }")
-BUDGET = dict.fromkeys(NEVER, f"epsilon = 1\nreleases={{{OTHERS}}}")
-
-
 @pytest.mark.parametrize("policies", [NEVER, BUDGET])
 def test_where_no_statistics_may_leave_declared_encoders_do(tmp_path, policies):
     finished = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=FREE)
     assert not released(finished.report, "statistics")
-
-
-PRICE = r"encoder standard missing=mean of o\.price .* 'o\.price=<enc.*range"
-KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 
 
 @pytest.mark.parametrize(

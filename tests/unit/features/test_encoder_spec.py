@@ -16,6 +16,8 @@ from tp_flower.features.choice import (
 from tp_flower.features.spec import DEFAULTS, ENCODERS, KINDS, TIME_PARTS, EncoderSpec
 
 CASES = case_table(__file__)
+names = st.text(min_size=1).filter(lambda name: name.strip() == name)
+FEATURES = {"f": ["month", "x"], "p": ["model"]}
 
 
 def normal(text):
@@ -84,15 +86,9 @@ def test_refuses_what_does_not_fit(text, kind, message):
         EncoderSpec.parse(text).for_kind(kind, 9)
 
 
-names = st.text(min_size=1).filter(lambda name: name.strip() == name)
-
-
 @given(st.lists(st.tuples(names, names, specs().map(str)), max_size=4))
 def test_entries_are_read_back(entries):
     assert parse_entries(render_entries(entries)) == tuple(entries)
-
-
-FEATURES = {"f": ["month", "x"], "p": ["model"]}
 
 
 def test_entries_find_tables_and_columns_without_case():

@@ -35,7 +35,6 @@ from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
 
 CASES = case_table(__file__)
-
 NUMBERS = CASES["numbers"]
 TEXTS = """
 one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
@@ -43,6 +42,16 @@ length missing=median indicator; categories(b, "", ccc) indicator
 """
 NUMBER_SPECS, TEXT_SPECS = (
     [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
+)
+SCALES = ("standard", "min-max", "robust")
+SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
+BROKEN = CASES["broken"]
+# sums of such numbers are exact, so that what is constant is so in any order
+numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
+texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
+pairs = st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan")))
+rows = st.lists(
+    st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30
 )
 
 
@@ -52,15 +61,6 @@ def test_every_encoder_is_tried_and_described():
     page = (ROOT / "docs/reference/encoders.md").read_text("utf-8")
     missing = [kind for kind in ENCODERS if f"`{kind}" not in page]
     assert not missing, "docs/reference/encoders.md has no row of them"
-
-
-# sums of such numbers are exact, so that what is constant is so in any order
-numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
-texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
-pairs = st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan")))
-rows = st.lists(
-    st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30
-)
 
 
 def table(members):
@@ -105,9 +105,6 @@ def test_a_key_is_in_the_sites_copy_alone():
     assert "secret" not in sent
     assert key not in repr(encoder)
     assert HASHER.secret.hex() not in json.dumps(encoder.to_json())
-
-
-SCALES = ("standard", "min-max", "robust")
 
 
 @settings(deadline=None)
@@ -333,10 +330,6 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     )
     other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
     np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
-
-
-SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
-BROKEN = CASES["broken"]
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,6 @@ from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.protocol.packet import Packet
 
 CASES = case_table(__file__)
-
 MAGNITUDE = 1e6  # of the test values; tolerances below are relative to it
 values = st.lists(st.none() | st.floats(-MAGNITUDE, MAGNITUDE), max_size=20)
 COLUMNS = {
@@ -45,6 +44,8 @@ COLUMNS = {
     "v": vectors((1, 2), None, None, None),
 }
 CHOICE = choice_of(COLUMNS, x="min-max missing=median")
+numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
+number_shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
 
 
 @given(st.lists(values, min_size=1, max_size=4))
@@ -217,10 +218,6 @@ def test_all_different_values_are_not_listed(monkeypatch):
 def test_purposes_differ():
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)
-
-
-numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
-number_shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
 
 
 def in_five_points(shards, min_count=1):

@@ -20,6 +20,9 @@ from tp_flower.query import Join
 from tp_flower.randomness import NoiseSource
 
 COLUMNS = ("a", "b")
+LEFT = [("t1", "t0", "a", "a")]
+JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
+KEY = bytes(range(32))
 
 
 @st.composite
@@ -124,9 +127,6 @@ def check_steps(mapping, steps, outer):
     assert last.unmatched_rows == int((rows.multiplicity == 0).sum())
 
 
-LEFT = [("t1", "t0", "a", "a")]
-
-
 def test_many_to_many_by_hand():
     # t0 rows 0, 1 and t1 rows 0, 2 share a = 1: four joined rows; NULL meets nothing
     left = [(1, 0), (1, 0), (2, 0), (None, 0)]
@@ -179,9 +179,6 @@ def test_a_left_joined_table_waits_for_those_before_it():
     predicates = [("t1", "t0", "a", "a"), ("t2", "t0", "b", "b")]
     _, steps = build(tables, predicates, {"t1"}, label="t2")
     assert [step.table for step in steps] == ["t2", "t0", "t1"]
-
-
-JOIN = Join("l", "r", 0, 0, text="l.k = r.k")
 
 
 def join_keys(left, right, joins=(JOIN,)):
@@ -284,9 +281,6 @@ def test_split_holds_out_a_share_of_the_rows(rows, fraction, held):
     assert first.sum() == held
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(other, split_rows(50, 0.5, np.random.default_rng(0)))
-
-
-KEY = bytes(range(32))
 
 
 @st.composite

@@ -24,6 +24,11 @@ ALL_LOSSES = [
     make_loss(name, min(3, loss.class_counts[-1])) for name, loss in LOSSES.items()
 ]
 each_loss = pytest.mark.parametrize("loss", ALL_LOSSES, ids=lambda loss: loss.name)
+HIGH, LOW, EVEN = Residuals(1.0, 0.01), Residuals(0.01, 1.0), Residuals(1.0, 0.5)
+ROWS, OUTPUTS = 900, 3
+RHO = 0.7
+HALF_ULP = 2.0**-24
+"""Relative rounding of float32."""
 
 
 @pytest.fixture(autouse=True)
@@ -82,9 +87,6 @@ def test_residuals_by_hand():
     assert nothing == Residuals(0.0, 0.0)
 
 
-HIGH, LOW, EVEN = Residuals(1.0, 0.01), Residuals(0.01, 1.0), Residuals(1.0, 0.5)
-
-
 @pytest.mark.parametrize(
     ("recent", "expected"),
     [
@@ -100,12 +102,6 @@ HIGH, LOW, EVEN = Residuals(1.0, 0.01), Residuals(0.01, 1.0), Residuals(1.0, 0.5
 )
 def test_rho_follows_a_lasting_imbalance_only(recent, expected):
     assert balanced_rho(3.0, recent) == expected
-
-
-ROWS, OUTPUTS = 900, 3
-RHO = 0.7
-HALF_ULP = 2.0**-24
-"""Relative rounding of float32."""
 
 
 def random_steps(count: int):

@@ -44,6 +44,7 @@ VIEWS = {
     "positions of a slice": lambda rows: rows[3:][POSITIONS],
     "none": lambda rows: rows[:0],
 }
+HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 
 def pretend(monkeypatch, device_name: str) -> None:
@@ -255,9 +256,6 @@ def test_a_gpu_computes_in_full_precision():
         assert not torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
-
-
-HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 
 @pytest.mark.parametrize(

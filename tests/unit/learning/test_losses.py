@@ -31,10 +31,17 @@ ALL_LOSSES = [
 RHOS = np.logspace(-3, 3, 13)
 # what design section 4.3 asks of the z-update
 PROX_GRADIENT = 1e-8
-
 each_loss = pytest.mark.parametrize(
     "loss", ALL_LOSSES, ids=lambda loss: f"{loss.name}-{loss.outputs}"
 )
+KEY = bytes(range(32))
+CASES = {
+    "logistic": (LogisticLoss(), ClassNoise(2, 0.8)),
+    "softmax-2": (SoftmaxLoss(2), ClassNoise(2, 0.9)),
+    "softmax-3": (SoftmaxLoss(3), ClassNoise(3, 0.55)),
+    "softmax-6": (SoftmaxLoss(6), ClassNoise(6, 0.4)),
+}
+each = pytest.mark.parametrize("case", CASES)
 
 
 def labels_for(loss: Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
@@ -194,16 +201,6 @@ def test_prox_of_many_rows_is_the_prox_of_each(loss):
     for row in (0, 1, 8191, 8192, 8999):
         alone = loss.prox(centre[row : row + 1], labels[row : row + 1], 0.3)
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
-
-
-KEY = bytes(range(32))
-CASES = {
-    "logistic": (LogisticLoss(), ClassNoise(2, 0.8)),
-    "softmax-2": (SoftmaxLoss(2), ClassNoise(2, 0.9)),
-    "softmax-3": (SoftmaxLoss(3), ClassNoise(3, 0.55)),
-    "softmax-6": (SoftmaxLoss(6), ClassNoise(6, 0.4)),
-}
-each = pytest.mark.parametrize("case", CASES)
 
 
 def noisy_problem(case):

@@ -14,6 +14,7 @@ from tp_flower.personalised.update_codec import (
 from tp_flower.personalised.z_step import penalty_of_round, piecewise_update
 
 VECTORS = 1000
+ONE, TWO = "00 00 80 3f", "00 00 00 40"
 
 
 def differences(size: int) -> np.ndarray:
@@ -140,9 +141,6 @@ def test_a_value_with_no_finite_code_is_refused():
             encode_update(np.array([0.0, value]))
     with pytest.raises(ValueError, match="codes is 257, allowed: 0 to 256"):
         encode_update(np.zeros(2), 257)
-
-
-ONE, TWO = "00 00 80 3f", "00 00 00 40"
 
 
 def bytes_of(text: str) -> np.ndarray:

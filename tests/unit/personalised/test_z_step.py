@@ -33,11 +33,11 @@ from tp_flower.personalised.z_step import (
 from tp_flower.randomness import NoiseSource
 
 CASES = case_table(__file__)
-
 ORDERS = {EdgeNorm.ONE: 1, EdgeNorm.TWO: 2, EdgeNorm.MAX: "inf"}
 EXACT_STEP = {"tolerance": 1e-10, "most_iterations": 50_000}
 each_norm = pytest.mark.parametrize("norm", EdgeNorm)
 EXACT = {"tol_gap_abs": 1e-11, "tol_gap_rel": 1e-11, "tol_feas": 1e-11}
+CHAIN = SimilarityGraph.from_pairs("abcde", np.array([[0, 1], [1, 2], [3, 4]]))
 
 
 def random_graph(sites: int, edges: int, seed: int) -> SimilarityGraph:
@@ -200,9 +200,6 @@ def test_too_few_iterations_are_told():
     assert actual.iterations == 2
     assert not actual.is_converged
     assert max(actual.primal_residual, actual.dual_residual) > 1e-6
-
-
-CHAIN = SimilarityGraph.from_pairs("abcde", np.array([[0, 1], [1, 2], [3, 4]]))
 
 
 def test_incidence_takes_differences_along_the_edges():

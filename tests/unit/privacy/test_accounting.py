@@ -30,11 +30,18 @@ from tp_flower.privacy.accounting import (
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 CASES = case_table(__file__)
-
 DELTA = 1e-5
 
 # noise multiplier, sample rate, steps: epsilon from 0.2 to 20
 GRID = CASES["grid"]
+CODE = """
+import sys
+from tp_flower.privacy.accounting import epsilon, noise_multiplier
+from tp_flower.privacy.mechanisms import Gaussian, PureDp
+epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')
+noise_multiplier(1.0, 1e-5, count=12)
+print({'torch', 'opacus'} & set(sys.modules))
+"""
 
 
 def by_divergences(gaussians, delta=DELTA):
@@ -215,16 +222,6 @@ def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
 def test_arguments_out_of_range_are_refused(function, arguments, match):
     with pytest.raises(ValueError, match=match):
         function(*arguments)
-
-
-CODE = """
-import sys
-from tp_flower.privacy.accounting import epsilon, noise_multiplier
-from tp_flower.privacy.mechanisms import Gaussian, PureDp
-epsilon([Gaussian(3.0, 5), PureDp(0.1)], 1e-5, 'prv')
-noise_multiplier(1.0, 1e-5, count=12)
-print({'torch', 'opacus'} & set(sys.modules))
-"""
 
 
 def test_plain_and_pure_mechanisms_are_accounted_without_torch():

@@ -29,6 +29,7 @@ DRAWS = 1_000_000
 KEY = bytes(range(32))
 MECHANISMS = ("laplace", "randomised-response")
 EPSILONS = (0.5, 1.0, 2.0, epsilon_of_noise(0.5))
+TOO_MANY = {"classes": [str(k) for k in range(1001)]}, "not 1001"
 
 
 def integrated_keep(classes: int, epsilon: float) -> float:
@@ -114,9 +115,6 @@ def test_noise_of_the_paper_by_hand():
     noise, rates = ClassNoise(3, 0.6), np.array([0.5, 0.3, 0.2])
     noisy = noise.flip + (noise.keep - noise.flip) * rates
     np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
-
-
-TOO_MANY = {"classes": [str(k) for k in range(1001)]}, "not 1001"
 
 
 @pytest.mark.parametrize(

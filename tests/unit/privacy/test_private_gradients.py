@@ -23,6 +23,7 @@ from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
+EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=0.02)
 
 
 def rows_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -281,9 +282,6 @@ def ridge_of(problem: local_model.FitProblem) -> np.ndarray:
     matrix = scale * dense.T @ weighted + penalty
     right = scale * weighted.T @ problem.target + penalty @ problem.centre[:, None]
     return np.linalg.solve(matrix, right).ravel()
-
-
-EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=0.02)
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])

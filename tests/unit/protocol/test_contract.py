@@ -20,6 +20,13 @@ DISCLOSURES = [
     for declared in message.discloses
 ]
 KINDS = {kind for _, declared in DISCLOSURES for kind in declared.kinds}
+LEAVE_WITH = {
+    Action.PREPARE: [("curvature", ADMM), ("gram", ADMM)],
+    Action.ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
+    Action.SGD: [("gradients", SGD), ("batch-scores", SGD), ("scores", SGD)],
+    Action.ROWS: [("rows", CORESET), ("centres", CORESET)],
+    Action.CONSENSUS: [("scores", CORESET)],
+}
 
 
 def test_pages_are_rendered_from_the_declarations():
@@ -60,15 +67,6 @@ def test_every_declared_kind_is_written_into_a_ledger():
 def test_policies_have_a_level_for_what_messages_tell():
     policies = {declared.policy for _, declared in DISCLOSURES if declared.policy}
     assert policies == {*LEVELS, "coefficients"}
-
-
-LEAVE_WITH = {
-    Action.PREPARE: [("curvature", ADMM), ("gram", ADMM)],
-    Action.ADMM: [(x, ADMM) for x in ("moments", "parameters", "model", "scores")],
-    Action.SGD: [("gradients", SGD), ("batch-scores", SGD), ("scores", SGD)],
-    Action.ROWS: [("rows", CORESET), ("centres", CORESET)],
-    Action.CONSENSUS: [("scores", CORESET)],
-}
 
 
 @pytest.mark.parametrize("action", LEAVE_WITH)

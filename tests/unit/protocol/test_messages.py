@@ -38,6 +38,13 @@ ENVELOPES = (RequestEnvelope, ReplyEnvelope)
 each_message = pytest.mark.parametrize(
     "kind", message_values.MESSAGES, ids=lambda k: k.__name__
 )
+IMPORTS = """
+import time
+import flwr.app, msgspec, numpy, numpy.typing
+started = time.process_time()
+import tp_flower.protocol.messages
+print(time.process_time() - started)
+"""
 
 
 def test_every_action_has_a_request_and_a_reply_of_its_own():
@@ -276,15 +283,6 @@ def test_bytes_of_an_array():
     assert field_bytes(ExtractedPart, "row_hashes", sizes) == 144
     with pytest.raises(KeyError, match="trained"):
         field_bytes(training_messages.AdmmStep, "step", {})
-
-
-IMPORTS = """
-import time
-import flwr.app, msgspec, numpy, numpy.typing
-started = time.process_time()
-import tp_flower.protocol.messages
-print(time.process_time() - started)
-"""
 
 
 def test_the_declarations_take_no_time_to_import():

@@ -33,6 +33,9 @@ values = st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_
 names = st.text(max_size=5)
 nested = st.lists(values, max_size=3) | st.dictionaries(names, values, max_size=3)
 headers = st.dictionaries(names, values | nested, max_size=4)
+LARGE = np.arange(2e6).reshape(1000, 2000)
+EIGHT = Array(np.zeros(8, np.uint8))
+NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
 
 
 def over_the_wire(content: RecordDict) -> RecordDict:
@@ -109,9 +112,6 @@ def peak_of(function):
         tracemalloc.stop()
 
 
-LARGE = np.arange(2e6).reshape(1000, 2000)
-
-
 @pytest.mark.parametrize("array", [LARGE, LARGE.T, LARGE[:, ::2], LARGE[::-1]])
 def test_packing_copies_once_and_unpacking_never(array):
     """Beside the arrays themselves only the payload is made, whatever their order."""
@@ -155,10 +155,6 @@ def one_array(dtype, shape, **payload) -> RecordDict:
 
 def eight(payload) -> RecordDict:
     return one_array("uint8", [8], payload=payload)
-
-
-EIGHT = Array(np.zeros(8, np.uint8))
-NO_LAYOUT = RecordDict({"message": ConfigRecord({"header": "{}"})})
 
 
 @pytest.mark.parametrize(

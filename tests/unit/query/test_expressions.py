@@ -24,6 +24,10 @@ from tp_flower.query.expressions import (
 
 CASES = case_table(__file__)
 PIECES = [piece.strip() for piece in CASES["accepted"].split(";")]
+LONG = [
+    ("x + " * MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
+    ("(" * 3000 + "x" + ")" * 3000, "nested too deeply"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -64,12 +68,6 @@ def test_functions_that_are_not_allowed(text):
     message = f"feature 'f' is refused: .*function '{name}' is not among"
     with pytest.raises(QueryError, match=message):
         parse_expression(text, "feature 'f'")
-
-
-LONG = [
-    ("x + " * MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
-    ("(" * 3000 + "x" + ")" * 3000, "nested too deeply"),
-]
 
 
 @pytest.mark.parametrize("aggregates", [False, True])

@@ -40,6 +40,13 @@ GROUPED = Fragment(
     filters=('"n" < 10',),
     subquery=SUBQUERY,
 )
+NO_AGGREGATE = "aggregate functions are not supported"
+NAMES = st.one_of(
+    st.text(min_size=1, max_size=12),
+    st.sampled_from(
+        ['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]
+    ),
+)
 
 
 @pytest.mark.parametrize("fragment", [PLAIN, GROUPED], ids=["plain", "grouped"])
@@ -112,9 +119,6 @@ def test_hostile_pieces_are_refused_by_name(sql, reason, place):
         check_changed(PLACES[place](sql), inside="sub-query" in place)
 
 
-NO_AGGREGATE = "aggregate functions are not supported"
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -160,14 +164,6 @@ def test_malformed_json_is_refused(data):
     """Every field's type is tested with the messages that carry fragments."""
     with pytest.raises(QueryError, match=r"malformed fragment: |expected the fields"):
         Fragment.from_json(data)
-
-
-NAMES = st.one_of(
-    st.text(min_size=1, max_size=12),
-    st.sampled_from(
-        ['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]
-    ),
-)
 
 
 @settings(deadline=None)

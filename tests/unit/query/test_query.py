@@ -12,18 +12,29 @@ from tp_flower.errors import QueryError
 from tp_flower.query import Query, Unlabelled
 
 CASES = case_table(__file__)
-
 SCHEMAS = {
     "orders": {"id": "BIGINT", "customer": "BIGINT", "item": "BIGINT", "qty": "INT"},
     "customers": {"customer": "BIGINT", "age": "INT", "region": "VARCHAR"},
 }
+UNION = CASES["union"]
+OUTER = "FROM people c LEFT JOIN orders o ON o.customer = c.id"
+TOKENS = CASES["tokens"]
+PHRASES = """
+SELECT x AS label, y FROM t; (SELECT x, COUNT(*) AS n FROM u GROUP BY x) v;
+LEFT JOIN u ON t.x = u.x; JOIN u USING (x); UNION ALL SELECT * FROM u
+"""
+PIECES = st.sampled_from([*TOKENS.split(), *PHRASES.split(";")])
+PEOPLE = {
+    "orders": {"id": "BIGINT", "customer": "BIGINT", "day": "DATE", "qty": "DOUBLE"},
+    "people": {"id": "BIGINT", "age": "DOUBLE", "label": "VARCHAR"},
+}
+JOINED = "FROM orders o JOIN people c ON o.customer = c.id"
+FROM = f"{JOINED} WHERE o.day > '2020-01-01'"
+FIRST = Unlabelled(keeps_weight=True)
 
 
 def bind(sql: str):
     return Query.from_sql(sql).bind(SCHEMAS)
-
-
-UNION = CASES["union"]
 
 
 def test_a_union_has_a_fragment_per_select():
@@ -90,14 +101,6 @@ def test_refused_texts_and_dialects():
             Query.from_sql(sql, dialect=dialect)
 
 
-TOKENS = CASES["tokens"]
-PHRASES = """
-SELECT x AS label, y FROM t; (SELECT x, COUNT(*) AS n FROM u GROUP BY x) v;
-LEFT JOIN u ON t.x = u.x; JOIN u USING (x); UNION ALL SELECT * FROM u
-"""
-PIECES = st.sampled_from([*TOKENS.split(), *PHRASES.split(";")])
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.lists(PIECES, max_size=10).map(" ".join))
 def test_anything_is_refused_or_has_one_form(text):
@@ -111,16 +114,6 @@ def test_anything_is_refused_or_has_one_form(text):
     schemas = {name: {"x": "INT", "y": "INT"} for name in query.names}
     with contextlib.suppress(QueryError):
         query.bind(schemas)
-
-
-PEOPLE = {
-    "orders": {"id": "BIGINT", "customer": "BIGINT", "day": "DATE", "qty": "DOUBLE"},
-    "people": {"id": "BIGINT", "age": "DOUBLE", "label": "VARCHAR"},
-}
-JOINED = "FROM orders o JOIN people c ON o.customer = c.id"
-FROM = f"{JOINED} WHERE o.day > '2020-01-01'"
-
-FIRST = Unlabelled(keeps_weight=True)
 
 
 def bound(select, label_table="o", row_key=(), tail=FROM):
@@ -164,9 +157,6 @@ def test_row_key_is_the_last_keys_of_the_label_table():
     tail = "FROM (SELECT id + 1 AS n, customer FROM orders) o JOIN people c "
     actual = bound("o.n, c.age", "o", ("n",), tail + "ON o.customer = c.id")
     assert actual.fragments[0].keys[-1] == ('"id" + 1',)
-
-
-OUTER = "FROM people c LEFT JOIN orders o ON o.customer = c.id"
 
 
 @pytest.mark.parametrize(

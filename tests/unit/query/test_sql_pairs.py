@@ -27,8 +27,9 @@ from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames, release
 
 CASES = case_table(__file__)
-
 REFUSED = [pair for pair in sql_pairs.PAIRS if "error" in pair]
+NUMBERS = st.one_of(st.none(), st.integers(0, 2))
+ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
 
 
 @pytest.fixture(scope="module")
@@ -136,10 +137,6 @@ def bind_or_none(query: Query) -> BoundQuery | None:
         if REFUSALS.search(str(error)):
             return None
         raise
-
-
-NUMBERS = st.one_of(st.none(), st.integers(0, 2))
-ROWS = st.lists(st.tuples(NUMBERS, NUMBERS), min_size=1, max_size=4)
 
 
 @settings(max_examples=100, deadline=None)

@@ -20,6 +20,7 @@ from tp_flower.reports.console import (
 from tp_flower.reports.records import RoundReport, report_dict
 
 CASES = case_table(__file__)
+FORMS = {"bytes": format_bytes, "seconds": format_seconds, "value": format_value}
 
 
 def lines_of(**changes: object) -> list[str]:
@@ -28,9 +29,6 @@ def lines_of(**changes: object) -> list[str]:
     console.print(result_view(report_dict(report)))
     text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return [" ".join(line.split()) for line in text.splitlines()]
-
-
-FORMS = {"bytes": format_bytes, "seconds": format_seconds, "value": format_value}
 
 
 @pytest.mark.parametrize("kind", FORMS)

@@ -43,6 +43,10 @@ from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "</svg><script>alert('x')</script>\"'&"
+ODD = st.sampled_from([None, "", "x", -1, 1e400, True, [], {}, [None], {"a": None}])
+DECIMALS = st.floats(-1e12, 1e12).filter(lambda x: x == 0 or abs(x) > 1e-12)
+PROBE = ROOT / "tests" / "support" / "examples" / "page_probe.html"
 
 
 def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
@@ -184,9 +188,6 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
     assert lines == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
 
 
-HOSTILE = "</svg><script>alert('x')</script>\"'&"
-
-
 def test_names_are_text() -> None:
     report = made_report(tables=(HOSTILE, "p"), status=HOSTILE, query=HOSTILE)
     report["settings"][HOSTILE] = HOSTILE
@@ -215,9 +216,6 @@ def test_what_a_run_was_is_said(name: str) -> None:
         assert sentence in text
     assert ("Who draws" in text) == (name == "coreset")
     assert ("not measured" in text) == (name == "not measured")
-
-
-ODD = st.sampled_from([None, "", "x", -1, 1e400, True, [], {}, [None], {"a": None}])
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -273,9 +271,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path, content: str) -> None:
         read_report(tmp_path)
 
 
-DECIMALS = st.floats(-1e12, 1e12).filter(lambda x: x == 0 or abs(x) > 1e-12)
-
-
 @pytest.mark.parametrize(
     ("fit", "numbers", "least", "most"),
     [
@@ -325,9 +320,6 @@ def test_lines_stand_out_from_the_background(palette: str) -> None:
     for n in range(1, STYLES + 1):
         ratio = (luminance(colours[f"s{n}"]) + 0.05) / behind
         assert max(ratio, 1 / ratio) >= 3, n
-
-
-PROBE = ROOT / "tests" / "support" / "examples" / "page_probe.html"
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")

@@ -38,7 +38,6 @@ SPELLED_OUT = {
     ("client_apps/data/key_files.py", "site-key"),
     ("client_apps/cli.py", "site-key"),
 }
-
 VAGUE = {"own", "found", "told", "asked", "said", "given", "shown", "kept", "known"}
 
 

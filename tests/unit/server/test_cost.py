@@ -12,7 +12,6 @@ from tests.support.federated import train
 from tp_flower.settings import PrivacySettings
 
 WITHIN = 0.02
-
 SOFTMAX = STORE_SQL.replace(
     "o.quantity AS",
     "CASE WHEN o.quantity > 14 THEN 'c' WHEN o.quantity > 9 THEN 'b' ELSE 'a' END AS",

@@ -35,6 +35,23 @@ from tp_flower.settings import PrivacySettings
 from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 
 CASES = case_table(__file__)
+CORESET = {"coreset_size": 9, "task": "regression"}
+DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
+PRIVATE = PrivacySettings(
+    labels="randomised-response",
+    label_epsilon=1.5,
+    features="dp-sgd",
+    epsilon=2.0,
+    predictions=8.0,
+)
+PER = "per row (or the privacy-unit of a policy) and run"
+FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
+JOINS = {
+    "f": (FLOWN, ""),
+    "p": ("planes p", "f.tailnum = p.tailnum"),
+    "w": ("weather w", "f.origin = w.origin AND f.time_hour = w.time_hour"),
+    "a": ("airports a", "f.dest = a.faa"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -102,10 +119,6 @@ def test_what_the_user_reads(small):
     text = " ".join(text.split())
     for line in CASES["messages"]:
         assert line in text
-
-
-CORESET = {"coreset_size": 9, "task": "regression"}
-DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
 
 
 def protections(releases, carries):
@@ -191,16 +204,6 @@ def test_where_the_key_comes_from_is_said(source, is_simulated, words):
     assert not any(each.message == str(Action.CONSENSUS) for each in releases)
 
 
-PRIVATE = PrivacySettings(
-    labels="randomised-response",
-    label_epsilon=1.5,
-    features="dp-sgd",
-    epsilon=2.0,
-    predictions=8.0,
-)
-PER = "per row (or the privacy-unit of a policy) and run"
-
-
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
 def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     tables = ["c", "d"], ["c"], ["d"]
@@ -234,15 +237,6 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
     # what is left out: the curvature, which is not asked for
     curvature = {"one number of curvature per shard"}
     assert {key[2] for key in clear} - {key[2] for key in covered} == curvature
-
-
-FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
-JOINS = {
-    "f": (FLOWN, ""),
-    "p": ("planes p", "f.tailnum = p.tailnum"),
-    "w": ("weather w", "f.origin = w.origin AND f.time_hour = w.time_hour"),
-    "a": ("airports a", "f.dest = a.faa"),
-}
 
 
 def test_flights_are_what_sql_says():

@@ -20,9 +20,13 @@ from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealedSecret, SealRequest
 
 CASES = case_table(__file__)
-
 SOURCES = ("file", "pinned", "agreed")
 PAIRS = list(permutations(SOURCES, 2))
+NOBODY = f"nobody {'ab' * 32}"
+BY_OTHERS = "may be read or changed by others"
+NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
+NOTHING = {**NODES, "simulated": False, "seed": 0}
+OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
 @pytest.fixture
@@ -90,9 +94,6 @@ def test_run_with_the_name_of_another_has_another_key(make):
     assert len(set(secrets)) == 2
 
 
-NOBODY = f"nobody {'ab' * 32}"
-
-
 @pytest.mark.parametrize("pair", PAIRS)
 def test_mixed_federation(make, pair):
     grid = make("agreed")
@@ -122,9 +123,6 @@ def remove(name, file):
 
 def in_memory(grid):
     grid.contexts[grid.nodes["a"]].node_config["state-dir"] = ":memory:"
-
-
-BY_OTHERS = "may be read or changed by others"
 
 
 @pytest.mark.parametrize(
@@ -198,10 +196,6 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
 
-NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
-NOTHING = {**NODES, "simulated": False, "seed": 0}
-
-
 @pytest.mark.parametrize(("source", "named"), PAIRS)
 def test_server_does_not_choose_the_source(make, source, named):
     site = site_of(make(source), "a")
@@ -223,9 +217,6 @@ def test_site_with_a_secret_file_seals_no_secret_of_the_run(make):
     request = {**NOTHING, "groups": {"run": []}}
     with pytest.raises(SiteError, match=match):
         keys.seal(site, SealRequest(keys="file", **request))
-
-
-OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
 
 def with_groups(*groups):

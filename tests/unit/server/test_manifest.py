@@ -34,6 +34,12 @@ from tp_flower.settings import Settings
 NAN = float("nan")
 TABLE = encode_manifest(small_manifest())["model"]["tables"][0]
 FIRST, SECOND = "20261122-001500-3f9a", "20261122-001501-00aa"
+PATHS = ("", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3)
+NO_VERSIONS = ("", FIRST + "\n", "..", FIRST.upper(), "١" * 8)
+TABLES = {
+    "a": {"id": "BIGINT", "x": "DOUBLE", "y": "DOUBLE", "label": "DOUBLE"},
+    "b": {"id": "BIGINT", "n": "DOUBLE", "Kind": "VARCHAR"},
+}
 
 
 def test_manifest_comes_back_as_it_was_written(tmp_path):
@@ -142,10 +148,6 @@ def test_an_unknown_model_is_refused_with_what_is_close(tmp_path, text, match):
         resolve(tmp_path, text)
 
 
-PATHS = ("", ".", "..", "a/b", "a\\b", "-a", ".a", "A", "ä", "a" * 65, "a\n", 3)
-NO_VERSIONS = ("", FIRST + "\n", "..", FIRST.upper(), "١" * 8)
-
-
 def test_names_and_versions_that_could_be_paths_are_refused():
     for name in PATHS:
         with pytest.raises(ModelError, match="is not allowed"):
@@ -174,12 +176,6 @@ def test_a_deletion_that_is_cut_off_is_finished_by_the_next(tmp_path, monkeypatc
         delete_version(tmp_path, f"delays@{FIRST}")
     delete_version(tmp_path, f"delays@{SECOND}")
     assert list((tmp_path / "models").iterdir()) == []
-
-
-TABLES = {
-    "a": {"id": "BIGINT", "x": "DOUBLE", "y": "DOUBLE", "label": "DOUBLE"},
-    "b": {"id": "BIGINT", "n": "DOUBLE", "Kind": "VARCHAR"},
-}
 
 
 def texts(sql: str, table: str) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
 TRAINED, TESTED = "expanded-trained", "expanded-tested"
+few_rows = array(ORDERS, TRAINED, lambda rows: rows % 2)
 
 
 def listed(trained, tested=(), rows=4):
@@ -87,9 +88,6 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
         np.cumsum([0, *map(len, batches)]), np.arange(len(behind))
     )
     assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
-
-
-few_rows = array(ORDERS, TRAINED, lambda rows: rows % 2)
 
 
 def weigh(packet):

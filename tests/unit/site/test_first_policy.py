@@ -11,7 +11,6 @@ from tp_flower.sources.policy import RUNS_PER_BUDGET, Releases
 from tp_flower.sources.shards import describe, load_tables
 
 CASES = case_table(__file__)
-
 TABLES = CASES["tables"]
 ODD = ['a "quoted" column', "two\nlines", "ünïcode 😀", "amount"]
 NOTE = "came on foot and left by taxi"

@@ -21,6 +21,14 @@ from tp_flower.privacy.key_agreement import GroupSecret
 
 VALUE = bytes(range(100, 140))
 A, B = "0a" * 32, "0B" * 32
+WAIT_AND_PRINT = """
+import sys, pathlib
+from client_apps.data.key_files import site_key
+folder = pathlib.Path(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+print(site_key(folder).public.hex())
+"""
 
 
 @pytest.fixture
@@ -135,16 +143,6 @@ class TestAllowedApps:
         for mode in (0o602, 0o620):
             with pytest.raises(SettingsError, match="apps may be changed by others"):
                 read_allowed_apps(write(A, mode))
-
-
-WAIT_AND_PRINT = """
-import sys, pathlib
-from client_apps.data.key_files import site_key
-folder = pathlib.Path(sys.argv[1])
-print("ready", flush=True)
-sys.stdin.readline()
-print(site_key(folder).public.hex())
-"""
 
 
 class TestSiteKey:

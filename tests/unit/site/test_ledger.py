@@ -31,6 +31,7 @@ RUN, NEXT = "1-a", "2-a"
 DELTA = 1e-5
 STEP = Gaussian(6.0, count=4)
 BUDGETS = {"F": Budget(4.4, DELTA)}
+ADD = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
 
 
 def release(what="gradients", mechanism=STEP, source="F", part=1):
@@ -220,9 +221,6 @@ def test_the_lines_of_a_run_tell_what_was_planned_used_and_not_covered(ledger):
     json.dumps(lines)
     assert [line["event"] for line in ledger.lines(NEXT)] == ["reserve", "note"]
     assert set(ledger.spent("F")) == {Gaussian(6.0, 16), PureDp(0.5)}
-
-
-ADD = "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)"
 
 
 def example(root):

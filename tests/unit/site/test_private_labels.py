@@ -31,10 +31,11 @@ from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
 
 CASES = case_table(__file__)
-
 NAN = float("nan")
 RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
 CERTAIN = 100.0  # epsilon at which no class is ever changed
+LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
+THIRDS = np.array([0, 1, NAN]).repeat(3000)
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +60,6 @@ def spent(site):
 def kept_draws(folder):
     query = "SELECT name, data FROM entries WHERE run = 'labels'"
     return rows_in(folder / "state" / FILE, query)
-
-
-LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 
 
 def plan_of(*classes):
@@ -110,9 +108,6 @@ def test_numbers_are_clipped_and_missing_ones_are_the_middle(tmp_path, caplog):
     assert noise.std() == pytest.approx(0.1 * np.sqrt(2), rel=0.05)
     assert abs(noise.reshape(4, -1).mean(axis=1)).max() < 0.012
     assert "label is NULL in 4000 rows" in caplog.text
-
-
-THIRDS = np.array([0, 1, NAN]).repeat(3000)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 
 SERVER = {"start", "sent", "reply", "round", "finish", "stop"}
+FORGED = "../../x\nevent=answered"
 
 
 def strategy_of():
@@ -51,9 +52,6 @@ def test_a_simulation_says_so_at_debug_only(caplog):
     with caplog.at_level(logging.INFO, logger="flwr"):
         strategy_of().start(InProcessGrid(app, {"all": store()}))
     assert {line["event"] for line in events(caplog.records)} <= SERVER
-
-
-FORGED = "../../x\nevent=answered"
 
 
 @pytest.mark.parametrize(

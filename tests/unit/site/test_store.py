@@ -26,6 +26,8 @@ ENTRY = Entry(
     },
     {"table": "o", "l2": 1e-4, "names": ["a", "é"]},
 )
+ROUND = CommittedRound(3, "d", "h", {(1, "model"): np.arange(9.0)})
+REPLY = Parcel(b"{}", b"[]", bytes(range(50)))
 
 
 @pytest.fixture(autouse=True)
@@ -207,10 +209,6 @@ def test_a_folder_that_others_remove_meanwhile_is_made_again(tmp_path, monkeypat
     monkeypatch.setattr(os, "mkdir", removed_at_first)
     with at(tmp_path / "state").locked():
         assert (tmp_path / "state" / "1-2").is_dir()
-
-
-ROUND = CommittedRound(3, "d", "h", {(1, "model"): np.arange(9.0)})
-REPLY = Parcel(b"{}", b"[]", bytes(range(50)))
 
 
 @pytest.mark.parametrize("root", ["file", "memory"])

@@ -24,6 +24,17 @@ from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.sources import shards
 
 CASES = case_table(__file__)
+SESSIONS = {
+    "postgresql": "pid FROM pg_stat_activity WHERE datname = current_database()",
+    "mariadb": "id FROM information_schema.processlist WHERE user = 'tp_reader'",
+}
+COLUMNS = CASES["columns"]
+ROWS = [
+    (1, 2**53 + 1, 0.1, "Zo\u00eb", date(2024, 2, 29)),
+    (2, -5, None, None, date(1960, 1, 1)),
+    (3, None, 2.5, "b'", None),
+    (4, 2**53, 1e300, "Bo", date(2000, 1, 1)),
+]
 
 
 @pytest.fixture(params=KINDS)
@@ -250,12 +261,6 @@ def test_nothing_can_be_written(postgresql, mariadb, sqlite):
     assert os.stat(sqlite.database).st_mtime_ns == before
 
 
-SESSIONS = {
-    "postgresql": "pid FROM pg_stat_activity WHERE datname = current_database()",
-    "mariadb": "id FROM information_schema.processlist WHERE user = 'tp_reader'",
-}
-
-
 def connections(url, kind):
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.connect() as connection:
@@ -361,15 +366,6 @@ def test_connection_that_is_lost(kind, others, kill, request):
             with engine.connect() as connection:
                 for (session,) in connection.exec_driver_sql(sql).fetchall():
                     connection.exec_driver_sql(kill.format(session))
-
-
-COLUMNS = CASES["columns"]
-ROWS = [
-    (1, 2**53 + 1, 0.1, "Zo\u00eb", date(2024, 2, 29)),
-    (2, -5, None, None, date(1960, 1, 1)),
-    (3, None, 2.5, "b'", None),
-    (4, 2**53, 1e300, "Bo", date(2000, 1, 1)),
-]
 
 
 @pytest.fixture(params=["csv", "tsv.gz", "parquet", "folder", "duckdb", *KINDS])

@@ -31,6 +31,19 @@ from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
+POLICY = Policy(
+    columns=("amount", "day"),
+    labels=("is_fraud",),
+    filters=("day",),
+    join_only=("customer",),
+)
+MEDIAN = "standard missing=median"
+FINEST = {
+    "moments": ("standard", "one-hot(4)", "length", "none"),
+    "never": ("cyclic(7)", "range(0, 9)", "categories(1, 2)", "hash(4) indicator"),
+    "clear": ("min-max", "bins(4)", "robust", "quantile-bins(4)", MEDIAN),
+}
+BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
 
 def loaded(folder, text):
@@ -182,14 +195,6 @@ def test_refused_policies(tmp_path, text, match):
     assert "s3cret" not in str(caught.value)
 
 
-POLICY = Policy(
-    columns=("amount", "day"),
-    labels=("is_fraud",),
-    filters=("day",),
-    join_only=("customer",),
-)
-
-
 def fragment_of(*pieces):
     """A fragment of expressions, each after its place in it or in its sub-query."""
     places = defaultdict(tuple)
@@ -304,15 +309,6 @@ def test_few_rows(tmp_path):
     assert len(texts) == 1
     with pytest.raises(PolicyError, match="min-rows"):
         guard.check_extracted(source, fragment_of('group: "customer"'), 0)
-
-
-MEDIAN = "standard missing=median"
-FINEST = {
-    "moments": ("standard", "one-hot(4)", "length", "none"),
-    "never": ("cyclic(7)", "range(0, 9)", "categories(1, 2)", "hash(4) indicator"),
-    "clear": ("min-max", "bins(4)", "robust", "quantile-bins(4)", MEDIAN),
-}
-BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
 
 @pytest.mark.parametrize(("spec", "finest"), BY_SPEC)

@@ -19,6 +19,13 @@ from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment, Query, SubQuery
 from tp_flower.sources.shards import describe, scan
 
+CASES = case_table(__file__)
+NASTY = read_tables(CASES["nasty"])["nasty"]
+COLUMNS = {**NASTY.columns, "u": "CHAR(8)"}
+NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
+NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
+CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind(request):
@@ -65,14 +72,6 @@ def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     expected = engine_rows(duck, reference, result_names(bound))
     actual = joined_rows(bound, sources, matched=pair.get("matched", False))
     assert actual == expected
-
-
-CASES = case_table(__file__)
-NASTY = read_tables(CASES["nasty"])["nasty"]
-COLUMNS = {**NASTY.columns, "u": "CHAR(8)"}
-NUMBERS, TEXTS, TIMES, STAY = (CASES[k] for k in ("numbers", "texts", "times", "stay"))
-NULLS = [f"{name} IS {word}" for name in COLUMNS for word in ("NULL", "NOT NULL")]
-CONDITIONS = [*NUMBERS, *NULLS, *TEXTS, *TIMES, *STAY]
 
 
 @pytest.fixture(scope="module")

@@ -22,9 +22,16 @@ from tp_flower.sources.shards import (
 )
 
 CASES = case_table(__file__)
-
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
 FRAME = pd.DataFrame({"a": [1, 2]})
+FRAME_TYPES = {
+    "number": ([1.5, np.nan], "DOUBLE"),
+    "text": (["x", None], "VARCHAR"),
+    "time": (pd.to_datetime(["2024-01-01", None]), "TIMESTAMP"),
+    "category": (pd.Categorical(["u", None]), "ENUM"),
+    "flag": ([True, False], "BOOLEAN"),
+    7: ([1, 2], "BIGINT"),
+}
 
 
 def tables_file(folder: Path, text: str) -> str:
@@ -283,16 +290,6 @@ def test_frames_by_token():
         register_frames({"t": [{"a": 1}]}, site="s")
     with pytest.raises(SourceError, match="site 's' has no tables"):
         register_frames({"t": []}, site="s")
-
-
-FRAME_TYPES = {
-    "number": ([1.5, np.nan], "DOUBLE"),
-    "text": (["x", None], "VARCHAR"),
-    "time": (pd.to_datetime(["2024-01-01", None]), "TIMESTAMP"),
-    "category": (pd.Categorical(["u", None]), "ENUM"),
-    "flag": ([True, False], "BOOLEAN"),
-    7: ([1, 2], "BIGINT"),
-}
 
 
 def test_frame_types():
