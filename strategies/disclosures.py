@@ -254,6 +254,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     if privacy.covers_predictions:
         amount = f"epsilon {privacy.predictions:g}, {delta}, {_PER}"
         scores = f"Gaussian noise on clipped scores ({amount})"
+    table_scores = scores
     if exposure.is_masked:
         masks = "masked by join keys (AES-256): an honest server sees the sums alone"
         scores = masks if scores == NOTHING else f"{scores}; {masks}"
@@ -273,6 +274,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
         "models": _model_noise(exposure) if privacy.covers_features else NOTHING,
         "scores": scores,
+        "noise": table_scores,
         "messages": messages,
         "shards": f"sealed from shard to shard (ChaCha20-Poly1305{key}",
         "sealed": _SEALED.get(exposure.keys, NOTHING),

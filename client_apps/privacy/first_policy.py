@@ -16,9 +16,9 @@ from tp_flower.sources.policy import STRICT
 from tp_flower.sources.shards import ShardSource, connect, describe
 
 _LISTS: Final[Mapping[str, str]] = {
-    "columns": "features may read. Of each, the server learns the statistics that its "
-    "encoder needs;\n## a model's scores of the rows leave masked, added to other "
-    "tables'",
+    "columns": "features may read. Their scores leave masked, added to other tables'; "
+    "the server learns\n## as how many columns each is encoded, other shards of this "
+    "table its statistics",
     "labels": "the label may read, and a weight. The server learns it for every row, "
     "unless it is noisy",
     "filters": "WHERE and HAVING may read. The server learns which rows pass; a "

@@ -184,7 +184,7 @@ class Discloses(NamedTuple):
 COVERS: Final = frozenset(
     {
         *("nothing", "hashes", "labels", "models", "scores", "messages"),
-        *("sealed", "masked", "summaries", "shards", "unions"),
+        *("noise", "sealed", "masked", "summaries", "shards", "unions"),
     }
 )
 """Mechanisms; how strong each is in a run is a property of that run."""

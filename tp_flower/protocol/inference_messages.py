@@ -59,7 +59,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "the mean and the variance of each table's scores",
             fields=("score_sums",),
-            covered_by="scores",
+            covered_by="noise",
             kinds=("scores",),
             policy="scores",
             when="has_joins",
