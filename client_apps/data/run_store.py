@@ -49,7 +49,8 @@ _ROUND, _REPLY = _WHOLE = ".round", ".reply"
 cover large arrays."""
 _LABELS: Final = "labels"
 """In place of a run's name: entries that are kept over all runs."""
-_NUMBERS = count(1)
+_NUMBERS: Final = count(1)
+"""Of entries that are in this process alone."""
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -122,11 +123,7 @@ class SiteStore:
         folder = self._folder
         lock = self._cached.lock if folder is None else self._file_lock(folder)
         with lock:
-            if folder is None:
-                self._ids = {
-                    n: number for n, (number, _) in self._cached.entries.items()
-                }
-            else:
+            if folder is not None:
                 query = "SELECT name, id FROM entries WHERE run = ?"
                 self._ids = dict(self._database.fetch(query, self.run))
             try:
@@ -347,11 +344,11 @@ class SiteStore:
 
     def _id(self, run: str, name: str) -> int | None:
         """Return the id of an entry, unique to its version; None if missing."""
-        if run == self.run and self._ids is not None:
-            return self._ids.get(name)
         if self._folder is None:
             number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
             return number
+        if run == self.run and self._ids is not None:
+            return self._ids.get(name)
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
         rows = self._database.fetch(query, run, name)
         return next((number for (number,) in rows), None)
