@@ -5,7 +5,6 @@ its account: Flower tells an app no more. ``app`` is the SHA-256 of the app's bu
 ``query`` the text of the fragment, ``digest`` the text's and ``policy`` the rules'.
 """
 
-from collections import Counter
 from logging import ERROR
 from typing import TYPE_CHECKING, Final
 
@@ -26,12 +25,11 @@ def record_answers(site: Site, request: "IncomingRequest", packet: Packet) -> No
     """Record the queries that a reply answers, with the round's commit."""
     if not site.queries:
         return
-    sent = Counter[int]()
-    for (part, _), array in packet.arrays.items():
-        sent[part] += array.nbytes
+    sent = packet.payload_bytes()
     common = {**_common(site, request), "ident": request.digest}
     lines = [
-        {**common, **query, "bytes": sent[part]} for part, query in site.queries.items()
+        {**common, **query, "bytes": sent.get(part, 0)}
+        for part, query in site.queries.items()
     ]
     site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
 

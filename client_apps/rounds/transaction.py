@@ -144,10 +144,10 @@ def _answered_once(
         if last is None:
             raise
         # data that the committed round relied on have disappeared
-        facts: dict[str, Value] = {"run": site.run, "round": request.number}
-        log_event(WARNING, "behind", **facts, reason=str(error))
+        reason = str(error)
+        log_event(WARNING, "behind", run=site.run, round=request.number, reason=reason)
         site.store.forget_committed()
-        raise BehindError(str(error), None) from error
+        raise BehindError(reason, None) from error
     site.store.sweep()
     if is_over:
         site.settle()
