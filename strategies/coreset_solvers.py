@@ -110,7 +110,7 @@ class SolvedStrategy(JoinStrategy):
         )
         common: dict[int, CommonParameters] = {}
         for name, table in problem.tables.items():
-            common |= table.scatter_parameters(parameters[name])
+            common |= table.for_all(CommonParameters(parameters[name]))
         message = ConsensusRequest(
             more_rounds=0, evaluate=True, scores_number=1, parts=common
         )

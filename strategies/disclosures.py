@@ -181,18 +181,12 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
     if by_joined_rows:
         weighs = ", and its weight" if exposure.is_weighted else ""
         alignment = f"which row of the site is behind each joined row, in order{weighs}"
-    common = f"the common parameters of {sharded}"
-    if is_solved:
-        shared = f", the same for all shards of {sharded}" if sharded else ""
-        common = f"the parameters of the model of the site's table{shared}"
+    shared = f", the same for all shards of {sharded}" if sharded else ""
     tables = {name: ", ".join(getattr(exposure, name)) for name in _LISTED}
-    # the server solves in the clear
-    is_sealed = exposure.privacy.unions == SEALED and not (is_solved or is_personal)
-    gram, sought = (
-        text if is_admm else "" for text in (tables["gram"], ", ".join(seeking))
-    )
-    terms = [f"features times score steps of {gram}"] if gram else []
-    terms += [f"parameters that the shards of {sought} fitted"] if sought else []
+    proposals = f"parameters that the shards of {', '.join(seeking)} fitted"
+    proposals = proposals if is_admm and seeking else ""
+    gram = tables["gram"]
+    moments = f"features times score steps of {gram}" if gram else ""
     return {
         **vars(exposure),
         **tables,
@@ -202,19 +196,16 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         if exposure.is_masked
         else f"a score per {scored}, computed from the row's features; anew in every "
         "epoch",
-        "gram": "" if is_sealed else gram,
-        "seeking": "" if is_sealed else sought,
-        "has_inner_proposals": exposure.has_inner_rounds and not is_sealed,
-        "sums_gradients": is_sgd and not is_sealed and sharded,
-        "sealed_gram": gram if is_sealed else "",
-        "sealed_terms": "; ".join(terms) if is_sealed else "",
-        "has_inner_sums": exposure.has_inner_rounds and is_sealed,
-        "sealed_steps": sharded if is_sgd and is_sealed else "",
-        "is_stale_clear": exposure.is_stale and not is_sealed,
-        "is_stale_sealed": exposure.is_stale and is_sealed,
+        "shares_of": "words that add up, for the shards alone, to"
+        if exposure.privacy.unions == SEALED
+        else "numbers of each shard that add up to",
+        "terms": "; ".join(filter(None, (moments, proposals))),
+        "inner_terms": proposals if exposure.has_inner_rounds else "",
+        "sums_gradients": is_sgd and bool(sharded),
         "counted": counted,
         "alignment": alignment,
-        "common": common,
+        "common": f"the parameters of the model of the site's table{shared}",
+        "is_solved": is_solved,
         "summary": _SUMMARY.get(exposure.graph, "") if is_personal else "",
         "seals_key": exposure.keys is not KeySource.FILE,
         "has_joins": not is_personal,
@@ -226,7 +217,6 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "has_first_scores": not exposure.is_linear,
         "has_clear_curvature": not (is_solved or exposure.privacy.covers_features),
         "takes_parameters": bool(exposure.sharded) or is_solved,
-        "has_common": is_solved or bool(exposure.sharded and not is_sealed),
         "sends_rows": exposure.sends == SAMPLED_ROWS,
         "sends_centres": exposure.sends == CENTRES,
     }
@@ -265,14 +255,16 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     if exposure.graph_epsilon and exposure.graph != "models":
         amount = f"epsilon {exposure.graph_epsilon:g}, {delta}"
         summaries = f"Gaussian noise ({amount})"
-    unions = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
-    if privacy.covers_features:
-        unions = f"{_model_noise(exposure)}; {unions}"
+    models = _model_noise(exposure) if privacy.covers_features else NOTHING
+    unions = models
+    if privacy.unions == SEALED:
+        seal = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
+        unions = seal if models == NOTHING else f"{models}; {seal}"
     return {
         "nothing": NOTHING,
         "hashes": hashes,
         "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
-        "models": _model_noise(exposure) if privacy.covers_features else NOTHING,
+        "models": models,
         "scores": scores,
         "noise": table_scores,
         "messages": messages,

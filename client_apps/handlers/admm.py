@@ -19,6 +19,7 @@ from tp_flower.learning.admm import consensus_parameters, mixed_parameters
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
 from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
+from tp_flower.privacy.sealed_sums import gram_size, joined_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import check_sizes, required
 from tp_flower.protocol.training_messages import (
@@ -29,7 +30,6 @@ from tp_flower.protocol.training_messages import (
     CommonParameters,
     ConsensusReply,
     ConsensusRequest,
-    ConsensusUpdate,
     LocalFit,
     Update,
 )
@@ -42,7 +42,7 @@ START: Final = "start"
 
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
-    """Step towards the targets; update theta, or send what the server updates it by."""
+    """Step towards the targets; update theta, or send the share of what updates it."""
     updates = {}
     for part in site.parts():
         body, outputs = body_of(request.parts, part), part.model.outputs
@@ -61,10 +61,8 @@ def _theta_update(
     fit, data = request.fit, part.data
     if data.update is Update.GRAM:
         moments = part.moments(step, fit.kappa)
-        if data.union is None:
-            return AdmmUpdate(moments=moments)
         part.vectors[START] = _start(part, request)
-        return AdmmUpdate(sealed=part.seal(moments, _moment_unit(part, fit)))
+        return AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
     if data.update is Update.LOCAL and data.solver is not None:
         if data.plan.statistics is None:
             part.releaser.check_clear(MODEL)
@@ -74,7 +72,7 @@ def _theta_update(
     if data.update is Update.CONSENSUS:
         if request.more_rounds:
             part.vectors["target"] = target.ravel()
-        return AdmmUpdate(**_proposal(part, target, fit))
+        return AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
     return AdmmUpdate(scores=_scores(part, request))
 
@@ -130,7 +128,10 @@ def _solve(
 def _solver(part: Participant, body: AdmmStep) -> RidgeSolver:
     """Return the theta-update of the whole table, from the shards' Gram matrices."""
     width, data = len(part.model.parameters) // part.model.outputs, part.data
-    gram = part.union.open_gram(required(body.sum, "sum"), width, part.last_sum)
+    if data.update is not Update.GRAM:
+        raise MessageError(f"'sum' does not go with update {data.update.value!r}")
+    check_sizes(body, summed_gram=gram_size(width) + 1)
+    gram = joined_gram(part.total(body.sum), width)
     return RidgeSolver.from_gram(
         usable_gram(gram * data.joined_rows, body.deviation or 0.0),
         data.joined_rows,
@@ -143,16 +144,11 @@ def _moment_unit(part: Participant, fit: LocalFit) -> float:
     return part.data.joined_rows * part.data.label_scale * max(1.0, 1.0 / fit.kappa)
 
 
-def _proposal(
-    part: Participant, target: FloatArray, fit: LocalFit
-) -> dict[str, AnyArray]:
-    """Return the next proposal to be sent: in the clear, or as words of a sum."""
-    proposal, union = _propose(part, target, fit), part.data.union
-    if union is None:
-        return {"proposal": proposal}
-    words = part.seal(proposal, _parameter_unit(part))
+def _proposal(part: Participant, target: FloatArray, fit: LocalFit) -> AnyArray | None:
+    """Return the share of the next proposal."""
+    share = part.share(_propose(part, target, fit), _parameter_unit(part))
     # a shard without rows to train on only learns what the others agree on
-    return {"sealed": words} if union.shard in union.shards else {}
+    return share if part.union.shard in part.union.shards else None
 
 
 def _parameter_unit(part: Participant) -> float:
@@ -217,7 +213,7 @@ def _fit_torch(part: Participant, problem: FitProblem, fit: LocalFit) -> None:
 
 
 def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
-    """Take the parameters that the server found; reply with local scores.
+    """Take the parameters of the table's model; reply with local scores.
 
     If more inner rounds follow, the reply is the next proposal instead.
     """
@@ -228,44 +224,36 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
         _accept(part, request.parts[part.number], request.fit)
         if not request.more_rounds:
             scores = _scores(part, request)
-            updates[part.number] = ConsensusUpdate(scores=scores)
+            updates[part.number] = AdmmUpdate(scores=scores)
         elif part.data.update is Update.CONSENSUS:
             target = part.vectors.get("target")
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
-            proposal = _proposal(part, target, request.fit)
-            updates[part.number] = ConsensusUpdate(**proposal)
+            share = _proposal(part, target, request.fit)
+            updates[part.number] = AdmmUpdate(share=share)
         site.save(part)
     return ConsensusReply(updates)
 
 
 def _accept(part: Participant, common: CommonParameters, fit: LocalFit | None) -> None:
-    """Take the common parameters of a sharded table, or find them from a sealed sum."""
+    """Find the common parameters of a sharded table, or take those the server found."""
     data, parameters = part.data, len(part.model.penalised)
-    check_sizes(common, parameters=parameters, sealed=parameters + 1)
-    if data.union is None:
-        # torch needs an array of its own
-        _take(part, required(common.parameters, "parameters").copy())
+    check_sizes(common, parameters=parameters, summed=parameters + 1)
+    if data.update is Update.GIVEN:
+        part.model.parameters = required(common.parameters, "parameters")
     elif data.update is Update.GRAM:
         fit = required(fit, "fit")
-        moments = part.open(common.sum, _moment_unit(part, fit))
+        moments = part.total(common.sum, _moment_unit(part, fit))
         if data.solver is None or START not in part.vectors:
             raise MessageError("no epoch has begun")
         _solve(part, data.solver, part.vectors[START], moments, fit.kappa)
-    else:
-        total = part.open(common.sum, _parameter_unit(part))
+    elif data.update is Update.CONSENSUS:
+        total = part.total(common.sum, _parameter_unit(part))
         rho_in = float(part.vectors["rho_in"][0])
-        shards, penalised = len(data.union.shards), part.model.penalised
+        shards, penalised = len(part.union.shards), part.model.penalised
         part.accept_consensus(
             consensus_parameters(total, shards, penalised, rho_in, data.l2)
         )
-
-
-def _take(part: Participant, parameters: FloatArray) -> None:
-    if part.data.update is Update.CONSENSUS:
-        part.accept_consensus(parameters)
-    elif part.data.update in (Update.GRAM, Update.GIVEN):
-        part.model.parameters = parameters
     else:
         raise SiteError(f"table {part.data.table}: the server may not set its model")

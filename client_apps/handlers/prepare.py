@@ -70,7 +70,7 @@ from tp_flower.privacy.plan import (
     Schedule,
     plan_part,
 )
-from tp_flower.privacy.sealed_sums import SealedUnion
+from tp_flower.privacy.sealed_sums import ShardUnion, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.inference_messages import (
@@ -133,7 +133,8 @@ def _prepare_part(
         privacy,
         is_masked=are_masked(request.masking, body),
         # nothing is summed of a table in one shard
-        is_sealed=body.union is not None or update is Update.LOCAL,
+        is_sealed=update is Update.LOCAL
+        or (body.union is not None and body.union.group is not None),
     )
     encoder = fitted_encoder(site, number, body.encoder)
     is_private = privacy.covers_features or privacy.covers_predictions
@@ -202,22 +203,24 @@ def _prepare_part(
 
 def _union(
     site: Site, number: int, body: PreparePart, table: str, *, trained: int
-) -> SealedUnion | None:
-    """Return the shards that a participant's arrays are summed with, under seal.
+) -> ShardUnion | None:
+    """Return the shards that a participant's arrays are summed with.
 
     A shard is named by its site's key, which no other site has: the server may number
     two shards alike, but cannot make them use one mask.
     """
-    if body.union is None:
-        return None
     if body.update in (Update.LOCAL, Update.GIVEN):
-        raise MessageError(f"'union' does not go with update {body.update.value!r}")
-    shards = sorted(f"{key} {shard}" for shard, key in body.union.shards.items())
-    shard, group = f"{run_key(site)} {number}", body.union.group
+        if body.union is not None:
+            raise MessageError(f"'union' does not go with update {body.update.value!r}")
+        return None
+    union = required(body.union, "union")
+    shards = sorted(f"{key} {shard}" for shard, key in union.shards.items())
+    shard, group = f"{run_key(site)} {number}", union.group or ""
     # a consensus is sought by the shards with rows to train on
     if shard not in shards and (trained or body.update is not Update.CONSENSUS):
         raise MessageError("'union' lacks this shard, which has rows to train on")
-    return SealedUnion(site.group_key(group), group, tuple(shards), shard, table)
+    key = site.group_key(group) if group else b""
+    return ShardUnion(group, key, tuple(shards), shard, table)
 
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
@@ -371,11 +374,9 @@ def _start_linear(
         return _prepared(part, **curvature), None
     deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
     if data.update is Update.GRAM:
+        share = part.share(split_gram(matrix / total))
         noise = {"gram_deviation": deviation, **curvature}
-        if data.union is None:
-            return _prepared(part, gram=matrix, **noise), None
-        words = data.union.seal_gram(matrix / total, part.next_sum())
-        return _prepared(part, sealed=words, **noise), None
+        return _prepared(part, share=share, **noise), None
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL

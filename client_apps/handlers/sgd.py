@@ -12,7 +12,7 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
-from tp_flower.protocol.codec import check_sizes, required
+from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,
@@ -49,30 +49,20 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
 def _sharded_batch(
     part: Participant, body: BatchMessages, request: SgdRequest
 ) -> BatchUpdate:
-    """Take the late step, if there is one; return the gradient of the batch."""
-    if body.gradient is not None or body.sum is not None:
+    """Take the late step, if there is one; return the share of the gradient."""
+    if body.sum is not None:
         _step(part, body, request.step)
-    gradient = _gradient(part, body, request.batch)
-    sent: dict[str, AnyArray] = {"gradient": gradient}
-    if part.data.union is not None:
-        # the shards sum shares of the mean
-        share = gradient / request.batch_rows
-        sent = {"sealed": part.seal(share, part.data.label_scale)}
+    mean = _gradient(part, body, request.batch) / request.batch_rows
     scores = _extrapolated_scores(part, request.step) if request.stale else {}
-    return BatchUpdate(**sent, **scores)
+    return BatchUpdate(share=part.share(mean, part.data.label_scale), **scores)
 
 
 def _step(
     part: Participant, body: BatchMessages | MeanGradient, step: BatchStep
 ) -> None:
-    """Take a step with the mean gradient that a message brings, or with its sum."""
-    parameters = len(part.model.penalised)
-    check_sizes(body, parameters=parameters, sealed=parameters + 1)
-    if part.data.union is None:
-        mean = required(body.gradient, "gradient")
-    else:
-        mean = part.open(body.sum, part.data.label_scale)
-    part.step(mean, *_pace(part, step))
+    """Take a step with the mean gradient that a message brings."""
+    check_sizes(body, summed=len(part.model.penalised) + 1)
+    part.step(part.total(body.sum, part.data.label_scale), *_pace(part, step))
 
 
 def step(site: Site, request: StepRequest) -> StepReply:
@@ -96,8 +86,6 @@ def _gradient(part: Participant, body: BatchMessages, number: int) -> FloatArray
         body,
         batch_rows=len(part.data.batch_of(batch)),
         outputs=model.outputs,
-        parameters=len(model.penalised),
-        sealed=len(model.penalised) + 1,
     )
     messages = body.messages.astype(np.float64)
     features, units = part.data.batch(batch), part.data.units_of(batch)

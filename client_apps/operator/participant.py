@@ -54,7 +54,7 @@ from tp_flower.privacy.plan import (
     PartPlan,
 )
 from tp_flower.privacy.score_masks import RowIndex
-from tp_flower.privacy.sealed_sums import SealedUnion, WordArray
+from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import required
@@ -75,7 +75,7 @@ MOST_KEPT = 1 << 24
 
 
 SUMS: Final = "sums"
-"""State vector: how many sealed arrays have left, (1,)."""
+"""State vector: how many shares have left, (1,)."""
 
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
@@ -107,8 +107,8 @@ class ShardData:
             shards have not yet summed what it is made of.
         masks: of the scores; None if they leave in the clear.
         units: of the trained rows, if clips are of the table's units of privacy.
-        union: the table's shards; None if nothing is summed, or in the clear.
-        label_scale: size of the loss's derivatives, the unit of sealed numbers.
+        union: the table's shards; None if nothing is summed.
+        label_scale: size of the loss's derivatives, the unit of what is summed.
     """
 
     features: Features
@@ -126,7 +126,7 @@ class ShardData:
     solver: RidgeSolver | None = None
     masks: ScoreMasks | None = None
     units: Units | None = None
-    union: SealedUnion | None = None
+    union: ShardUnion | None = None
     label_scale: float = 1.0
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
@@ -140,7 +140,8 @@ class ShardData:
             masks = ScoreMasks.read(meta["masks"], arrays, keys)
         if "union" in meta:
             group, shards, *names = meta["union"]
-            union = SealedUnion(keys(group), group, tuple(shards), *names)
+            key = keys(group) if group else b""
+            union = ShardUnion(group, key, tuple(shards), *names)
         if "weight" in meta:
             solver = RidgeSolver(
                 **{name: arrays[name] for name in _FACTORS},
@@ -289,35 +290,31 @@ class Participant:
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
 
     @property
-    def union(self) -> SealedUnion:
-        """The shards whose arrays are summed under seal."""
+    def union(self) -> ShardUnion:
+        """The shards whose arrays are summed."""
         if self.data.union is None:
-            raise MessageError("nothing of this table is summed under seal")
+            raise MessageError("nothing of this table is summed")
         return self.data.union
 
-    def next_sum(self) -> str:
-        """Return the name of the next array to be sealed; no two have one name.
+    def share(self, numbers: FloatArray, unit: float = 1.0) -> AnyArray:
+        """Return the share of numbers whose size is about ``unit`` in their sum.
 
-        All shards of a table take part in the same rounds, hence count alike.
+        No two have one name. All shards of a table take part in the same rounds, hence
+        count alike.
         """
-        count = self.vectors.get(SUMS, np.zeros(1)) + 1.0
-        self.vectors[SUMS] = count
-        return self.last_sum
+        self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
+        return self.union.share(numbers, self._last_sum, unit)
+
+    def total(self, shares: AnyArray | None, unit: float = 1.0) -> FloatArray:
+        """Return the sum of the arrays whose shares left last, flat."""
+        return self.union.total(required(shares, "sum"), self._last_sum, unit)
 
     @property
-    def last_sum(self) -> str:
-        """The name of the array that was sealed last."""
+    def _last_sum(self) -> str:
+        """The name of the sum whose shares left last."""
         if SUMS not in self.vectors:
-            raise MessageError("it brings a sum, but nothing has been sealed")
+            raise MessageError("it brings a sum, but no share has left")
         return f"{self.vectors[SUMS][0]:.0f}"
-
-    def seal(self, numbers: FloatArray, unit: float) -> WordArray:
-        """Return numbers whose size is about ``unit`` as words for their sum."""
-        return self.union.seal(numbers / unit, self.next_sum())
-
-    def open(self, words: WordArray | None, unit: float) -> FloatArray:
-        """Return the sum of what the shards have sealed last, flat."""
-        return self.union.open(required(words, "sum"), self.last_sum) * unit
 
     def moments(self, step: FloatArray, kappa: float) -> FloatArray:
         """Return [T, 1]^T (G * step) to be sent or used, (d [+ 1], d_c), of (n, d_c).

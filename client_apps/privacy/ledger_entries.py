@@ -192,13 +192,13 @@ def planned_releases(
     ``fitted`` are fitted to rows.
     """
     for number, part in parts.items():
-        plan, is_sealed = part.data.plan, part.data.union is not None
+        plan, union = part.data.plan, part.data.union
         for use in plan.uses:
             conditions = []
             if number in fitted:
                 conditions.append("the encoder, whose statistics are not covered")
             scope = _scope(plan, use, privacy, conditions, is_masked=number in masked)
-            if is_sealed and use.what in _SUMMED:
+            if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
             item = release(site, number, action, use.what, scope, use.mechanism)

@@ -61,7 +61,6 @@ from strategies.training.traffic import (
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import build_model
-from tp_flower.methods import SEALED
 from tp_flower.protocol.coreset_messages import (
     DrawnPart,
     MeasuredPart,
@@ -298,7 +297,6 @@ class CostEstimate:
             has_intercept=spec.intercept,
             is_linear=is_linear,
             is_repeated=layout.is_repeated,
-            is_sealed=problem.settings.privacy.unions == SEALED,
             is_weighted=layout.masses is not None or self.method.is_measured,
         )
 

@@ -31,7 +31,7 @@ from strategies.inference.manifest import (
 )
 from strategies.report_page import result_view
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.replies import refuse, scores_of
+from strategies.run.replies import addends_of, refuse
 from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
@@ -235,7 +235,7 @@ class ModelStrategy(RoundStrategy):
                 used = masks[part.number]
                 if count := int(np.count_nonzero(used)):
                     shape = count, manifest.outputs
-                    local[table][span][used] = scores_of(
+                    local[table][span][used] = addends_of(
                         replies, part, "scores", shape, is_masked=is_masked
                     )
         base = np.array(manifest.base_score)

@@ -266,14 +266,14 @@ def array_of(
     return array
 
 
-def scores_of(
+def addends_of(
     replies: Replies, part: Part, name: str, shape: tuple[int, ...], *, is_masked: bool
 ) -> AnyArray:
-    """Return a participant's scores: numbers, or masked words of them."""
+    """Return a participant's scores or share: numbers, or words that mask them."""
     array = array_of(replies, part, name, shape)
     if (array.dtype.kind == "u") != is_masked:
-        sent = "masked" if array.dtype.kind == "u" else "in the clear"
-        raise refuse(part, f"{name!r} {sent}, unlike the scores of the run")
+        sent = "in the clear" if is_masked else "masked"
+        raise refuse(part, f"{name!r} {sent}, unlike the others of the run")
     return array
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
-from strategies.run.replies import array_of, scores_of
+from strategies.run.replies import addends_of
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
 from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
@@ -24,11 +24,11 @@ from tp_flower.learning.admm import score_steps
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
-from tp_flower.privacy.sealed_sums import WordArray, add_sealed
+from tp_flower.privacy.sealed_sums import add_shares
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.setup_messages import EncodedColumns
-from tp_flower.protocol.training_messages import CommonParameters, Update
+from tp_flower.protocol.training_messages import Update
 from tp_flower.reports.records import TableReport, min_mean_max
 
 LocalArray = npt.NDArray[Any]
@@ -171,10 +171,10 @@ class TrainedTable(PreparedTable):
         largest_curvature: largest eigenvalue of [T, 1]^T diag(G) [T, 1] / N, bounded by
             the sum over the shards; 0 without batches.
         mean_curvature: per shard, the mean diagonal of that matrix.
-        gram: its sum over the shards if ``update`` is GRAM, else None.
+        gram: the sum of the shards' shares if ``update`` is GRAM, else None.
         gram_deviation: deviation of the noise in ``gram`` from all shards together.
-        summed: the parts whose arrays are summed, under seal or in the clear.
-        sealed_gram: the sum of the sealed Gram matrices.
+        summed: the parts whose arrays are summed.
+        is_sealed: whether their shares are words that only they can read.
         gradient_noise: deviation over clip of the noise in a batch's gradient, from
             all shards together.
     """
@@ -185,11 +185,10 @@ class TrainedTable(PreparedTable):
     largest_curvature: float
     mean_curvature: tuple[float, ...]
     is_masked: bool = False
-    gram: FloatArray | None = None
+    gram: AnyArray | None = None
     gram_deviation: float = 0.0
     summed: tuple[Part, ...] = ()
     is_sealed: bool = False
-    sealed_gram: WordArray | None = None
     gradient_noise: float = 0.0
 
     @property
@@ -212,7 +211,7 @@ class TrainedTable(PreparedTable):
     ) -> AnyArray:
         """Return scores that a shard sent: numbers, or masked words of them."""
         part = self.parts[index]
-        return scores_of(replies, part, name, shape, is_masked=self.is_masked)
+        return addends_of(replies, part, name, shape, is_masked=self.is_masked)
 
     def gather_scores(self, replies: Replies, *, is_tested: bool = True) -> LocalArray:
         """Return the local scores of the rows that take part, (n_i, d_c).
@@ -242,29 +241,20 @@ class TrainedTable(PreparedTable):
             for part, rows in zip(self.parts, self.rows, strict=True)
         }
 
-    def scatter_parameters(self, parameters: FloatArray) -> dict[int, CommonParameters]:
-        """Return the same parameters (p,) for every shard."""
-        return self.for_all(CommonParameters(parameters))
-
     def for_all(self, body: AnyBody) -> dict[int, AnyBody]:
         """Return the same body for every shard."""
         return {part.number: body for part in self.parts}
 
-    def sealed_sum(self, replies: Replies, numbers: int | None = None) -> WordArray:
-        """Return the sum of the shards' sealed words: by default one per parameter."""
-        size = (len(self.penalised) if numbers is None else numbers) + 1
-        return add_sealed(
-            [array_of(replies, part, "sealed", (size,)) for part in self.summed]
+    def sum_shares(self, replies: Replies, numbers: int | None = None) -> AnyArray:
+        """Return the sum over shards (Eq. 17): p numbers by default, and a check."""
+        size = len(self.penalised) if numbers is None else numbers
+        shape, is_sealed = (size + 1,), self.is_sealed
+        return add_shares(
+            [
+                addends_of(replies, part, "share", shape, is_masked=is_sealed)
+                for part in self.summed
+            ]
         )
-
-    def sum_over_shards(
-        self, replies: Replies, name: str, shape: tuple[int, ...]
-    ) -> FloatArray:
-        """Return the sum of an array over the shards, such as gradients (Eq. 17)."""
-        total = np.zeros(shape)
-        for part in self.summed:
-            total += array_of(replies, part, name, shape).astype(np.float64)
-        return total
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,9 @@ or theta^q up, then parameters down and scores up. Join-only training (the paper
 TP-Join-ADMM) is the case of one shard per table, not another class.
 """
 
-import math
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from statistics import mean
 
-import numpy as np
 from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
@@ -19,7 +17,7 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import ReplyError, SettingsError
+from tp_flower.errors import SettingsError
 from tp_flower.learning.admm import (
     AdmmState,
     AndersonMixer,
@@ -27,15 +25,10 @@ from tp_flower.learning.admm import (
     Residuals,
     admm_step,
     balanced_rho,
-    consensus_parameters,
     initial_state,
-    mixed_parameters,
-    reached_with,
     residuals,
 )
-from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
-from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     AdmmRequest,
@@ -149,35 +142,6 @@ class AdmmServer:
         self._mixer.restart()
 
 
-class GramSolver:
-    """The theta-update of one sharded table from summed statistics (linear, exact)."""
-
-    def __init__(self, table: TrainedTable, joined_rows: int, memory: int) -> None:
-        if table.gram is None:
-            raise ReplyError(f"table {table.name}: its shards sent no Gram matrix")
-        self._solver = RidgeSolver.from_gram(
-            usable_gram(table.gram, table.gram_deviation),
-            joined_rows,
-            intercept=table.has_intercept,
-        )
-        self._shape = len(table.gram), table.outputs
-        self._reached = np.zeros((1, math.prod(self._shape)))
-        self._memory = memory
-
-    def solve(
-        self, moments: FloatArray, mixing: FloatArray, kappa: float, l2: float
-    ) -> FloatArray:
-        """Return the flat parameters of the table's model, (p,).
-
-        ``moments`` are the features times the steps of the scores, which go on from the
-        parameters that ``mixing`` makes of those reached before.
-        """
-        start = mixed_parameters(self._reached, mixing).reshape(self._shape)
-        theta = exact_update(self._solver, start, moments, kappa, l2).ravel()
-        self._reached = reached_with(self._reached, theta, self._memory)
-        return theta
-
-
 class AdmmStrategy(JoinStrategy):
     """Base of the methods that alternate between the server and the sites' fits."""
 
@@ -216,12 +180,6 @@ class AdmmStrategy(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the residuals are below the tolerance if one is set."""
         server = AdmmServer(problem, self.settings)
-        rows = problem.train.joined_rows
-        solvers = {
-            table.name: GramSolver(table, rows, server.memory)
-            for table in problem.tables.values()
-            if table.update is Update.GRAM and not table.is_sealed
-        }
         self.chosen |= {
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
@@ -229,7 +187,7 @@ class AdmmStrategy(JoinStrategy):
             "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
         for _ in range(self.settings.epochs):
-            scores = yield from self._exchange(problem, server, solvers)
+            scores = yield from self._exchange(problem, server)
             if self.session.stale:
                 # with stale tables, steps say nothing about the others' convergence
                 server.forget_steps()
@@ -245,18 +203,15 @@ class AdmmStrategy(JoinStrategy):
         return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
 
     def _exchange(
-        self,
-        problem: TrainingProblem,
-        server: AdmmServer,
-        solvers: Mapping[str, GramSolver],
+        self, problem: TrainingProblem, server: AdmmServer
     ) -> Generator[Requests, Replies, LocalScores]:
         """Send the steps; return the local scores of the updated models."""
         outline = self._request(problem, server)
         steps: dict[int, AdmmStep] = {}
         for name, step in server.steps().items():
             table = problem.tables[name]
-            # in the first epoch every shard makes the solver that the server cannot
-            gram = table.sealed_gram if self.epoch == 1 else None
+            # in the first epoch every shard makes the solver of its table
+            gram = table.gram if self.epoch == 1 else None
             steps |= {
                 number: AdmmStep(
                     block, gram, None if gram is None else table.gram_deviation
@@ -271,19 +226,7 @@ class AdmmStrategy(JoinStrategy):
             if table.update is Update.LOCAL
         }
         if problem.sharded:
-            solved: dict[int, CommonParameters] = {}
-            for table in problem.sharded:
-                if table.update is Update.GRAM and table.is_sealed:
-                    words = table.sealed_sum(replies)
-                    solved |= table.for_all(CommonParameters(sum=words))
-            mixing = np.array(outline.mixing)
-            for name, solver in solvers.items():
-                table = problem.tables[name]
-                shape = (table.width, table.outputs)
-                moments = table.sum_over_shards(replies, "moments", shape)
-                theta = solver.solve(moments, mixing, server.kappa, problem.l2)
-                solved |= table.scatter_parameters(theta)
-            scores |= yield from self._agree(problem, replies, outline, solved)
+            scores |= yield from self._agree(problem, replies, outline)
         return {name: scores[name] for name in problem.tables}
 
     def _request(self, problem: TrainingProblem, server: AdmmServer) -> AdmmRequest:
@@ -315,21 +258,16 @@ class AdmmStrategy(JoinStrategy):
         problem: TrainingProblem,
         replies: Replies,
         outline: AdmmRequest,
-        solved: Mapping[int, CommonParameters],
     ) -> Generator[Requests, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 
-        What is solved, at the server or from sealed moments, waits for the last round
-        of consensus.
+        What they solve from moments waits for the last round of consensus.
         """
+        moments = _sums(problem, replies, Update.GRAM)
         for more_rounds in range(outline.more_rounds, -1, -1):
-            common = {} if more_rounds else dict(solved)
-            for table in problem.sharded:
-                if table.update is Update.CONSENSUS:
-                    rho_in = outline.fit.rho_in[table.name]
-                    common |= table.for_all(
-                        _consensus(table, replies, rho_in, problem.l2)
-                    )
+            common = _sums(problem, replies, Update.CONSENSUS)
+            if not more_rounds:
+                common |= moments
             request = ConsensusRequest(
                 fit=outline.fit,
                 more_rounds=more_rounds,
@@ -369,17 +307,16 @@ def wanted_update(settings: Settings) -> str:
     return required or settings.lou
 
 
-def _consensus(
-    table: TrainedTable, replies: Replies, rho_in: float, l2: float
-) -> CommonParameters:
-    """Return w from the shards' proposals, or the sealed sum that they find it by."""
-    if table.is_sealed:
-        return CommonParameters(sum=table.sealed_sum(replies))
-    total = table.sum_over_shards(replies, "proposal", table.penalised.shape)
-    shards = len(table.summed)
-    return CommonParameters(
-        consensus_parameters(total, shards, table.penalised, rho_in, l2)
-    )
+def _sums(
+    problem: TrainingProblem, replies: Replies, update: Update
+) -> dict[int, CommonParameters]:
+    """Return the sums over the shards of each table that trains by ``update``."""
+    common: dict[int, CommonParameters] = {}
+    for table in problem.sharded:
+        if table.update is update:
+            words = table.sum_shares(replies)
+            common |= table.for_all(CommonParameters(sum=words))
+    return common
 
 
 def _inner_penalty(table: TrainedTable, kappa: float) -> float:

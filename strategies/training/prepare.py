@@ -25,7 +25,7 @@ from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
 from tp_flower.methods import MASKED, SEALED
 from tp_flower.privacy.score_masks import FixedPoint
-from tp_flower.privacy.sealed_sums import gram_words
+from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.personalised_messages import PersonalisedPart
 from tp_flower.protocol.training_messages import (
     Outline,
@@ -179,7 +179,7 @@ def prepare(
     initial: dict[str, LocalArray] = {}
     for name, layout in joined.layouts.items():
         prepared = _read_table(
-            layout, specs[name], updates[name], replies, is_sealed=name in unions
+            layout, specs[name], updates[name], replies, unions.get(name)
         )
         prepared = replace(prepared, is_masked=masking.point is not None)
         has_first = sends_scores and (prepared.is_masked or not prepared.is_linear)
@@ -193,14 +193,13 @@ def prepare(
 def _unions(
     preparation: Preparation, updates: Mapping[str, Update]
 ) -> dict[str, Union]:
-    """Return, by table, the shards whose arrays are summed under seal."""
-    if preparation.settings.privacy.unions != SEALED:
-        return {}
+    """Return, by table, the shards whose arrays are summed."""
     extracted = preparation.joined.extracted
+    is_sealed = preparation.settings.privacy.unions == SEALED
     groups = {name: table_group(n) for n, name in enumerate(extracted.parts)}
     return {
         name: Union(
-            group=groups[name],
+            group=groups[name] if is_sealed else None,
             shards={
                 str(part.number): extracted.public_keys[part.node]
                 for part in summed_parts(layout, updates[name])
@@ -243,8 +242,7 @@ def _read_table(
     spec: ModelSpec,
     update: Update,
     replies: Replies,
-    *,
-    is_sealed: bool,
+    union: Union | None,
 ) -> TrainedTable:
     bodies = [replies.body(part, PreparedPart) for part in layout.parts]
     features, penalised = common_shape(layout.parts, bodies)
@@ -265,12 +263,8 @@ def _read_table(
         gradient_noise=math.hypot(*(body.gradient_noise or 0.0 for body in bodies)),
         gram_deviation=math.hypot(*(body.gram_deviation or 0.0 for body in bodies)),
         summed=summed_parts(layout, update),
-        is_sealed=is_sealed,
+        is_sealed=union is not None and union.group is not None,
     )
     if update is not Update.GRAM:
         return table
-    if is_sealed:
-        words = table.sealed_sum(replies, gram_words(table.width))
-        return replace(table, sealed_gram=words)
-    shape = (table.width, table.width)
-    return replace(table, gram=table.sum_over_shards(replies, "gram", shape))
+    return replace(table, gram=table.sum_shares(replies, gram_size(table.width)))

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import TrainedTable, TrainingProblem, sum_local
+from strategies.setup.problem import TrainingProblem, sum_local
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
@@ -195,9 +195,9 @@ class BatchStrategy(JoinStrategy):
                 derivatives if weights is None else weights[span] * derivatives
             )
             messages = {
-                number: BatchMessages(array, late.gradient, late.sum)
+                number: BatchMessages(array, late.sum if late else None)
                 for number, array in batches.scatter(step.batch, derivatives).items()
-                for late in [overdue.get(number, MeanGradient())]
+                for late in [overdue.get(number)]
             }
             # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
@@ -298,7 +298,7 @@ class BatchStrategy(JoinStrategy):
             return replies, {}
         means: dict[int, MeanGradient] = {}
         for table in problem.sharded:
-            means |= table.for_all(_mean_gradient(table, replies, rows))
+            means |= table.for_all(MeanGradient(table.sum_shares(replies)))
         if is_late:
             return replies, means
         sharded = [part for table in problem.sharded for part in table.parts]
@@ -337,14 +337,6 @@ class BatchStrategy(JoinStrategy):
             test = problem.test_metrics(scores)
         self.finish_epoch(EpochResult(step.epoch.number, train, test))
         return train["loss"]
-
-
-def _mean_gradient(table: TrainedTable, replies: Replies, rows: int) -> MeanGradient:
-    """Return a table's mean gradient, or the sealed sum of its shards' shares."""
-    if table.is_sealed:
-        return MeanGradient(sum=table.sealed_sum(replies))
-    total = table.sum_over_shards(replies, "gradient", table.penalised.shape)
-    return MeanGradient(total / rows)
 
 
 class TablePuppetSGD(BatchStrategy):

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tp_flower.privacy.plan import SAMPLED_ROWS
-from tp_flower.privacy.sealed_sums import gram_words
+from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart
@@ -46,7 +46,6 @@ from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchUpdate,
     CommonParameters,
-    ConsensusUpdate,
     MeanGradient,
     PreparedPart,
     PreparePart,
@@ -85,7 +84,6 @@ class TableSize:
     is_linear: bool
     is_repeated: bool = False
     is_weighted: bool = False
-    is_sealed: bool = False
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
         """Return one shard's sizes, by the names in the shapes of messages."""
@@ -98,13 +96,9 @@ class TableSize:
             "features": self.features,
             "parameters": self.parameters,
             "width": self.features + self.has_intercept,
-            "sealed": self.parameters + 1,
-            "sealed_gram": gram_words(self.features + self.has_intercept) + 1,
+            "summed": self.parameters + 1,
+            "summed_gram": gram_size(self.features + self.has_intercept) + 1,
         }
-
-    def sums(self, up: str, down: str) -> tuple[str, str]:
-        """Return the fields of what the shards sum and of what comes of it."""
-        return ("sealed", "sum") if self.is_sealed else (up, down)
 
 
 @dataclass(frozen=True)
@@ -178,9 +172,8 @@ def admm_epoch(
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
     are not scored: at once from a table in one shard, and after one round more from a
-    sharded one. Its shards first send moments, 8 (d [+ 1]) d_c, or in every inner round
-    a proposal, 8 p; parameters come down, 8 p. Sealed, each has one word more, 8; so
-    have gradients.
+    sharded one. Its shards first send the share of a sum that comes down, 8 (p + 1)
+    each: moments, or in every inner round a proposal.
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
@@ -189,16 +182,14 @@ def admm_epoch(
         tally.add("down", table, sizes, AdmmStep, "step")
         tally.add("up", table, sizes, AdmmUpdate, "scores")
         if table.update is Update.GRAM:
-            up, down = table.sums("moments", "parameters")
-            tally.add("up", table, sizes, AdmmUpdate, up)
-            tally.add("down", table, sizes, CommonParameters, down)
-            rounds = max(rounds, 2)
+            times = 1
         elif table.update is Update.CONSENSUS:
             times = inner_rounds
-            up, down = table.sums("proposal", "parameters")
-            tally.add("up", table, sizes, AdmmUpdate, up, times=times)
-            tally.add("down", table, sizes, CommonParameters, down, times=times)
-            rounds = 1 + inner_rounds
+        else:
+            continue
+        tally.add("up", table, sizes, AdmmUpdate, "share", times=times)
+        tally.add("down", table, sizes, CommonParameters, "sum", times=times)
+        rounds = max(rounds, 1 + times)
     return tally.traffic(rounds)
 
 
@@ -214,7 +205,7 @@ def sgd_epoch(
     """Return the traffic of one epoch of SGD.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient goes up and the mean gradient down, 8 p each,
+    several shards also a gradient goes up and the mean gradient down, 8 (p + 1) each,
     separately or with the next batch. The last batch also brings scores of held-out
     rows.
 
@@ -235,9 +226,8 @@ def sgd_epoch(
         tally.add("down", table, sizes, BatchMessages, "messages")
         tally.add("up", table, sizes, BatchUpdate, "batch_scores", "scores")
         if table.update is Update.SUM:
-            up, down = table.sums("gradient", "gradient")
-            tally.add("up", table, sizes, BatchUpdate, up, times=batches)
-            tally.add("down", table, sizes, MeanGradient, down, times=batches)
+            tally.add("up", table, sizes, BatchUpdate, "share", times=batches)
+            tally.add("down", table, sizes, MeanGradient, "sum", times=batches)
     is_sharded = any(table.update is Update.SUM for table in tables)
     of_gradients = (1 if staleness else batches) if is_sharded else 0
     return tally.traffic(batches + of_gradients)
@@ -251,8 +241,8 @@ def prepare_round(
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
     instead a list of rows, 4 m, and weights if there are any, 4 n. With ``batches`` the
     batch plan follows, 4 (batches + 1 + k). Up come the penalised parameters, a byte
-    each; the Gram matrix if it is summed; and the first scores of non-linear models. A
-    sealed Gram matrix, 8 (w (w + 1) + 1) for w columns, goes down with the first epoch.
+    each; the first scores of non-linear models; and where Gram matrices are summed, a
+    share for w columns, 8 (w (w + 1) + 1). The sum goes down with the first epoch.
     """
     tally = Tally()
     has_scores = any(
@@ -270,9 +260,8 @@ def prepare_round(
         tally.add("down", table, sizes, PreparePart, *fields)
         tally.add("up", table, sizes, PreparedPart, "penalised")
         if table.update is Update.GRAM:
-            tally.add("up", table, sizes, PreparedPart, table.sums("gram", "")[0])
-            if table.is_sealed:
-                tally.add("down", table, sizes, AdmmStep, "sum")
+            tally.add("up", table, sizes, PreparedPart, "share")
+            tally.add("down", table, sizes, AdmmStep, "sum")
         if has_scores and (is_masked or not table.is_linear):
             tally.add("up", table, sizes, PreparedPart, "scores")
     return tally.traffic(rounds=1)
@@ -287,7 +276,7 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         clusters = {"clusters": table.outputs, "scored": shard.total}
         sizes = {**table.sizes(shard), **clusters}
         tally.add("up", table, sizes, SampledRows, *fields)
-        tally.add("up", table, sizes, ConsensusUpdate, "scores")
+        tally.add("up", table, sizes, AdmmUpdate, "scores")
         tally.add("down", table, sizes, CommonParameters, "parameters")
     return tally.traffic(rounds=2)
 

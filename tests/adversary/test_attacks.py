@@ -23,6 +23,7 @@ from scipy.special import ndtr
 from tests.support.federated import Run, one_per_site, pieces, run, store, whole
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.plan import GRADIENTS, GRAM, MOMENTS, SCORES
+from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.privacy.statistics_update import StatisticsPlan
 from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
@@ -189,20 +190,22 @@ def gradients(finished: Run, part: Part) -> Iterator[Release]:
         next(arrays_of(finished, part, name, is_reply=False))
         for name in ("batch-start", "batch-rows")
     )
-    for header, messages, sent in exchanges(finished, part, "messages", "gradient"):
+    for header, messages, sent in exchanges(finished, part, "messages", "share"):
         batch = rows[start[header["batch"]] : start[header["batch"] + 1]]
 
         def added(records: np.ndarray, messages: np.ndarray = messages) -> np.ndarray:
             return clipped(with_ones(records) * messages.astype(float), clip)
 
-        yield of_sum(part, batch, sent, added, **noise)
+        yield of_sum(part, batch, header["batch-rows"] * sent[:-1], added, **noise)
 
 
 def grams(finished: Run, part: Part) -> Iterator[Release]:
     """Of set-up: [X, 1]^T G [X, 1], as a vector with the matrix's norm."""
     plan = finished.plans[part.number].statistics
     noise = noise_of(plan.gram_multiplier, plan.gram_deviation) if plan else {}
-    sent = next(arrays_of(finished, part, "gram", is_reply=True))
+    joined_rows = finished.strategy.training_problem.train.joined_rows
+    share = next(arrays_of(finished, part, "share", is_reply=True))
+    sent = joined_rows * joined_gram(share[:-1], part.records.shape[1] + 1)
     upper = np.triu_indices(len(sent))
     scale = np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
 
@@ -221,10 +224,10 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
     plan = finished.plans[part.number].statistics
     noise = noise_of(plan.moments_multiplier, plan.moments_deviation) if plan else {}
     rows = np.arange(len(part.multiplicity))
-    for header, step, sent in exchanges(finished, part, "step", "moments"):
+    for header, step, sent in exchanges(finished, part, "step", "share"):
         # clip and noise are of kappa times the step
         scale = 1.0 if plan is None else header["fit"]["kappa"]
-        goal, sums = scale * step.astype(float), scale * sent
+        goal, sums = scale * step.astype(float), scale * sent[:-1]
 
         def added(records: np.ndarray, goal: np.ndarray = goal) -> np.ndarray:
             weights = weights_of(part, records, plan)[:, None]
@@ -237,13 +240,14 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
 
 
 def scores(finished: Run, part: Part) -> Iterator[Release]:
-    """Of each epoch of ADMM: f(theta; x_k) of every row; theta came from the server."""
+    """Of each epoch of ADMM: f(theta; x_k) of every row; theta follows from sums."""
     plan = finished.plans[part.number].scores
     clip, noise = clipping(plan)
     rows = np.arange(len(part.records))
-    for _, theta, sent in exchanges(finished, part, "parameters", "scores"):
+    left = arrays_of(finished, part, "scores", is_reply=True)
+    for theta, sent in zip(finished.parameters[1:], left, strict=True):
         records, decoys = (
-            clipped(with_ones(own) @ theta[:, None], clip)
+            clipped(with_ones(own) @ theta[TABLE][:, None], clip)
             for own in (part.records, part.decoys)
         )
         yield Release(rows, sent - records, records, decoys, **noise)

@@ -64,8 +64,8 @@ ALWAYS = {"query.describe", "query.seal", "query.extract"}
 ONE_ROW = pack_bits(np.arange(ROWS) == 4)
 PRIVATE = PrivacySettings(features="dp-sgd", epsilon=1.0)
 EXACT = PrivacySettings(features="statistics", epsilon=1.0)
-OF_SGD = {"gradient", "sealed", "batch-scores", "tested-scores"}
-OF_ADMM = {"moments", "proposal", "sealed"}
+OF_SGD = {"share", "batch-scores", "tested-scores"}
+OF_ADMM = {"share"}
 NO_NOISE = "its plan has no noise for"
 NOT_EXACT = "is for linear models that are fitted exactly, not for "
 NOISY = replace(PRIVATE, noise_multiplier=1.0)
@@ -216,6 +216,19 @@ def test_statistics_that_other_shards_may_not_learn(
     policies = {"customers": "releases = { statistics = 'moments' }"}
     change = change_of(change)
     check_refused(tmp_path, run, site, action, change, match, policies=policies)
+
+
+def test_shares_of_sealed_sums_do_not_leave_in_the_clear(tmp_path):
+    policies = {"customers": "releases = { statistics = 'moments' }"}
+    change, match = change_of("part.union.group gone"), "releases.models = sealed"
+    where = tmp_path, "admm", "us", "train.prepare", change, match
+    check_refused(*where, policies=policies)
+
+
+def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
+    change, match = arrays(US_PART, sum=np.ones(13)), "'sum' does not go with update"
+    where = tmp_path, "consensus", "us", "train.admm", change, match
+    check_refused(*where, privacy=PrivacySettings(unions="clear"))
 
 
 @pytest.mark.parametrize(
@@ -476,7 +489,7 @@ def test_an_extra_round_is_over_the_plan(tmp_path):
         SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"
     ):
         train(grid, privacy=EXACT, num_epochs=3)
-    assert grid.left.count(("train.admm", US_PART, "sealed")) == 3
+    assert grid.left.count(("train.admm", US_PART, "share")) == 3
 
 
 def test_training_is_prepared_once(tmp_path):

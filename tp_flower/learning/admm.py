@@ -421,8 +421,3 @@ def consensus_parameters(
     shrink = shards * rho_in / (shards * rho_in + l2)
     shrunk: FloatArray = np.where(penalised, shrink * average, average)
     return shrunk
-
-
-def reached_with(reached: FloatArray, theta: FloatArray, memory: int) -> FloatArray:
-    """Return the parameters reached, (epochs, p), as far as mixing may look back."""
-    return np.vstack([reached, theta])[-(memory + 1) :]

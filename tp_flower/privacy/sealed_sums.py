@@ -1,6 +1,6 @@
-"""Sealed sums: the shards of a table add up arrays that the server cannot read.
+"""Sums over the shards of a table: the server adds up shares that it cannot read.
 
-A shard s sends, for an array x_s of k numbers,
+A shard s sends, for an array x_s of k numbers, as its share
 
     fix(x_s) + PRF(K_T; n, s)                       mod 2^64
     t_s = <r, fix(x_s)> + PRF'(K_T; n, s)           mod p = 2^61 - 1
@@ -15,6 +15,8 @@ that the server has changed: it passes if <r, change> hits the change of the che
 which for one r_i in 2^60 at most is so. (|sum| < 2^60, so that no change is 0 mod p.)
 
 fix is a number in fixed point: x 2^40, rounded, for numbers in units of about 1.
+
+In the clear a share is x_s and 1: the last number of a sum counts its shards.
 """
 
 import hashlib
@@ -26,7 +28,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import DivergedError, SiteError
 
 WordArray = npt.NDArray[np.uint64]
@@ -37,79 +39,94 @@ SUM_BITS: Final = 60
 """The absolute sum of the words stays below 2^60."""
 _PRIME: Final = (1 << 61) - 1
 _PURPOSE: Final = b"tp_flower sealed sum v1 "
-_COARSE, _FINE = 10, 58
-"""Bits after the point of the two words of a wide number."""
+_COARSE, _FINE = 2.0**30, 2.0**-18
+"""Units of the two numbers that stand for one of a Gram matrix."""
 
 
-def add_sealed(arrays: Sequence[WordArray]) -> WordArray:
-    """Return the sum of the shards' words, (k + 1,); the last one is the check."""
-    total: WordArray = np.stack(arrays).sum(axis=0)
-    total[-1] = sum(int(words[-1]) for words in arrays) % _PRIME
+def add_shares(shares: Sequence[AnyArray]) -> AnyArray:
+    """Return the sum of the shards' shares, (k + 1,), with the check at its end."""
+    total: AnyArray = np.stack(shares).sum(axis=0)
+    if total.dtype == np.uint64:
+        total[-1] = sum(int(words[-1]) for words in shares) % _PRIME
     return total
 
 
-def gram_words(width: int) -> int:
-    """Return how many words a Gram matrix (w, w) has, without the check.
-
-    They are two for each number of its upper half.
-    """
+def gram_size(width: int) -> int:
+    """Return how many numbers stand for a Gram matrix (w, w), two for each."""
     return width * (width + 1)
 
 
+def split_gram(gram: FloatArray) -> FloatArray:
+    """Return two numbers for each of a symmetric matrix (w, w), which are up to 2^50.
+
+    In fixed point they keep what one would lose, of features of any scale.
+    """
+    numbers = gram[np.triu_indices(len(gram))]
+    unit = _COARSE / 2.0**BITS
+    coarse = np.rint(numbers / unit) * unit
+    return np.append(coarse / _COARSE, (numbers - coarse) / _FINE)
+
+
+def joined_gram(numbers: FloatArray, width: int) -> FloatArray:
+    """Return the matrix (w, w) that :func:`split_gram` has split, or a sum of them."""
+    coarse, fine = np.split(numbers, 2)
+    upper = np.triu_indices(width)
+    gram = np.zeros((width, width))
+    gram[upper] = coarse * _COARSE + fine * _FINE
+    gram.T[upper] = gram[upper]
+    return gram
+
+
 @dataclass(frozen=True)
-class SealedUnion:
+class ShardUnion:
     """The shards of a table whose arrays add up, as one of them knows them.
 
     Attributes:
-        key: K_T.
-        group: the name of the group of sites that have it.
+        group: the name of the group of sites that share a key; "" where the shares
+            leave in the clear.
+        key: K_T, of the group.
         shards: a name for each shard of the sum, the same at all of them.
         shard: this one's name; one that is not in the sum only reads it.
         table: alias in the query, for error messages.
     """
 
-    key: bytes = field(repr=False)
     group: str
+    key: bytes = field(repr=False)
     shards: tuple[str, ...]
     shard: str
     table: str
 
-    def seal(self, numbers: FloatArray, name: str) -> WordArray:
-        """Return the words of an array of k numbers, (k + 1,).
+    @property
+    def is_sealed(self) -> bool:
+        """Whether only the shards can read the shares."""
+        return bool(self.group)
+
+    def share(self, numbers: FloatArray, name: str, unit: float = 1.0) -> AnyArray:
+        """Return the share of k numbers whose size is about ``unit``, (k + 1,).
 
         ``name`` is the same at all shards, and that of no other array in the run.
 
         Raises:
             DivergedError: a number is out of range.
         """
-        return self._masked(self._fixed(numbers.ravel(), BITS), name)
+        if not self.is_sealed:
+            return np.append(numbers, 1.0)
+        return self._masked(self._fixed(numbers.ravel() / unit), name)
 
-    def seal_gram(self, gram: FloatArray, name: str) -> WordArray:
-        """Return the words of a symmetric matrix (w, w), of numbers up to 2^50."""
-        numbers = gram[np.triu_indices(len(gram))]
-        coarse = self._fixed(numbers, _COARSE)
-        rest = numbers - coarse / 2.0**_COARSE
-        return self._masked(np.append(coarse, self._fixed(rest, _FINE)), name)
-
-    def open(self, words: WordArray, name: str) -> FloatArray:
-        """Return the sum of the shards' arrays, (k,), from the sum of their words.
+    def total(self, shares: AnyArray, name: str, unit: float = 1.0) -> FloatArray:
+        """Return the sum of the shards' arrays, (k,), from the sum of their shares.
 
         Raises:
-            SiteError: the words are not the sum of all shards' words of that name.
+            SiteError: it is not the sum of all shards' shares of that name.
         """
-        return self._unmasked(words, name) / 2.0**BITS
+        self._check((shares.dtype == np.uint64) == self.is_sealed)
+        if not self.is_sealed:
+            self._check(shares[-1] == len(self.shards))
+            return shares[:-1]
+        return self._unmasked(shares, name) / 2.0**BITS * unit
 
-    def open_gram(self, words: WordArray, width: int, name: str) -> FloatArray:
-        """Return the sum of the shards' matrices, (w, w)."""
-        coarse, fine = np.split(self._unmasked(words, name), 2)
-        upper = np.triu_indices(width)
-        gram = np.zeros((width, width))
-        gram[upper] = coarse / 2.0**_COARSE + fine / 2.0**_FINE
-        gram.T[upper] = gram[upper]
-        return gram
-
-    def _fixed(self, numbers: FloatArray, bits: int) -> IntArray:
-        limit = 2.0 ** (SUM_BITS - bits) / len(self.shards)
+    def _fixed(self, numbers: FloatArray) -> IntArray:
+        limit = 2.0 ** (SUM_BITS - BITS) / len(self.shards)
         largest = float(np.abs(numbers).max(initial=0.0))
         # false for NaN
         if not largest < limit:
@@ -119,11 +136,11 @@ class SealedUnion:
                 "training diverged, or a feature has no scale. Lower learning-rate (0 "
                 "chooses one), or encode numbers as 'standard'"
             )
-        return np.rint(numbers * 2.0**bits).astype(np.int64)
+        return np.rint(numbers * 2.0**BITS).astype(np.int64)
 
     def _masked(self, fixed: IntArray, name: str) -> WordArray:
         masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
-        check = self._check(fixed, name) + int(masks[-1])
+        check = self._digest(fixed, name) + int(masks[-1])
         words = fixed.view(np.uint64) + masks[:-1]
         return np.append(words, np.uint64(check % _PRIME))
 
@@ -134,15 +151,18 @@ class SealedUnion:
         total = bare.view(np.int64)
         check = int(words[-1]) - sum(int(mask[-1]) for mask in masks)
         beyond = (bare + np.uint64(1 << SUM_BITS)) >> np.uint64(SUM_BITS + 1)
-        if beyond.any() or self._check(total, name) != check % _PRIME:
-            raise SiteError(
-                f"table {self.table}: the server's sum is not that of the words of all "
-                f"{len(self.shards)} shards: it left one out, counted one twice, or "
-                "changed the sum"
-            )
+        self._check(not beyond.any() and self._digest(total, name) == check % _PRIME)
         return total
 
-    def _check(self, fixed: IntArray, name: str) -> int:
+    def _check(self, is_sum: bool) -> None:
+        if not is_sum:
+            raise SiteError(
+                f"table {self.table}: the server's sum is not that of the shares of "
+                f"all {len(self.shards)} shards: it left one out, counted one twice, "
+                "or changed the sum"
+            )
+
+    def _digest(self, fixed: IntArray, name: str) -> int:
         """Return <r, fix(x)> mod p, exactly."""
         factors = self._words(f"{name} check", len(fixed))
         total: int = sum(map(mul, fixed.tolist(), factors.tolist()))

@@ -99,7 +99,7 @@ class ArraySpec(NamedTuple):
     Attributes:
         nullable: whether NaN stands for a missing value.
         shorter: dtypes of fewer bytes that may be used instead.
-        masked: dtype of masked words in its place, which may have any value.
+        masked: dtype of masked or sealed words in its place, of any value.
     """
 
     dtype: str
@@ -138,8 +138,8 @@ flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
 positive_counts = _declaration("int32", 1)
 """Numbers of rows, each at least 1."""
-sealed_words = _declaration("uint64", None)
-"""Words of an array that is summed, or their sums, and a check at the end."""
+shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")
+"""Numbers, or sealed words, of an array that is summed, or sums, and their check."""
 counts = _declaration("int64", 1)
 """How many values each item represents."""
 

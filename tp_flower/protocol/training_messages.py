@@ -94,14 +94,14 @@ class Masking(Body, frozen=True):
 
 
 class Union(Body, frozen=True, kw_only=True):
-    """The shards whose arrays are summed under the key of their table.
+    """The shards of a table whose arrays are summed.
 
     Attributes:
-        group: that shares the key.
+        group: that shares the key of their seal; absent if shares leave in the clear.
         shards: the public key of each shard's site in this run, by participant.
     """
 
-    group: Annotated[str, msgspec.Meta(pattern=r"^table-[0-9]{1,4}\Z")]
+    group: Annotated[str, msgspec.Meta(pattern=r"^table-[0-9]{1,4}\Z")] | None = None
     shards: dict[Number, PublicKey]
 
 
@@ -136,7 +136,7 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         mean_multiplicity: mean number of joined rows of a trained row.
         batch_start: in SGD, where each batch starts in ``batch_rows``.
         batch_rows: in SGD, the distinct trained rows of every batch.
-        union: of the table's shards; None if nothing is summed, or in the clear.
+        union: of the table's shards; absent if nothing is summed.
         joins: with masked scores, the sides of the joins that the table is in.
         unmatched: by join, the rows that a LEFT JOIN finds no partner for.
     """
@@ -203,11 +203,11 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
 
 
-def _sealed(when: str, carries: str, *kinds: str) -> Discloses:
-    """Declare words that the server adds and cannot read."""
+def _share(when: str, carries: str, *kinds: str) -> Discloses:
+    """Declare the shares of a sum, which the server adds and may be unable to read."""
     return Discloses(
-        f"words that add up, for the shards alone, to {carries}",
-        fields=("sealed",),
+        f"{{shares_of}} {carries}",
+        fields=("share",),
         covered_by="unions",
         kinds=kinds,
         policy="models",
@@ -216,7 +216,7 @@ def _sealed(when: str, carries: str, *kinds: str) -> Discloses:
 
 
 def _summed(when: str, carries: str) -> Discloses:
-    """Declare a sealed sum, which the shards of the table read."""
+    """Declare a sum of shares, which the shards of the table use."""
     return Discloses(
         f"the sum over the shards: {carries}",
         fields=("sum",),
@@ -233,8 +233,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
         largest_curvature: largest curvature; 0 if it is not needed.
         gradient_noise: multiplier of the noise on its gradients.
         gram_deviation: deviation of the noise on its Gram matrix.
-        gram: second moments of its features, weighted by G.
-        sealed: the same, as words of a sealed sum.
+        share: of second moments of the features, weighted by G.
     """
 
     features: f.Count
@@ -243,8 +242,7 @@ class PreparedPart(PartBody, frozen=True, kw_only=True):
     gradient_noise: f.NonNegative | None = None
     gram_deviation: f.NonNegative | None = None
     penalised: Annotated[AnyArray, f.flags("parameters")]
-    gram: Annotated[AnyArray, f.float64("width", "width")] | None = None
-    sealed: Annotated[AnyArray, f.sealed_words("sealed_gram")] | None = None
+    share: Annotated[AnyArray, f.shares("summed_gram")] | None = None
     scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
 
@@ -255,15 +253,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, PreparedPart]
 
     discloses = (
-        Discloses(
-            "second moments of the features of {gram} (Gram)",
-            fields=("gram",),
-            covered_by="models",
-            kinds=("gram",),
-            policy="models",
-            when="gram",
-        ),
-        _sealed("sealed_gram", "second moments of {sealed_gram} (Gram)", "gram"),
+        _share("gram", "second moments of the features of {gram} (Gram)", "gram"),
         Discloses(
             "scores of every row, untrained model",
             fields=("scores",),
@@ -301,12 +291,12 @@ class LocalFit(Body, frozen=True, kw_only=True):
 class AdmmStep(PartBody, frozen=True):
     """How far the trained rows' scores are from their target Y (paper, Eq. 15).
 
-    ``sum`` is that of the shards' sealed Gram matrices, in the first epoch, with the
-    deviation of its noise.
+    ``sum`` is that of the shards' Gram matrices, in the first epoch, with the deviation
+    of its noise.
     """
 
     step: Annotated[AnyArray, f.float32("trained", "outputs")]
-    sum: Annotated[AnyArray, f.sealed_words("sealed_gram")] | None = None
+    sum: Annotated[AnyArray, f.shares("summed_gram")] | None = None
     deviation: f.NonNegative | None = None
 
 
@@ -334,7 +324,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
             fields=("step",),
             covered_by="messages",
         ),
-        _summed("sealed_gram", "second moments of {sealed_gram}"),
+        _summed("gram", "second moments of the features of {gram}"),
     )
     schedule = (
         *("fit", "more_rounds", "evaluate", "scores_number"),
@@ -342,34 +332,17 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     )
 
 
-class ConsensusUpdate(PartBody, frozen=True):
-    """Scores of the fitted or common model, or the next proposal theta + u (Eq. 20).
+class AdmmUpdate(PartBody, frozen=True):
+    """Scores of a model, or the share of what its table's shards sum first.
 
-    ``sealed`` are the words of what is summed over the shards, a number per parameter.
+    That is the moments, features times the steps of the scores, or theta + u (Eq. 20),
+    the next proposal of a consensus.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
-    proposal: Annotated[AnyArray, f.float64("parameters")] | None = None
-    sealed: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
+    share: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
-class AdmmUpdate(ConsensusUpdate, frozen=True):
-    """Scores of a table in one shard; for a sharded table, the terms needed first.
-
-    ``moments`` are features times the steps of the scores, where the server solves.
-    """
-
-    moments: Annotated[AnyArray, f.float64("width", "outputs")] | None = None
-
-
-_PROPOSAL = Discloses(
-    "parameters that each shard of {seeking} fitted",
-    fields=("proposal",),
-    covered_by="models",
-    kinds=("parameters", "model"),
-    policy="models",
-    when="has_inner_proposals",
-)
 _SCORES = Discloses(
     "{scored}",
     fields=("scores",),
@@ -386,25 +359,16 @@ class AdmmReply(Reply, frozen=True):
     parts: dict[int, AdmmUpdate]
 
     discloses = (
-        Discloses(
-            "features times score steps, summed per shard of {gram}",
-            fields=("moments",),
-            covered_by="models",
-            kinds=("moments",),
-            policy="models",
-            when="gram",
-        ),
-        _PROPOSAL._replace(when="seeking"),
-        _sealed("sealed_terms", "{sealed_terms}", "moments", "parameters", "model"),
+        _share("terms", "{terms}", "moments", "parameters", "model"),
         _SCORES._replace(kinds=("scores", "model"), when=""),
     )
 
 
 class CommonParameters(PartBody, frozen=True):
-    """The parameters of a table's model, or the sealed sum that they follow from."""
+    """The sum that a table's parameters follow from, or those the server found."""
 
     parameters: Annotated[AnyArray, f.float64("parameters")] | None = None
-    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
+    sum: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
 class ConsensusRequest(Request, frozen=True, kw_only=True):
@@ -424,9 +388,9 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
             "{common}",
             fields=("parameters",),
             covered_by="models",
-            when="has_common",
+            when="is_solved",
         ),
-        _summed("sealed_terms", "{sealed_terms}"),
+        _summed("terms", "{terms}"),
     )
     schedule = ("fit", "more_rounds", "evaluate", "scores_number")
 
@@ -434,13 +398,9 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
 class ConsensusReply(Reply, frozen=True):
     """The update of every participant."""
 
-    parts: dict[int, ConsensusUpdate]
+    parts: dict[int, AdmmUpdate]
 
-    discloses = (
-        _PROPOSAL,
-        _sealed("has_inner_sums", "{sealed_terms}", "parameters", "model"),
-        _SCORES,
-    )
+    discloses = (_share("inner_terms", "{inner_terms}", "parameters", "model"), _SCORES)
 
 
 class BatchStep(Body, frozen=True, kw_only=True):
@@ -456,22 +416,14 @@ class BatchStep(Body, frozen=True, kw_only=True):
 class BatchMessages(PartBody, frozen=True):
     """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives.
 
-    ``gradient`` is the mean gradient of the previous batch, if it comes late, or
-    ``sum`` the sealed sum.
+    ``sum`` is the mean gradient of the previous batch, if it comes late.
     """
 
     messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
-    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
-    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
+    sum: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
-_SUMMED_GRADIENT = Discloses(
-    "the summed gradients of {sharded}",
-    fields=("gradient",),
-    covered_by="models",
-    when="sums_gradients",
-)
-_SEALED_GRADIENT = _summed("sealed_steps", "gradients of {sealed_steps}")
+_MEAN_GRADIENT = _summed("sums_gradients", "gradients of {sharded}")
 
 
 class SgdRequest(Request, frozen=True, kw_only=True):
@@ -495,8 +447,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
             fields=("messages",),
             covered_by="messages",
         ),
-        _SUMMED_GRADIENT._replace(when="is_stale_clear"),
-        _SEALED_GRADIENT._replace(when="is_stale_sealed"),
+        _MEAN_GRADIENT._replace(when="is_stale"),
     )
     schedule = ("batch", "batch_rows", "stale", "step")
 
@@ -512,13 +463,9 @@ class StepUpdate(PartBody, frozen=True):
 
 
 class BatchUpdate(StepUpdate, frozen=True):
-    """Scores, and the gradient of a shard, summed over a batch (paper, Eq. 18).
+    """Scores, and a shard's share of the batch's mean gradient (paper, Eq. 18)."""
 
-    ``sealed`` are the words of its share of the mean gradient.
-    """
-
-    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
-    sealed: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
+    share: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
 _BATCH_SCORES = _SCORES._replace(
@@ -535,23 +482,14 @@ class SgdReply(Reply, frozen=True):
 
     discloses = (
         _BATCH_SCORES,
-        Discloses(
-            "gradients of each shard of {sharded}",
-            fields=("gradient",),
-            covered_by="models",
-            kinds=("gradients",),
-            policy="models",
-            when="sums_gradients",
-        ),
-        _sealed("sealed_steps", "gradients of {sealed_steps}", "gradients"),
+        _share("sums_gradients", "gradients of {sharded}", "gradients"),
     )
 
 
 class MeanGradient(PartBody, frozen=True):
-    """The mean gradient of a sharded table over a batch, or its sealed sum."""
+    """The mean gradient of a sharded table over a batch."""
 
-    gradient: Annotated[AnyArray, f.float64("parameters")] | None = None
-    sum: Annotated[AnyArray, f.sealed_words("sealed")] | None = None
+    sum: Annotated[AnyArray, f.shares("summed")]
 
 
 class StepRequest(Request, frozen=True, kw_only=True):
@@ -560,7 +498,7 @@ class StepRequest(Request, frozen=True, kw_only=True):
     step: BatchStep
     parts: dict[int, MeanGradient]
 
-    discloses = (_SUMMED_GRADIENT, _SEALED_GRADIENT)
+    discloses = (_MEAN_GRADIENT,)
     schedule = ("step",)
 
 

@@ -153,7 +153,7 @@ class PrivacySettings:
     unions: str = setting(
         SEALED,
         'What the shards of a table add up: "sealed" (its shards read the sums, the '
-        'server nothing), or "clear" (the server solves and steps).',
+        'server nothing), or "clear" (the server reads what each of them adds).',
         OneOf((SEALED, CLEAR)),
     )
     predictions: float = setting(

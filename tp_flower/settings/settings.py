@@ -244,7 +244,7 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
     is_joining = values.strategy in JOINING
     if is_stale and is_joining and values.privacy.unions == SEALED:
         yield (
-            "on-missing: 'stale' adds the last sum of a missing shard to new ones, "
+            "on-missing: 'stale' adds the last share of a missing shard to new ones, "
             "whose masks it does not cancel: set privacy.unions to 'clear', which the "
             "sites' owners must allow, or use stop"
         )

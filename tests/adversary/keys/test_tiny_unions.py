@@ -11,12 +11,12 @@ import pytest
 
 from tests.support.information import coded, every_case, information
 from tp_flower.privacy import sealed_sums
-from tp_flower.privacy.sealed_sums import BITS, SealedUnion, add_sealed
+from tp_flower.privacy.sealed_sums import BITS, ShardUnion, add_shares
 
 
 def members(shards):
     names = tuple("abc"[:shards])
-    return [SealedUnion(b"", "table-0", names, name, "t") for name in names]
+    return [ShardUnion("table-0", b"", names, name, "t") for name in names]
 
 
 def usual(name, shard):
@@ -40,12 +40,12 @@ def sealed(monkeypatch, shards, names, base, mask_of=usual):
         # here the check has no mask: it is left out of the words
         return np.append(mask, nothing[-1:])
 
-    monkeypatch.setattr(SealedUnion, "_words", of_name)
+    monkeypatch.setattr(ShardUnion, "_words", of_name)
     words, sums = [], []
     for name, own in zip(names, arrays / 2.0**BITS, strict=True):
         pairs = zip(members(shards), own, strict=True)
-        words.append([shard.seal(array, name) for shard, array in pairs])
-        sums.append(members(shards)[0].open(add_sealed(words[-1]), name) * 2.0**BITS)
+        words.append([shard.share(array, name) for shard, array in pairs])
+        sums.append(members(shards)[0].total(add_shares(words[-1]), name) * 2.0**BITS)
     readable = np.array(words)[..., :-1] % np.uint64(base)
     return arrays, readable, np.array(sums) % base, list(masks.values())
 
@@ -98,7 +98,7 @@ def test_checks_tell_the_server_nothing_either(monkeypatch, shards, is_masked):
     monkeypatch.setattr(sealed_sums, "_PRIME", 3)
     drawn = {}
     monkeypatch.setattr(
-        SealedUnion,
+        ShardUnion,
         "_words",
         lambda _, name, count: np.array(drawn[name.split()[1]][:count], np.uint64),
     )
@@ -108,7 +108,7 @@ def test_checks_tell_the_server_nothing_either(monkeypatch, shards, is_masked):
         for factor, *of_shards in product(range(3), *[masks] * shards):
             drawn.update(zip("abc", of_shards, strict=False), check=[factor])
             pairs = zip(members(shards), numbers, strict=True)
-            words = [own.seal(np.array([x]) / 2.0**BITS, "1") for own, x in pairs]
+            words = [own.share(np.array([x]) / 2.0**BITS, "1") for own, x in pairs]
             views.append(
                 [digit for word, check in words for digit in (word % 2, check)]
             )

@@ -27,6 +27,7 @@ from tp_flower.privacy.mechanisms import (
     Gaussian,
     Mechanism,
 )
+from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
@@ -70,12 +71,14 @@ def accounts(finished: federated.Run) -> list[dict]:
     return [one for own in ledger.values() for one in own]
 
 
-def replies(finished: federated.Run, name: str) -> dict[tuple[int, int], np.ndarray]:
+def replies(
+    finished: federated.Run, name: str, action: str = ""
+) -> dict[tuple[int, int], np.ndarray]:
     """The arrays of a name that sites have sent, by (round, part)."""
     return {
         (seen.round, number): array
         for seen in finished.seen
-        if seen.is_reply
+        if seen.is_reply and seen.action in (action or seen.action)
         for (number, own), array in seen.arrays.items()
         if own == name
     }
@@ -248,16 +251,18 @@ def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
 def test_no_statistic_leaves_as_it_is(layout):
     # what a shard seals, as it would leave in the clear
     private = trained(dataclasses.replace(STATISTICS, unions="clear"), layout=layout)
-    parts, grams = parts_of(private), replies(private, "gram")
+    parts, grams = parts_of(private), replies(private, "share", "train.prepare")
+    joined_rows = private.strategy.training_problem.train.joined_rows
     is_sharded = layout == "sharded"
     assert len(grams) == (7 if is_sharded else 0)
-    for (_, number), matrix in grams.items():
+    for (_, number), share in grams.items():
         features, counts, intercept = parts[number]
+        matrix = joined_rows * joined_gram(share[:-1], features.shape[1] + intercept)
         assert (matrix != gram(features, counts, intercept=intercept)).all()
         np.testing.assert_array_equal(matrix, matrix.T)
-    assert len(replies(private, "moments")) == (7 * EPOCHS if is_sharded else 0)
-    assert not replies(private, "gradient")
-    assert not replies(private, "proposal")
+    moments = replies(private, "share", "train.admm")
+    assert len(moments) == (7 * EPOCHS if is_sharded else 0)
+    assert len(replies(private, "share")) == len(grams) + len(moments)
 
 
 def test_moments_are_of_the_steps_that_the_server_sent():
@@ -273,13 +278,15 @@ def test_moments_are_of_the_steps_that_the_server_sent():
         for (number, name), array in seen.arrays.items()
         if name == "step"
     }
-    sent = replies(finished, "moments")
+    sent = replies(finished, "share", "train.admm")
     for (turn, number), sums in sent.items():
         features, counts, intercept = parts[number]
         weighted = counts[:, None] * steps[turn, number].astype(np.float64)
         expected = moment(features, weighted, intercept=intercept)
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(sums, expected, rtol=1e-4, atol=1e-4 * scale)
+        np.testing.assert_allclose(
+            sums[:-1], expected.ravel(), rtol=1e-4, atol=1e-4 * scale
+        )
     assert len(sent) == 7 * EPOCHS
 
 
@@ -302,21 +309,22 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
     assert residual.std() == pytest.approx(expected, rel=0.15)
 
 
-@pytest.mark.parametrize(("features", "strategy", "name"), CASES["anew"])
-def test_noise_is_drawn_anew_by_every_shard_and_run(features, strategy, name):
+@pytest.mark.parametrize(("features", "action", "lou"), CASES["anew"])
+def test_noise_is_drawn_anew_by_every_shard_and_run(features, action, lou):
     """Twice the same run: what is private differs, what is not is the same."""
     clear = PrivacySettings(unions="clear")
     private = dataclasses.replace(clear, features=features, epsilon=1.0)
     how = {"batch_size": 60, "num_epochs": 1}
-    plain = {**how, "lou": "gram" if name == "gram" else "consensus"}
-    for privacy, settings in ((private, how), (clear, plain)):
+    strategy = "sgd" if action == "train.sgd" else "admm"
+    for privacy, settings in ((private, how), (clear, {**how, "lou": lou})):
         one, other = (
-            replies(trained.__wrapped__(privacy, strategy, **settings), name)
+            replies(trained.__wrapped__(privacy, strategy, **settings), "share", action)
             for _ in range(2)
         )
         assert one.keys() == other.keys()
         assert one
         for place, array in one.items():
+            assert array.dtype == np.float64
             assert np.array_equal(array, other[place]) == (privacy == clear)
 
 

@@ -136,6 +136,6 @@ def test_noise_is_added_before_the_seal(features):
 
 
 def test_a_missing_shard_has_no_words_to_stand_in_for_it():
-    match = "on-missing: 'stale' adds the last sum of a missing shard to new ones"
+    match = "on-missing: 'stale' adds the last share of a missing shard to new ones"
     with pytest.raises(SettingsError, match=match):
         STRATEGIES["admm"](None, on_missing="stale", privacy=UNIONS["sealed"])

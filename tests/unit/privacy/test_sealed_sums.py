@@ -1,4 +1,4 @@
-"""Sealed sums: exact sums for the shards of a table, and noise for everybody else."""
+"""Sums over shards: exact for the shards of a table; sealed, noise for all others."""
 
 from dataclasses import replace
 
@@ -8,51 +8,62 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tp_flower.errors import DivergedError, SiteError
-from tp_flower.privacy import sealed_sums
+from tp_flower.privacy.sealed_sums import (
+    BITS,
+    ShardUnion,
+    add_shares,
+    gram_size,
+    joined_gram,
+    split_gram,
+)
 
-WRONG = "the server's sum is not that of the words of all"
+WRONG = "the server's sum is not that of the shares of all"
+CLEAR = ""
 GIBBERISH = st.integers(0, 2**64 - 1)
 
 
-def union(shards: int, key: bytes = bytes(32)) -> list[sealed_sums.SealedUnion]:
+def union(
+    shards: int, key: bytes = bytes(32), group: str = "table-0"
+) -> list[ShardUnion]:
     """The shards of one table, each as its site knows the table."""
     names = tuple(f"key {number}" for number in range(shards))
-    return [sealed_sums.SealedUnion(key, "table-0", names, name, "t") for name in names]
+    return [ShardUnion(group, key, names, name, "t") for name in names]
 
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
     rng = np.random.default_rng(seed)
-    return rng.integers(-(2**50), 2**50, (shards, size)) / 2.0**sealed_sums.BITS
+    return rng.integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
 
 
-def sealed(
-    shards: list[sealed_sums.SealedUnion], numbers: np.ndarray, name: str = "1"
-) -> list:
+def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
     pairs = zip(shards, numbers, strict=True)
-    return [shard.seal(own, name) for shard, own in pairs]
+    return [shard.share(own, name) for shard, own in pairs]
 
 
+@pytest.mark.parametrize("group", ["table-0", CLEAR])
 @given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**32))
-def test_the_sealed_sum_is_the_sum(shards, size, seed):
-    members, numbers = union(shards), arrays(shards, size, seed)
-    total = sealed_sums.add_sealed(sealed(members, numbers))
+def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
+    members, numbers = union(shards, group=group), arrays(shards, size, seed)
+    total = add_shares(sealed(members, numbers))
+    assert (total.dtype == np.float64) == (group == CLEAR)
     for shard in members:
-        assert np.array_equal(shard.open(total, "1"), numbers.sum(axis=0))
+        assert np.array_equal(shard.total(total, "1"), numbers.sum(axis=0))
 
 
+@pytest.mark.parametrize("group", ["table-0", CLEAR])
 @given(st.integers(1, 4), st.integers(1, 5), st.floats(-40, 80), st.integers(0, 99))
 def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
-    shards, width, power, seed
+    group, shards, width, power, seed
 ):
     rng = np.random.default_rng(seed)
     rows = rng.normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
     grams = [own.T @ own for own in rows]
-    members = union(shards)
+    members = union(shards, group=group)
     pairs = zip(members, grams, strict=True)
-    words = [shard.seal_gram(own, "1") for shard, own in pairs]
-    assert len(words[0]) == sealed_sums.gram_words(width) + 1
-    total = members[0].open_gram(sealed_sums.add_sealed(words), width, "1")
+    words = [shard.share(split_gram(own), "1") for shard, own in pairs]
+    assert len(words[0]) == gram_size(width) + 1
+    total = joined_gram(members[0].total(add_shares(words), "1"), width)
     exact = np.sum(grams, axis=0)
     # half a unit of the last place per shard, and float64
     assert np.allclose(total, exact, rtol=1e-14, atol=shards * 2.0**-58)
@@ -62,7 +73,7 @@ def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
 def test_no_two_arrays_have_one_mask():
     zeros = np.zeros(50)
     masks = [
-        shard.seal(zeros, str(number))
+        shard.share(zeros, str(number))
         for key in (bytes(32), bytes(31) + b"1")
         for members in (2, 3)
         for shard in union(members, key)
@@ -78,14 +89,16 @@ def test_no_two_arrays_have_one_mask():
 
 def test_the_same_array_is_the_same_words():
     (one, other), numbers = union(2), arrays(2)
-    assert np.array_equal(one.seal(numbers[0], "1"), union(2)[0].seal(numbers[0], "1"))
-    assert not np.any(one.seal(numbers[0], "1") == other.seal(numbers[0], "1"))
+    assert np.array_equal(
+        one.share(numbers[0], "1"), union(2)[0].share(numbers[0], "1")
+    )
+    assert not np.any(one.share(numbers[0], "1") == other.share(numbers[0], "1"))
 
 
 def test_words_are_uniform_whatever_they_hide():
     (shard, _), size = union(2), 20_000
     for number in (0.0, 1e5, -3.25):
-        words = shard.seal(np.full(size, number), "1")[:-1]
+        words = shard.share(np.full(size, number), "1")[:-1]
         bits = np.unpackbits(words.view(np.uint8)).reshape(size, 64)
         # five deviations of a fair coin
         assert np.all(abs(bits.mean(axis=0) - 0.5) < 2.5 / size**0.5)
@@ -99,31 +112,48 @@ def one_twice(words):
     return [*words, words[0]]
 
 
+def in_the_clear(words):
+    return [own.astype(float) for own in words]
+
+
+def as_words(numbers):
+    return [own.astype(np.uint64) for own in numbers]
+
+
 def one_forged(words):
     rng = np.random.default_rng(5)
     return [*words[1:], rng.integers(0, 2**64, words[0].shape, np.uint64)]
 
 
 def one_of_another_round(words):
-    return [*words[1:], union(3)[0].seal(arrays(3)[0], "0")]
+    return [*words[1:], union(3)[0].share(arrays(3)[0], "0")]
 
 
 @pytest.mark.parametrize(
-    "cheat", [one_left_out, one_twice, one_forged, one_of_another_round]
+    "cheat",
+    [one_left_out, one_twice, one_forged, one_of_another_round, in_the_clear],
 )
 def test_a_sum_that_is_not_of_every_shard_once_is_refused(cheat):
-    members = union(3)
-    total = sealed_sums.add_sealed(cheat(sealed(members, arrays(3))))
+    refuse_sums(union(3), cheat)
+
+
+@pytest.mark.parametrize("cheat", [one_left_out, one_twice, as_words])
+def test_a_sum_in_the_clear_counts_its_shards(cheat):
+    refuse_sums(union(3, group=CLEAR), cheat)
+
+
+def refuse_sums(members, cheat):
+    total = add_shares(cheat(sealed(members, arrays(3))))
     for shard in members:
         with pytest.raises(SiteError, match=f"table t: {WRONG} 3 shards"):
-            shard.open(total, "1")
+            shard.total(total, "1")
 
 
 def test_a_sum_over_nothing_is_refused():
     """Zeros are the sum of no words: their check is right, if masks did not hide it."""
     (shard, _) = union(2)
     with pytest.raises(SiteError, match=WRONG):
-        shard.open(np.zeros(6, np.uint64), "1")
+        shard.total(np.zeros(6, np.uint64), "1")
 
 
 @settings(max_examples=300)
@@ -131,54 +161,54 @@ def test_a_sum_over_nothing_is_refused():
 def test_a_sum_that_was_changed_is_refused(place, change, check):
     """Whatever the server adds to a number, and to the check that it cannot read."""
     members = union(3)
-    total = sealed_sums.add_sealed(sealed(members, arrays(3)))
+    total = add_shares(sealed(members, arrays(3)))
     before = int(total[place])
     total[place] = np.uint64((before + change) % 2**64)
     # checks that are equal modulo the prime are the same check
     assume(place < 5 or (int(total[5]) - before) % (2**61 - 1))
     with pytest.raises(SiteError, match=WRONG):
-        members[0].open(total, "1")
+        members[0].total(total, "1")
     if place < 5:
         total[-1] = np.uint64(check)
         with pytest.raises(SiteError, match=WRONG):
-            members[0].open(total, "1")
+            members[0].total(total, "1")
 
 
 @pytest.mark.parametrize("change", [2**61 - 1, 2**62, 2**63, 2**61, 1])
 def test_no_change_is_invisible_to_the_check(change):
     members = union(2)
-    total = sealed_sums.add_sealed(sealed(members, arrays(2)))
+    total = add_shares(sealed(members, arrays(2)))
     for sign in (1, -1):
         forged = total.copy()
         forged[0] = np.uint64((int(forged[0]) + sign * change) % 2**64)
         with pytest.raises(SiteError, match=WRONG):
-            members[0].open(forged, "1")
+            members[0].total(forged, "1")
 
 
 def test_shards_that_are_told_of_different_shards_do_not_open_a_sum():
     members = union(3)
     few = [replace(shard, shards=shard.shards[:2]) for shard in members[:2]]
-    total = sealed_sums.add_sealed(sealed(few, arrays(2)))
-    assert np.array_equal(few[0].open(total, "1"), arrays(2).sum(axis=0))
+    total = add_shares(sealed(few, arrays(2)))
+    assert np.array_equal(few[0].total(total, "1"), arrays(2).sum(axis=0))
     with pytest.raises(SiteError, match=WRONG):
-        members[2].open(total, "1")
+        members[2].total(total, "1")
 
 
 def test_without_the_key_a_sum_is_not_opened():
     members, (stranger, *_) = union(3), union(3, b"k" * 32)
-    total = sealed_sums.add_sealed(sealed(members, arrays(3)))
+    total = add_shares(sealed(members, arrays(3)))
     with pytest.raises(SiteError, match=WRONG):
-        stranger.open(total, "1")
+        stranger.total(total, "1")
 
 
 @pytest.mark.parametrize("number", [2.0**19, -(2.0**19), np.nan, np.inf])
 def test_a_number_out_of_range_stops_the_run(number):
     (shard, _) = union(2)
     with pytest.raises(DivergedError, match=r"table t: .* allow up to 524288"):
-        shard.seal(np.array([1.0, number]), "1")
+        shard.share(np.array([1.0, number]), "1")
 
 
 def test_the_largest_numbers_still_add_up():
     members, most = union(2), np.array([np.nextafter(2.0**19, 0.0)])
-    total = sealed_sums.add_sealed(sealed(members, np.array([most, most])))
-    assert np.array_equal(members[0].open(total, "1"), 2 * most)
+    total = add_shares(sealed(members, np.array([most, most])))
+    assert np.array_equal(members[0].total(total, "1"), 2 * most)
