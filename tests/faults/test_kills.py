@@ -28,7 +28,7 @@ from tp_flower.privacy.mechanisms import Gaussian, PureDp
 DELTA = 1e-5
 LATEST = 40
 """The last run is killed after so many replies, of which a dozen are of set-up."""
-KINDS = {"scores": "scores", "moments": "moments", "label-values": "labels"}
+KINDS = {"scores": "scores", "label-values": "labels"}
 
 
 def start(*command):

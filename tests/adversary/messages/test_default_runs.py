@@ -31,12 +31,12 @@ RECEIVED = {
     "train.prepare": {
         *("features", "gram-deviation", "ledger", "penalised uint8"),
         *("mean-curvature", "largest-curvature"),
-        *("sealed uint64", "scores uint32"),
+        *("share uint64", "scores uint32"),
     },
     # words that tell sums: over shards to these, over joined rows to the server
-    "train.admm": {"sealed uint64", "scores uint32"},
-    "train.consensus": {"sealed uint64", "scores uint32"},
-    "train.sgd": {"sealed uint64", *SCORES},
+    "train.admm": {"share uint64", "scores uint32"},
+    "train.consensus": {"share uint64", "scores uint32"},
+    "train.sgd": {"share uint64", *SCORES},
     "train.step": SCORES,
     # the mean and the variance of each table's scores
     "query.finish": {"ledger", "score-sums float64"},
@@ -76,8 +76,8 @@ def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
 @pytest.mark.parametrize(
     ("method", "fields"),
     [
-        ("admm", {"gram float64", "moments float64", "scores float32"}),
-        ("gd", {"gradient float64", "batch-scores float32", "tested-scores float32"}),
+        ("admm", {"share float64", "scores float32"}),
+        ("gd", {"share float64", "batch-scores float32", "tested-scores float32"}),
     ],
 )
 def test_of_a_run_in_the_clear_it_would_be_noticed(method, fields):
