@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import ScoreMasks, are_masked, score_masks, sent_scores
-from client_apps.operator.participant import Releaser, make_model
+from client_apps.operator.masks import are_masked, score_masks
+from client_apps.operator.participant import Releaser, make_model, sent_scores
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import (
     note_unmatched,
@@ -36,6 +36,7 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
+from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.codec import check_positions, check_sizes, parse
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,

@@ -4,28 +4,24 @@ A site masks by every join key of its fragment. What it keeps is a tag per disti
 and which of them each row has; the keys of the masks stay with the run's other secrets.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import AnyArray, FloatArray
+from client_apps.data.run_store import Entry
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.privacy.score_masks import (
     NO_MASK,
     FixedPoint,
     JoinMask,
-    RowIndex,
-    WordArray,
-    masked,
+    ScoreMasks,
 )
 from tp_flower.protocol.inference_messages import ScorePart
-from tp_flower.protocol.packet import row_numbers, unpack_bits
-from tp_flower.protocol.setup_messages import JoinSide
+from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import Masking, PreparePart
 
 if TYPE_CHECKING:
@@ -34,64 +30,41 @@ if TYPE_CHECKING:
 GroupKeys = Callable[[str], bytes]
 """Returns the key of a group of sites."""
 
-_TAGS, _CODES = "mask-tags-{}", "mask-codes-{}"
-_TAG_PURPOSE = "tags of score masks"
+_TAGS: Final = "mask-tags-{}"
+_CODES: Final = "mask-codes-{}"
+_POINT: Final = "mask-point"
+_SIDES: Final = "mask-sides"
+_TAG_PURPOSE: Final = "tags of score masks"
 
 
-@dataclass(frozen=True)
-class ScoreMasks:
-    """The masks of the rows of a participant that take part, (n,)."""
+def masks_entry(masks: ScoreMasks) -> Entry:
+    """Return what is stored of masks, with the rest of a shard's data: all but keys."""
+    arrays: dict[str, AnyArray] = {}
+    for number, mask in enumerate(masks.joins):
+        arrays[_TAGS.format(number)] = mask.tags
+        arrays[_CODES.format(number)] = mask.codes
+    sides = [[mask.group, mask.is_positive] for mask in masks.joins]
+    point = [masks.point.bits, masks.point.tables]
+    return Entry(arrays, {_POINT: point, _SIDES: sides})
 
-    point: FixedPoint
-    sides: tuple[JoinSide, ...]
-    joins: tuple[JoinMask, ...]
 
-    def words(self, scores: FloatArray, rows: RowIndex, name: str) -> WordArray:
-        """Return the masked scores (k, d_c) of some of the rows."""
-        return masked(scores, self.point, self.joins, rows, name)
-
-    @property
-    def unmatched(self) -> tuple[int, int]:
-        """How many rows lack the mask of some join, and how many rows there are."""
-        bare = [mask.codes == NO_MASK for mask in self.joins]
-        return (int(np.any(bare, axis=0).sum()), len(bare[0])) if bare else (0, 0)
-
-    def arrays(self) -> dict[str, AnyArray]:
-        """Return the arrays that :meth:`read` reads."""
-        arrays: dict[str, AnyArray] = {}
-        for number, mask in enumerate(self.joins):
-            arrays[_TAGS.format(number)] = mask.tags
-            arrays[_CODES.format(number)] = mask.codes
-        return arrays
-
-    def facts(self) -> dict[str, object]:
-        """Return the plain values that :meth:`read` reads."""
-        return {
-            "point": [self.point.bits, self.point.tables],
-            "sides": msgspec.to_builtins(self.sides),
-        }
-
-    @classmethod
-    def read(cls, facts: Any, arrays: Mapping[str, AnyArray], keys: GroupKeys) -> Self:
-        """Return the masks of stored facts and arrays."""
-        sides = msgspec.convert(facts["sides"], tuple[JoinSide, ...])
-        joins = tuple(
-            JoinMask(
-                keys(side.group),
-                arrays[_TAGS.format(number)],
-                arrays[_CODES.format(number)],
-                side.is_positive,
-            )
-            for number, side in enumerate(sides)
+def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
+    """Return the masks that :func:`masks_entry` has stored; None without masks."""
+    meta: Any = entry.meta
+    if _POINT not in meta:
+        return None
+    arrays: Any = entry.arrays
+    joins = tuple(
+        JoinMask(
+            group,
+            keys(group),
+            arrays[_TAGS.format(number)],
+            arrays[_CODES.format(number)],
+            is_positive,
         )
-        return cls(FixedPoint(*facts["point"]), sides, joins)
-
-
-def sent_scores(
-    scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
-) -> AnyArray:
-    """Return scores (k, d_c) of some rows as they leave: numbers, or masked words."""
-    return row_numbers(scores) if masks is None else masks.words(scores, rows, name)
+        for number, (group, is_positive) in enumerate(meta[_SIDES])
+    )
+    return ScoreMasks(FixedPoint(*meta[_POINT]), joins)
 
 
 def are_masked(masking: Masking | None, body: PreparePart | ScorePart) -> bool:
@@ -144,6 +117,6 @@ def score_masks(
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places
         tags = np.ascontiguousarray(hashes[used, :2])
-        masks.append(JoinMask(group_key, tags, compact, side.is_positive))
-    point = FixedPoint(masking.bits, masking.tables)
-    return ScoreMasks(point, tuple(sides), tuple(masks))
+        mask = JoinMask(side.group, group_key, tags, compact, side.is_positive)
+        masks.append(mask)
+    return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))

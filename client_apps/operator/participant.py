@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
-from client_apps.operator.masks import GroupKeys, ScoreMasks, sent_scores
+from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.errors import (
     DivergedError,
@@ -29,7 +29,6 @@ from tp_flower.errors import (
     SiteError,
     TPFlowerError,
 )
-from tp_flower.learning.contributions import score_sums
 from tp_flower.learning.models.local_model import (
     AUTO,
     Features,
@@ -53,12 +52,13 @@ from tp_flower.privacy.plan import (
     SCORES,
     PartPlan,
 )
-from tp_flower.privacy.score_masks import RowIndex
+from tp_flower.privacy.score_masks import RowIndex, ScoreMasks
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import required
 from tp_flower.protocol.fields import PartBody
+from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
 
@@ -88,6 +88,24 @@ def solver_entry(solver: RidgeSolver) -> Entry:
     """Return what is stored of a solver, with the rest of a shard's data."""
     factors = {name: getattr(solver, name) for name in _FACTORS}
     return Entry(factors, {"weight": solver.weight})
+
+
+def score_sums(scores: FloatArray, multiplicity: npt.NDArray[np.number]) -> FloatArray:
+    """Return sum G s and sum G s^2 of a shard's scores (n, d_c), (2, d_c).
+
+    G is the ``multiplicity`` (n,), G^w of weighted joined rows. Sums of shards add up.
+
+    >>> score_sums(np.array([[3.0], [0.0]]), np.array([2, 2])).tolist()
+    [[6.0], [18.0]]
+    """
+    return np.stack([multiplicity @ scores, multiplicity @ scores**2])
+
+
+def sent_scores(
+    scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
+) -> AnyArray:
+    """Return scores (k, d_c) of some rows as they leave: numbers, or masked words."""
+    return row_numbers(scores) if masks is None else masks.words(scores, rows, name)
 
 
 @dataclass(frozen=True)
@@ -135,9 +153,7 @@ class ShardData:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
-        solver = masks = union = None
-        if "masks" in meta:
-            masks = ScoreMasks.read(meta["masks"], arrays, keys)
+        solver = union = None
         if "union" in meta:
             group, shards, *names = meta["union"]
             key = keys(group) if group else b""
@@ -156,7 +172,7 @@ class ShardData:
             update=Update(meta["update"]),
             plan=msgspec.convert(meta["privacy"], PartPlan),
             solver=solver,
-            masks=masks,
+            masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
         )
@@ -177,11 +193,11 @@ class ShardData:
         if self.solver is not None:
             factors = solver_entry(self.solver)
             arrays, meta = {**arrays, **factors.arrays}, {**meta, **factors.meta}
+        if self.masks is not None:
+            masks = masks_entry(self.masks)
+            arrays, meta = {**arrays, **masks.arrays}, {**meta, **masks.meta}
         if self.union is not None:
             meta["union"] = [getattr(self.union, name) for name in _UNION]
-        if self.masks is not None:
-            arrays |= self.masks.arrays()
-            meta["masks"] = self.masks.facts()
         if self.units is not None:
             arrays[_UNITS] = self.units.codes
         return Entry(arrays, meta)

@@ -33,8 +33,8 @@ from tp_flower.protocol.messages import Action
 from tp_flower.sources.policy import LEVELS
 
 if TYPE_CHECKING:
-    from client_apps.operator.masks import ScoreMasks
     from client_apps.operator.participant import Participant
+    from tp_flower.privacy.score_masks import ScoreMasks
     from tp_flower.protocol.training_messages import PrivacyTerms
     from tp_flower.sources.shards import ShardSource
 

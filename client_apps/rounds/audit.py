@@ -23,8 +23,6 @@ MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
 
 def record_answers(site: Site, request: "IncomingRequest", packet: Packet) -> None:
     """Record the queries that a reply answers, with the round's commit."""
-    if not site.queries:
-        return
     sent = packet.payload_bytes()
     common = {**_common(site, request), "ident": request.digest}
     lines = [

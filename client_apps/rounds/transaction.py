@@ -207,7 +207,8 @@ def _answered(
             seconds = math.ceil(10.0 * seconds) / 10.0
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
-        record_answers(site, request, packet)
+        if site.queries:
+            record_answers(site, request, packet)
         if is_round:
             site.pay()
             # nothing is to be kept of a run that the site does not know

@@ -13,9 +13,6 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from tp_flower.arrays import FloatArray
 
 
@@ -27,21 +24,12 @@ class Contribution:
     share: float
 
 
-def score_sums(scores: FloatArray, multiplicity: npt.NDArray[np.number]) -> FloatArray:
-    """Return sum G s and sum G s^2 of a shard's scores (n, d_c), (2, d_c).
-
-    G is the ``multiplicity`` (n,), G^w of weighted joined rows. Sums of shards add up.
-
-    >>> score_sums(np.array([[3.0], [0.0]]), np.array([2, 2])).tolist()
-    [[6.0], [18.0]]
-    """
-    return np.stack([multiplicity @ scores, multiplicity @ scores**2])
-
-
 def contributions(
     sums: Mapping[str, FloatArray], joined_rows: int
 ) -> dict[str, Contribution]:
-    """Return the contribution of each table, from its ``score_sums`` (2, d_c).
+    """Return the contribution of each table, from its sums (2, d_c).
+
+    They are sum G h_i and sum G h_i^2 over the rows of table i.
 
     >>> sums = {"a": np.array([[6.0], [18.0]]), "b": np.array([[6.0], [10.0]])}
     >>> shares = contributions(sums, joined_rows=4)

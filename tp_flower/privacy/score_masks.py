@@ -23,7 +23,6 @@ Notation:
 
 import hashlib
 import hmac
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
@@ -111,12 +110,14 @@ class JoinMask:
     """One side of a join equality, at the rows of one participant.
 
     Attributes:
+        group: the name of the group of sites that share the key.
         key: K_e.
         tags: uint64 (k, 2), of the distinct keys.
         codes: int32 (n,), which tag a row has; -1 for a row without a mask.
         is_positive: whether the masks are added.
     """
 
+    group: str
     key: bytes = field(repr=False)
     tags: HashArray
     codes: npt.NDArray[np.int32]
@@ -157,23 +158,30 @@ class JoinMask:
         return words[:, :outputs]
 
 
-def masked(
-    scores: FloatArray,
-    point: FixedPoint,
-    masks: Sequence[JoinMask],
-    rows: RowIndex,
-    name: str,
-) -> WordArray:
-    """Return the words of the scores (n, d_c) of some rows of a participant.
+@dataclass(frozen=True)
+class ScoreMasks:
+    """The masks of a participant's rows that take part, (n,), and their fixed point."""
 
-    ``name`` is unique to these scores in the run: the same at all participants, and for
-    no other scores.
-    """
-    words = point.words(scores)
-    for mask in masks:
-        of_rows = mask.of_rows(rows, scores.shape[1], name)
-        if mask.is_positive:
-            words += of_rows
-        else:
-            words -= of_rows
-    return words
+    point: FixedPoint
+    joins: tuple[JoinMask, ...]
+
+    def words(self, scores: FloatArray, rows: RowIndex, name: str) -> WordArray:
+        """Return the masked scores (k, d_c) of some of the rows.
+
+        ``name`` is unique to these scores in the run: the same at all participants, and
+        for no other scores.
+        """
+        words = self.point.words(scores)
+        for mask in self.joins:
+            of_rows = mask.of_rows(rows, scores.shape[1], name)
+            if mask.is_positive:
+                words += of_rows
+            else:
+                words -= of_rows
+        return words
+
+    @property
+    def unmatched(self) -> tuple[int, int]:
+        """How many rows lack the mask of some join, and how many rows there are."""
+        bare = [mask.codes == NO_MASK for mask in self.joins]
+        return (int(np.any(bare, axis=0).sum()), len(bare[0])) if bare else (0, 0)

@@ -13,6 +13,7 @@ from rich.console import Console
 import strategies.app
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.operator.participant import score_sums
 from strategies import TablePuppetADMM, TablePuppetSGD
 from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
@@ -24,7 +25,7 @@ from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
-from tp_flower.learning.contributions import contributions, score_sums
+from tp_flower.learning.contributions import contributions
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tp_flower.errors import DivergedError
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.privacy.score_masks import FixedPoint, JoinMask, masked
+from tp_flower.privacy.score_masks import FixedPoint, JoinMask, ScoreMasks
 
 SHAPES = {
     "star": [(0, 1), (0, 2), (0, 3)],
@@ -74,19 +74,19 @@ class Join:
             return key if key in self.keys[edge, self.outer] else None
         return key
 
-    def masks(self, table: int) -> list[JoinMask]:
+    def masks(self, table: int) -> tuple[JoinMask, ...]:
         """The masks of a table's rows, with a key of its own for every equality."""
         masks = []
         for edge, (left, right) in enumerate(self.edges):
             for side, is_positive in ((left, True), (right, False)):
                 if side != table:
                     continue
-                codes = [self.key_of(edge, table, r) for r in range(self.rows[table])]
-                of = np.array([-1 if code is None else code for code in codes])
+                keys = [self.key_of(edge, table, r) for r in range(self.rows[table])]
+                codes = np.array([-1 if k is None else k for k in keys], np.int32)
                 tags = np.arange(8, dtype=np.uint64).reshape(4, 2)
                 secret = bytes([edge]) * 32
-                masks.append(JoinMask(secret, tags, of.astype(np.int32), is_positive))
-        return masks
+                masks.append(JoinMask("", secret, tags, codes, is_positive))
+        return tuple(masks)
 
 
 @st.composite
@@ -108,7 +108,7 @@ def joins(draw, shapes, *, outer=False):
 
 
 def words_of(join: Join, table: int, scores, point, name="1 scores", rows=slice(None)):
-    return masked(scores, point, join.masks(table), rows, name)
+    return ScoreMasks(point, join.masks(table)).words(scores, rows, name)
 
 
 @settings(deadline=None, max_examples=150)
@@ -208,7 +208,7 @@ def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
 def test_masks_are_uniform_words():
     rows = 1 << 14
     tags = np.random.default_rng(0).integers(0, 1 << 63, (rows, 2)).astype(np.uint64)
-    mask = JoinMask(b"k" * 32, tags, np.arange(rows, dtype=np.int32), True)
+    mask = JoinMask("", b"k" * 32, tags, np.arange(rows, dtype=np.int32), True)
     words = mask.of_rows(slice(None), 3, "1 scores").copy().ravel()
     bits = np.unpackbits(words.view(np.uint8)).mean()
     assert abs(bits - 0.5) < 5 * 0.5 / math.sqrt(32 * words.size)
@@ -219,7 +219,7 @@ def test_a_batch_has_the_masks_of_its_rows(outputs):
     rng = np.random.default_rng(0)
     tags = rng.integers(0, 1 << 63, (40, 2)).astype(np.uint64)
     codes = rng.integers(-1, 40, 300).astype(np.int32)
-    mask = JoinMask(b"k" * 32, tags, codes, True)
+    mask = JoinMask("", b"k" * 32, tags, codes, True)
     every = mask.of_rows(slice(None), outputs, "1 scores")
     np.testing.assert_array_equal((every == 0).all(axis=1), codes == -1)
     # none, fewer rows than keys, and more
