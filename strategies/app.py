@@ -17,7 +17,6 @@ from rich.text import Text
 
 from strategies import STRATEGIES, Explain
 from strategies.disclosures import privacy_report
-from strategies.explain.explanation import explanation_dict
 from strategies.inference.manifest import make_manifest, write_manifest
 from strategies.inference.predict import use_model
 from strategies.report_page import (
@@ -96,7 +95,7 @@ def explain(
     privacy = privacy_report(
         explanation.disclosures, strategy.ledgers, settings.privacy, is_complete=True
     )
-    content = explanation_dict(explanation)
+    content = explanation.content
     write_json({**content, "privacy": privacy}, folder)
     # of the messages that explaining sends, only labels have a cost
     totals = privacy["totals"] if settings.privacy.covers_labels else []

@@ -25,11 +25,12 @@ numbers, predicted bytes are rounded)::
     history  the rounds that `explain` itself took, as in a report of training
 
 Multiplicity covers all rows after the filters, even those in no joined row, and
-training and held-out rows together. ``unmatched`` rows of a join have a key that the
-other table lacks, or no key, which ``null`` counts separately.
+training and held-out rows together; ``unused-rows`` are in no joined row. Each join is
+considered on its own: the sites of both sides agreed on the digests of the checked
+keys, and ``unmatched`` rows have a key that the other table lacks, or no key, which
+``null`` counts separately.
 """
 
-import operator
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -68,6 +69,7 @@ from tp_flower.protocol.coreset_messages import (
     WeighedPart,
     WeighPart,
 )
+from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
@@ -193,24 +195,22 @@ class CostEstimate:
             sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
-        masking = self._masking
+        masking = self._preparation(self._trained).masking()
         is_masked = masking.point is not None
         prepare = prepare_round(self._tables, self._batches, is_masked=is_masked)
         finish = finish_round(self._tables)
         return traffic + drawing + prepare + self._passed_on(masking) + finish
 
-    @property
-    def _masking(self) -> ScoreMasking:
-        settings, labels = self.method.settings, self._trained.train_labels
-        preparation = Preparation(self._trained, settings, self.encoders, labels)
-        return preparation.masking()
+    def _preparation(self, joined: JoinedRows) -> Preparation:
+        settings, labels = self.method.settings, joined.train_labels
+        return Preparation(joined, settings, self.encoders, labels)
 
-    def _passed_on(self, masking: ScoreMasking | None) -> Traffic:
+    def _passed_on(self, masking: ScoreMasking) -> Traffic:
         """Return the bytes of sealed encoders, and of rows without a partner."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            arrays = {} if masking is None else masking.unmatched_at(part.number)
-            sent = sum(array.nbytes for array in arrays.values())
+            unmatched = masking.unmatched_at(part.number).values()
+            sent = sum(array.nbytes for array in unmatched)
             if (sealed := self.encoders[part.table].sealed) is not None:
                 sent += sealed.nbytes * (1 + self.method.is_measured)
             down[part.table] = down.get(part.table, 0) + sent
@@ -260,15 +260,14 @@ class CostEstimate:
         return tally.traffic(rounds=3) + Traffic(0, {}, weights)
 
     def _sizes(self, joined: JoinedRows) -> list[TableSize]:
-        settings = self.method.settings
-        problem = Preparation(joined, settings, self.encoders, joined.train_labels)
-        return [self._size(problem, layout) for layout in joined.layouts.values()]
+        preparation = self._preparation(joined)
+        return [self._size(preparation, layout) for layout in joined.layouts.values()]
 
-    def _size(self, problem: Preparation, layout: TableLayout) -> TableSize:
+    def _size(self, preparation: Preparation, layout: TableLayout) -> TableSize:
         name, features = layout.name, self.encoders[layout.name].columns.width
-        spec = self.method.model_spec(problem, name)
+        spec = self.method.model_spec(preparation, name)
         is_linear = spec.kind == "linear"
-        train = problem.joined.train
+        train = preparation.joined.train
         counts = train.tables[name].multiplicity
         batch = self.method.batch_size(train.joined_rows)
         shards = [
@@ -302,97 +301,12 @@ class CostEstimate:
 
 
 @dataclass(frozen=True)
-class TableExplanation:
-    """One table of the query, and what its sites will do; see the schema above.
+class Explanation:
+    """The ``content`` of an explanation's `report.json`, in JSON types only."""
 
-    ``names`` are those at the sites, one per SELECT of a UNION ALL; ``work`` describes
-    the fragments in words; ``unused_rows`` are in no joined row.
-    """
-
-    table: str
-    names: tuple[str, ...]
-    sites: tuple[str, ...]
-    rows: tuple[int, ...]
-    work: tuple[str, ...]
-    features: int
-    dropped: tuple[str, ...]
-    unused_rows: int
-    multiplicity: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class JoinExplanation:
-    """One join between two tables, considered on its own.
-
-    ``is_outer`` if one of them is LEFT JOINed. The sites of both sides agreed on the
-    digests of the checked keys. Unmatched rows have a key unknown to the other side, or
-    NULL.
-    """
-
-    on: str
-    is_outer: bool
-    checked_keys: int
-    left: str
-    left_rows: int
-    left_null: int
-    left_unmatched: int
-    right: str
-    right_rows: int
-    right_null: int
-    right_unmatched: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation(RunRecord):
-    """An explanation, with the fields of its `report.json` (see the schema above)."""
-
-    tables: Sequence[TableExplanation]
-    joins: Sequence[JoinExplanation]
-    joined_rows_train: int
-    joined_rows_test: int
-    loss: str
-    row_weight: Mapping[str, object] | None
+    content: Document
     cost: RunCost
     disclosures: Sequence[Disclosure]
-
-    @property
-    def saving(self) -> dict[str, int]:
-        """Rows and encoded values: in the joined table, and held by the sites."""
-        rows = self.joined_rows_train + self.joined_rows_test
-        held = [sum(table.rows) for table in self.tables]
-        widths = [table.features for table in self.tables]
-        return {
-            "joined-rows": rows,
-            "rows-held": sum(held),
-            "joined-values": rows * sum(widths),
-            "values-held": sum(map(operator.mul, held, widths)),
-        }
-
-
-def explanation_dict(explanation: Explanation) -> dict[str, object]:
-    """Return the content of `report.json`: JSON types only."""
-    cost = explanation.cost
-    content = {
-        **explanation.content(EXPLAIN),
-        "tables": explanation.tables,
-        "joins": explanation.joins,
-        "joined-rows": {
-            "train": explanation.joined_rows_train,
-            "test": explanation.joined_rows_test,
-        },
-        "loss": explanation.loss,
-        "row-weight": explanation.row_weight,
-        "saving": explanation.saving,
-        "cost": {
-            "strategy": cost.strategy,
-            "epochs": cost.epochs,
-            "set-up": _traffic_dict(cost.set_up),
-            "epoch": _traffic_dict(cost.epoch),
-            "run": _traffic_dict(cost.run),
-        },
-        "releases": explanation.disclosures,
-    }
-    return {key: plain(value) for key, value in content.items()}
 
 
 def _traffic_dict(traffic: Traffic) -> dict[str, object]:
@@ -430,75 +344,93 @@ class Explain(RoundStrategy):
         joined = self._joined
         if joined is None:
             raise RuntimeError("there is no explanation before the rounds are done")
-        encoders, checked = self._encoders, self._checked
-        estimate = CostEstimate(joined, encoders, self._method, self.history)
-        exposure = self._method.exposure(
-            joined, self.inventory, estimate.updates, encoders
-        )
-        return Explanation(
-            **self.record_fields,
-            tables=[
-                _explain_table(joined, encoders[name].columns, name)
-                for name in joined.bound.tables
-            ],
-            joins=[
-                _explain_join(joined, join, checked[join.text])
+        encoders, method = self._encoders, self._method
+        estimate = CostEstimate(joined, encoders, method, self.history)
+        exposure = method.exposure(joined, self.inventory, estimate.updates, encoders)
+        cost, releases = estimate.cost(), disclosures(exposure)
+        columns = {name: encoders[name].columns for name in joined.bound.tables}
+        train, test = joined.train.joined_rows, len(joined.test_labels)
+        record = RunRecord(**self.record_fields, join_steps=joined.steps)
+        content = {
+            **record.content(EXPLAIN),
+            "tables": [_table(joined, *of_table) for of_table in columns.items()],
+            "joins": [
+                _join(joined, join, self._checked[join.text])
                 for join in joined.bound.joins
             ],
-            join_steps=joined.steps,
-            joined_rows_train=joined.train.joined_rows,
-            joined_rows_test=len(joined.test_labels),
-            loss=joined.loss.name,
-            row_weight=joined.weighting.facts(joined.train.joined_rows),
-            cost=estimate.cost(),
-            disclosures=disclosures(exposure),
-        )
+            "joined-rows": {"train": train, "test": test},
+            "loss": joined.loss.name,
+            "row-weight": joined.weighting.facts(train),
+            "saving": _saving(joined, columns),
+            "cost": {
+                "strategy": cost.strategy,
+                "epochs": cost.epochs,
+                "set-up": _traffic_dict(cost.set_up),
+                "epoch": _traffic_dict(cost.epoch),
+                "run": _traffic_dict(cost.run),
+            },
+            "releases": releases,
+        }
+        json_types = {key: plain(value) for key, value in content.items()}
+        return Explanation(json_types, cost, releases)
 
 
-def _explain_table(
-    joined: JoinedRows, columns: EncodedColumns, name: str
-) -> TableExplanation:
+def _saving(
+    joined: JoinedRows, columns: Mapping[str, EncodedColumns]
+) -> dict[str, int]:
+    """Return rows and encoded values: in the joined table, and held by the sites."""
+    rows, held = joined.mapping.joined_rows, joined.extracted.table_rows
+    widths = {name: of_table.width for name, of_table in columns.items()}
+    return {
+        "joined-rows": rows,
+        "rows-held": sum(held.values()),
+        "joined-values": rows * sum(widths.values()),
+        "values-held": sum(held[name] * width for name, width in widths.items()),
+    }
+
+
+def _table(joined: JoinedRows, name: str, columns: EncodedColumns) -> Document:
     fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
-    return TableExplanation(
-        table=name,
-        names=tuple(fragment.name for fragment in fragments),
-        sites=tuple(part.site for part in parts),
-        rows=tuple(joined.extracted.rows[part.number] for part in parts),
-        work=(*describe_work(fragments), *describe_places(joined.extracted, name)),
-        features=columns.width,
-        dropped=columns.dropped,
-        unused_rows=int(np.count_nonzero(multiplicity == 0)),
-        multiplicity={
-            "min": int(multiplicity.min()),
-            "median": float(np.median(multiplicity)),
-            "mean": float(multiplicity.mean()),
-            "max": int(multiplicity.max()),
+    return {
+        "table": name,
+        "names": [fragment.name for fragment in fragments],
+        "sites": [part.site for part in parts],
+        "rows": [joined.extracted.rows[part.number] for part in parts],
+        "work": (*describe_work(fragments), *describe_places(joined.extracted, name)),
+        "features": columns.width,
+        "dropped": columns.dropped,
+        "unused-rows": np.count_nonzero(multiplicity == 0),
+        "multiplicity": {
+            "min": multiplicity.min(),
+            "median": np.median(multiplicity),
+            "mean": multiplicity.mean(),
+            "max": multiplicity.max(),
         },
-    )
+    }
 
 
-def _explain_join(joined: JoinedRows, join: Join, checked: int) -> JoinExplanation:
+def _join(joined: JoinedRows, join: Join, checked: int) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
     left, right = join_codes(
         join, keys[join.left, join.left_key], keys[join.right, join.right_key]
     )
-    # -1 is the code of NULL
-    left_unmatched, right_unmatched = (
-        int(np.count_nonzero((codes < 0) | ~np.isin(codes, others)))
-        for codes, others in ((left, right), (right, left))
-    )
-    return JoinExplanation(
-        on=join.text,
-        is_outer=not joined.bound.outer.isdisjoint((join.left, join.right)),
-        checked_keys=checked,
-        left=join.left,
-        left_rows=len(left),
-        left_null=int(np.count_nonzero(left < 0)),
-        left_unmatched=left_unmatched,
-        right=join.right,
-        right_rows=len(right),
-        right_null=int(np.count_nonzero(right < 0)),
-        right_unmatched=right_unmatched,
-    )
+    facts: Document = {
+        "on": join.text,
+        "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),
+        "checked-keys": checked,
+    }
+    for side, table, codes, others in (
+        ("left", join.left, left, right),
+        ("right", join.right, right, left),
+    ):
+        # -1 is the code of NULL
+        is_unmatched = (codes < 0) | ~np.isin(codes, others)
+        facts |= {
+            side: table,
+            f"{side}-rows": len(codes),
+            f"{side}-null": np.count_nonzero(codes < 0),
+            f"{side}-unmatched": np.count_nonzero(is_unmatched),
+        }
+    return facts

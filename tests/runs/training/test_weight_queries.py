@@ -9,7 +9,6 @@ import sqlalchemy as sa
 
 from client_apps.handlers.training_rows import once_each
 from client_apps.privacy.guard import check_fragment
-from strategies.explain.explanation import explanation_dict
 from tests.support import federated
 from tests.support.database_tables import fill, source_of
 from tests.support.examples.explained import explain, printed
@@ -149,10 +148,10 @@ def test_there_is_no_noise_on_weights():
 
 def test_explain_says_what_weighs_a_row():
     found = explain(SQL, SITES, row_weight="entity(c)")
-    facts = explanation_dict(found)["row-weight"]
+    facts = found.content["row-weight"]
     assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
     assert 0 < facts["min"] < 1 < facts["max"]
-    assert facts["effective-rows"] < found.joined_rows_train
+    assert facts["effective-rows"] < found.content["joined-rows"]["train"]
     carried = {own.carries: own for own in found.disclosures}
     (weight,) = (own for text, own in carried.items() if text.startswith("the weight "))
     assert (weight.message, weight.to) == ("query.extract", "server")
@@ -163,7 +162,7 @@ def test_explain_says_what_weighs_a_row():
     words = 'Joined rows have the weight of i: "price". Each row of c counts once.'
     assert words in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
-    assert explanation_dict(plain)["row-weight"] is None
+    assert plain.content["row-weight"] is None
     words = " ".join(own.carries for own in plain.disclosures)
     assert "the weight of" not in words
     assert "total weight" not in words

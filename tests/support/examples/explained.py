@@ -13,7 +13,6 @@ from client_apps.app import app
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.app import main as server_main
-from strategies.explain.explanation import explanation_dict
 from strategies.report_page import explanation_view
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
@@ -33,7 +32,7 @@ def run_app(folder, **config):
 
 def printed(explanation) -> str:
     file = io.StringIO()
-    view = explanation_view(explanation_dict(explanation))
+    view = explanation_view(explanation.content)
     Console(file=file, width=CONSOLE_WIDTH).print(view)
     return file.getvalue()
 

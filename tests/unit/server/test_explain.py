@@ -12,7 +12,6 @@ import pytest
 from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
-from strategies.explain.explanation import explanation_dict
 from strategies.personalised.setup import TRAINING
 from strategies.report_page import PAGE_FILE
 from strategies.training.base import JoinStrategy
@@ -64,11 +63,11 @@ def columns(rows, *names):
 
 
 def test_the_report_is_json_and_right_by_hand(small):
-    phases = [item.phase for item in small.history]
+    phases = [item["phase"] for item in small.content["history"]]
     # nothing is trained, and the sites forget
     assert phases[-2:] == ["check", "finish"]
     assert not {"prepare", "admm", "sgd"} & set(phases)
-    content = json.loads(json.dumps(explanation_dict(small), allow_nan=False))
+    content = json.loads(json.dumps(small.content, allow_nan=False))
     assert content["mode"] == "explain"
     tables = content["tables"]
     # of o, same is constant; c has two kinds
@@ -253,8 +252,8 @@ def test_flights_are_what_sql_says():
             "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a "
             + source
         )
-        for table in explanation.tables:
-            alias = table.table
+        for table in explanation.content["tables"]:
+            alias = table["table"]
             counts = (
                 f"SELECT count(j.{alias}) AS times FROM {JOINS[alias][0]} "
                 f"LEFT JOIN joined j ON j.{alias} = {alias}.n GROUP BY {alias}.n"
@@ -263,19 +262,20 @@ def test_flights_are_what_sql_says():
                 "SELECT count(*), count(*) FILTER (times = 0), min(times), "
                 f"median(times), avg(times), max(times) FROM ({counts})"
             ).fetchone()
-            expected = sum(table.rows), table.unused_rows, *table.multiplicity.values()
+            multiplicity = table["multiplicity"].values()
+            expected = sum(table["rows"]), table["unused-rows"], *multiplicity
             assert figures == pytest.approx(expected)
-        for join in explanation.joins:
-            right, on = JOINS[join.right]
+        for join in explanation.content["joins"]:
+            right, on = JOINS[join["right"]]
             for table, other, unmatched in (
-                (FLOWN, right, join.left_unmatched),
-                (right, FLOWN, join.right_unmatched),
+                (FLOWN, right, join["left-unmatched"]),
+                (right, FLOWN, join["right-unmatched"]),
             ):
                 assert connection.execute(
                     f"SELECT count(*) FROM {table} ANTI JOIN {other} ON {on}"
                 ).fetchone() == (unmatched,)
     # known from the data: the rows after every step
-    steps = [step.rows for step in explanation.join_steps]
+    steps = [step["rows"] for step in explanation.content["join-steps"]]
     assert steps == [327_346, 279_017, 277_690, 271_594]
 
 
@@ -331,9 +331,9 @@ def test_explain_names_the_database_and_its_filters(tmp_path):
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""
     explanation = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
-    orders, payments = explanation.tables
-    assert orders.work[-1] == "shop: all in DuckDB at the site"
-    assert payments.work[-1] == (
+    orders, payments = explanation.content["tables"]
+    assert orders["work"][-1] == "shop: all in DuckDB at the site"
+    assert payments["work"][-1] == (
         'payments-0: in sqlite: filter: "amount" > 1. All else in DuckDB at the site'
     )
     assert "in sqlite" in printed(explanation)
