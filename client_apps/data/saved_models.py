@@ -24,7 +24,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.files import sync
-from tp_flower.learning.models.local_model import LocalModel, ModelSpec, build_model
+from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.model_names import ModelVersion
 from tp_flower.query import Fragment
 
@@ -53,12 +53,6 @@ class SavedModel:
     parameters: FloatArray
     fragment: Fragment
     versions: Mapping[str, str]
-
-    def model(self, device: str = "auto") -> LocalModel:
-        """Return the model, ready to score encoded rows."""
-        model = build_model(self.spec, self.encoder.encoder.width, device)
-        model.parameters = self.parameters
-        return model
 
     def keep(self, folder: Path, *, is_durable: bool = False) -> str:
         """Write the part, unless it is there, and return its digest.

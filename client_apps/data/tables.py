@@ -30,7 +30,7 @@ from client_apps.data.features import (
 )
 from client_apps.data.key_files import row_order_key
 from client_apps.data.run_store import Entry, lost_state
-from tp_flower.arrays import IndexArray
+from tp_flower.arrays import IndexArray, blocks
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
@@ -140,9 +140,9 @@ class SiteTables:
             kinds = {info.name: (info.kind, info.width) for info in extracted.features}
             missing = encoder.encoder.misfits(kinds)
         if self._cache is None:
-            blocks = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
+            copies = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
             none = np.empty((0, encoder.encoder.width), np.float32)
-            return np.concatenate(blocks) if blocks else none
+            return np.concatenate(copies) if copies else none
         shape = len(rows), encoder.encoder.width
         source = str(self._store.load(rows_of(number)).meta[ROWS])
         name = _features_name(source, encoder.to_json(), rows, *missing)
@@ -161,13 +161,12 @@ class SiteTables:
             return features[place]
         width = features.shape[1]
         size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
-        starts = range(0, len(place), size)
         name = _features_name(self._features.encoded[number], place)
         return self._written(
             number,
             name,
             (len(place), width),
-            lambda: (features[place[start : start + size]] for start in starts),
+            lambda: (features[place[rows]] for rows in blocks(len(place), size)),
         )
 
     def _written(
@@ -175,7 +174,7 @@ class SiteTables:
         number: int,
         name: str,
         shape: tuple[int, int],
-        blocks: Callable[[], Iterator[FeatureArray]],
+        encoded: Callable[[], Iterator[FeatureArray]],
     ) -> FeatureArray:
         """Return a participant's features from the cache, writing them if missing."""
 
@@ -183,7 +182,7 @@ class SiteTables:
             layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
             with (folder / FEATURES_FILE).open("wb") as file:
                 np.lib.format.write_array_header_1_0(file, layout)
-                for block in blocks():
+                for block in encoded():
                     if block.size:
                         file.write(block.data.cast("B"))
 

@@ -155,7 +155,8 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
         try:
             text = seal.open(sealed, STATISTICS, shard)
-            sent = parse(text, "text", _read_statistics).parts.get(shard)
+            packet = parse(text, "text", packet_of)
+            sent = decode(ShardStatistics, packet).parts.get(shard)
             shards.append(from_wire(required(sent, "part"), choice, other.rows))
         except TPFlowerError as error:
             raise SchemaError(
@@ -165,10 +166,6 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     text = json.dumps(encoder.to_json()).encode()
     sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
     return FittedPart(columns=columns, sealed=sealed)
-
-
-def _read_statistics(text: bytes) -> ShardStatistics:
-    return decode(ShardStatistics, packet_of(text))
 
 
 def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
@@ -216,9 +213,7 @@ def fitted_encoder(
     if not site.store.has(name):
         seal, _ = _shared(site, number)
         text = seal.open(required(sealed, "encoder"), ENCODER, seal.shards[0])
-        _store(site, number, parse(text, "encoder", _read_encoder))
+        document = parse(text, "encoder", json.loads)
+        encoder = parse(document, "encoder", TableEncoder.from_json)
+        _store(site, number, encoder)
     return SiteEncoder.from_json(site.store.load(name).meta)
-
-
-def _read_encoder(text: bytes) -> TableEncoder:
-    return TableEncoder.from_json(json.loads(text))

@@ -81,9 +81,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _ready(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
-    planned = (_planned(site, part.releaser, n in masked) for n, part in ready.items())
-    set_aside(site, planned)
+    set_aside(site, (_planned(site, part) for part in ready.values()))
     parts: dict[int, ScoredPart] = {}
     is_private = request.privacy.covers_predictions
     for number, (model, encoder, rows, releaser, masks) in site.each(ready):
@@ -151,12 +149,12 @@ def _grouping(fragment: Fragment) -> object:
     return None if subquery is None else (subquery.columns, subquery.groups)
 
 
-def _planned(site: Site, releaser: Releaser, is_masked: bool) -> tuple[Release, int]:
+def _planned(site: Site, part: _Ready) -> tuple[Release, int]:
     """Return the scores of rows to predict, protected by their plan."""
-    (use,), number = releaser.plan.uses, releaser.number
+    (use,), number = part.releaser.plan.uses, part.releaser.number
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
-        scope = score_scope(is_masked=is_masked)
+        scope = score_scope(part.masks)
     return release(site, number, Action.SCORE, use.what, scope, use.mechanism), 1
 
 

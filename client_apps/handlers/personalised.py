@@ -42,7 +42,6 @@ class PersonalisedModel:
 
     Attributes:
         labels: labels of all its rows, (n,), the trained ones first.
-        start: (p,), the untrained parameters.
         noise_multiplier: multiplier of the noise on a summary; 0 for no noise.
     """
 
@@ -50,7 +49,6 @@ class PersonalisedModel:
     objective: SiteObjective
     labels: FloatArray
     curvature: float
-    start: FloatArray
     summary: str
     noise_multiplier: float
 
@@ -90,7 +88,6 @@ def personalised_models(
             objective,
             labels,
             curvature=meta["curvature"],
-            start=model.parameters,
             summary=meta["summary"],
             noise_multiplier=meta["noise_multiplier"],
         )

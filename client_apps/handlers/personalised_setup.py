@@ -261,7 +261,7 @@ def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
         kind = model.summary if request.summaries else ""
         if request.summaries and kind not in SUMMARIES:
             raise MessageError("no summary was planned in this run")
-        alone = model.start
+        alone = model.part.model.parameters
         if request.alone or kind == BY_MODELS:
             alone = _trained_alone(model)
         summary = None
@@ -278,7 +278,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
     is_linear = isinstance(model.objective.model, LinearModel)
     return descend(
         model.objective.gradient,
-        model.start,
+        model.part.model.parameters,
         1.0 / max(model.curvature, LEAST_CURVATURE),
         tolerance=ALONE_TOLERANCE,
         most_steps=MOST_STEPS if is_linear else MOST_TORCH_STEPS,

@@ -100,11 +100,9 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         number: _prepare_part(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    masked = {n for n, b in request.parts.items() if are_masked(request.masking, b)}
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
-    family, parts = method.family, {n: part for n, (part, _) in prepared.items()}
-    planned = planned_releases(site, parts, family, privacy, masked, fitted)
-    set_aside(site, planned)
+    parts = {n: part for n, (part, _) in prepared.items()}
+    set_aside(site, planned_releases(site, parts, method.family, privacy, fitted))
     for number, (part, _) in site.each(prepared):
         note_unmatched(site, number, part.data.masks)
     starts: dict[int, PreparedPart] = {}
@@ -112,7 +110,9 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     for number, (part, encoder) in site.each(prepared):
         start, solver = _start(part, encoder.encoder.columns)
         if _sends_first_scores(request, part.data.spec):
-            start = msgspec.structs.replace(start, scores=_first_scores(part))
+            part.begin_scores(0)
+            scores = part.release_scores(part.data.features, slice(None), "scores")
+            start = msgspec.structs.replace(start, scores=scores)
         starts[number] = start
         data = replace(part.data, solver=solver)
         site.start(replace(part, data=data), {})
@@ -434,12 +434,6 @@ def _sends_first_scores(request: PrepareRequest, spec: ModelSpec) -> bool:
     """
     is_masked = request.masking is not None
     return request.sends_scores and (is_masked or spec.kind not in NUMPY_KINDS)
-
-
-def _first_scores(part: Participant) -> AnyArray:
-    """Return the scores of the untrained model; a linear model's are all 0."""
-    part.begin_scores(0)
-    return part.release_scores(part.data.features, slice(None), "scores")
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:

@@ -183,21 +183,19 @@ def planned_releases(
     parts: "Mapping[int, Participant]",
     family: str,
     privacy: "PrivacyTerms",
-    masked: Collection[int],
     fitted: Collection[int],
 ) -> Iterator[tuple[Release, int]]:
     """Yield the releases that the plans allow, and how often each may happen.
 
-    The scores of the parts in ``masked`` leave under masks; the encoders of those in
-    ``fitted`` are fitted to rows.
+    The encoders of the parts in ``fitted`` are fitted to rows.
     """
     for number, part in parts.items():
-        plan, union = part.data.plan, part.data.union
+        plan, union, masks = part.data.plan, part.data.union, part.data.masks
         for use in plan.uses:
             conditions = []
             if number in fitted:
                 conditions.append("the encoder, whose statistics are not covered")
-            scope = _scope(plan, use, privacy, conditions, is_masked=number in masked)
+            scope = _scope(plan, use, privacy, conditions, masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
@@ -205,9 +203,9 @@ def planned_releases(
             yield item, use.limit
 
 
-def score_scope(*, is_masked: bool) -> str:
-    """Return what scores without noise tell."""
-    return SCORE_SUMS if is_masked else SCORES_TELL
+def score_scope(masks: "ScoreMasks | None") -> str:
+    """Return what scores without noise tell; masks by no join hide none."""
+    return SCORE_SUMS if masks and masks.joins else SCORES_TELL
 
 
 def _action_of(what: str, family: str = "") -> Action:
@@ -224,13 +222,12 @@ def _scope(
     use: Use,
     privacy: "PrivacyTerms",
     conditions: list[str],
-    *,
-    is_masked: bool,
+    masks: "ScoreMasks | None",
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
         if use.what in _SCORES:
-            return score_scope(is_masked=is_masked)
+            return score_scope(masks)
         return "not covered: it leaves in the clear"
     if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(

@@ -21,10 +21,18 @@ from strategies.inference.predict import Evaluate, Predict
 from tests.support import federated
 from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
 from tp_flower.extraction.extract import extract
+from tp_flower.learning.models.local_model import build_model
 from tp_flower.query import Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
 NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]] | int
+
+
+def part_scores(saved: SavedModel, columns: Mapping[str, object]) -> np.ndarray:
+    """Return the scores of rows by a saved part of a model, (n, d_c)."""
+    model = build_model(saved.spec, saved.encoder.encoder.width, "cpu")
+    model.parameters = saved.parameters
+    return model.scores(saved.encoder.transform(columns))
 
 
 def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
@@ -88,7 +96,7 @@ class Model:
         rows = extract(ShardSource(name, "here", 0, token=token), plain)
         columns = {info.name: rows.column(info.name) for info in rows.features}
         release(token)
-        return saved.model("cpu").scores(saved.encoder.transform(columns))
+        return part_scores(saved, columns)
 
     def reference(
         self,

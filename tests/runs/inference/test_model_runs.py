@@ -19,13 +19,14 @@ from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
-from strategies.training.base import finish_request
 from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
+from tests.support.predicted import part_scores
 from tp_flower.errors import ModelError, ReplyError, SourceError
 from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.learning.contributions import contributions
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.query import Query
 from tp_flower.reports.records import report_dict
@@ -93,12 +94,16 @@ def test_manifest_says_what_the_sites_keep(trained):
     assert manifest.joined_rows == ROWS
     assert manifest.query == strategy.query.to_sql()
     assert Settings.from_run_config(manifest.settings) == strategy.settings
-    parts = [(part.site, part.name, part.index) for part in manifest.parts]
-    assert parts == [("shop", "o", 0), ("us", "c", 0), ("uk", "c", 1)]
+    parts = [part for table in manifest.tables for part in table.parts]
+    assert [(part.site, part.name, part.index) for part in parts] == [
+        ("shop", "o", 0),
+        ("us", "c", 0),
+        ("uk", "c", 1),
+    ]
     assert manifest.table("c").features == ('age = "age"', 'kind = "kind"')
     assert manifest.table("c").columns["c"].keys() == {"id", "age", "kind"}
     assert manifest.table("c").encoded == strategy.training_problem.encoders["c"]
-    for part in manifest.parts:
+    for part in parts:
         kept = part_folder(state_of(folder, part.site), manifest.model, part.number)
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
 
@@ -135,7 +140,7 @@ def encoded_scores(folder, strategy, numbers, frames):
             else CategoricalColumn(*codes_of(values))
             for name, values in frame.items()
         }
-        found.append(saved.model("cpu").scores(saved.encoder.transform(columns))[:, 0])
+        found.append(part_scores(saved, columns)[:, 0])
     return np.concatenate(found)
 
 
@@ -170,7 +175,8 @@ def test_a_run_that_has_not_ended_has_no_manifest(tmp_path):
     strategy.start(InProcessGrid(app, sites(tmp_path)))
     assert found == [""]
     # without a state folder the sites keep nothing
-    assert {part.digest for part in make_manifest(strategy).parts} == {""}
+    tables = make_manifest(strategy).tables
+    assert {part.digest for table in tables for part in table.parts} == {""}
 
 
 def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows():
@@ -208,7 +214,7 @@ def test_keeping_a_part_again_changes_nothing_and_another_is_not_replaced(traine
     folder, strategy = trained
     folder = part_folder(state_of(folder, "shop"), strategy.model, 0)
     saved, before = SavedModel.load(folder), folder.stat().st_mtime_ns
-    digest = make_manifest(strategy).parts[0].digest
+    digest = make_manifest(strategy).tables[0].parts[0].digest
     assert saved.keep(folder) == digest
     assert folder.stat().st_mtime_ns == before
     saved.parameters[0] += 1.0
@@ -234,7 +240,7 @@ def test_names_that_could_be_paths_keep_no_model(tmp_path, name, version, match)
 def outcome_of(strategy, arrays):
     """The outcome of a run whose last reply from the shop has these arrays."""
     federation = strategy.training_problem
-    request = ask(finish_request(strategy.model), federation.parts)
+    request = ask(FinishRequest(), federation.parts)
     shop = federation.parts[0].node
     header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": [{"id": 0}]}
     reply = Message(pack(Packet(header, arrays)), shop, "query.finish")

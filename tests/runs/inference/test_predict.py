@@ -16,7 +16,14 @@ from client_apps.handlers.inference import PURPOSE
 from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
-from tests.support.predicted import check_equal, on, scored, train, train_store
+from tests.support.predicted import (
+    check_equal,
+    on,
+    part_scores,
+    scored,
+    train,
+    train_store,
+)
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.features.columns import NumericColumn
 from tp_flower.learning.metrics import evaluate
@@ -160,10 +167,9 @@ def test_left_joins_and_sub_queries(tmp_path):
     rows = new_rows()
     table = model.table(on(whole, rows), select.replace("o.qty AS label, ", "") + LEFT)
     items = rows["items"].groupby("item")["price"].agg(price="mean", n="size")
-    saved = model.saved("i").encoder
     grouped = items.reset_index()
     columns = {name: NumericColumn(grouped[name].to_numpy(float)) for name in items}
-    scores = model.saved("i").model("cpu").scores(saved.transform(columns))
+    scores = part_scores(model.saved("i"), columns)
     orders = rows["orders"].assign(
         o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
     )

@@ -11,6 +11,7 @@ from client_apps.data.saved_models import SavedModel
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.support import federated
 from tests.support.federated import WatchedGrid
+from tests.support.predicted import part_scores
 from tp_flower.errors import ModelError
 from tp_flower.extraction.extract import extract
 from tp_flower.query import Query
@@ -60,7 +61,7 @@ def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
     rows = extract(ShardSource("t", "here", 0, token=token), fragment)
     columns = {info.name: rows.column(info.name) for info in rows.features}
     release(token)
-    return saved.model("cpu").scores(saved.encoder.transform(columns))
+    return part_scores(saved, columns)
 
 
 @pytest.mark.parametrize(
