@@ -19,7 +19,7 @@ from strategies import STRATEGIES, Explain
 from strategies.disclosures import privacy_report
 from strategies.inference.manifest import make_manifest, write_manifest
 from strategies.inference.predict import use_model
-from strategies.report_page import (
+from strategies.report_page.page import (
     ReportError,
     explanation_view,
     result_view,

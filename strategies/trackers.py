@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from flwr.common.logger import log
 
-from strategies.report_page import PAGE_FILE, ReportError, read_report
+from strategies.report_page.page import PAGE_FILE, ReportError, read_report
 from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
 from tp_flower.reports.records import REPORT_FILE, RoundReport

@@ -5,7 +5,6 @@ label; if the label table's sites are to have the predictions, they get the scor
 (``deliver``), and the server writes none. An evaluation uses all joined rows: nothing
 is trained, so nothing is held out. Labels and weights leave and are covered as in
 training.
-training, and are covered as in training.
 """
 
 import re
@@ -29,14 +28,14 @@ from strategies.inference.manifest import (
     resolve,
     without_missing,
 )
-from strategies.report_page import result_view
+from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import addends_of, refuse
 from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.labels import Labels, gather_labels, loss_of
-from strategies.setup.masking import ScoreMasking, mask_scores
+from strategies.setup.masking import mask_scores
 from strategies.setup.problem import LocalArray, sum_local
 from strategies.setup.row_weights import (
     declared_weighting,
@@ -50,7 +49,6 @@ from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
-from tp_flower.methods import MASKED
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
@@ -202,11 +200,10 @@ class ModelStrategy(RoundStrategy):
             for part, span in joined.extracted.shards_of(table)
         }
         parts = [part for part in all_parts if masks[part.number].any()]
-        masking = ScoreMasking()
-        if self.settings.privacy.scores == MASKED:
-            masking = mask_scores(
-                joined.bound, joined.extracted, joined.mapping, manifest.score_unit
-            )
+        unit = manifest.score_unit
+        masking = mask_scores(
+            self.settings, joined.bound, joined.extracted, joined.mapping, unit
+        )
         request = ScoreRequest(
             model_name=manifest.name,
             model_version=manifest.model_version,
@@ -218,8 +215,8 @@ class ModelStrategy(RoundStrategy):
                     model_part=part_numbers[part.number].number,
                     digest=part_numbers[part.number].digest,
                     rows=pack_bits(masks[part.number]),
-                    joins=masking.sides_of(part),
-                    unmatched=masking.unmatched_at(part.number),
+                    joins=masking.sides.get(part.table, []),
+                    unmatched=masking.unmatched.get(part.number, {}),
                 )
                 for part in parts
             },

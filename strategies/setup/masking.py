@@ -5,21 +5,22 @@ must have a partner in all its joined rows or in none, or its mask would have to
 there and not be there in one message.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from strategies.run.exchange import Part
 from strategies.setup.extract import Extracted, join_group
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.methods import MASKED
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.setup_messages import JoinSide
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import BoundQuery
+from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,13 @@ class ScoreMasking:
 
     Attributes:
         sides: of every join, by table.
-        unmatched: by part and by group, a bit for each row of the shard.
+        unmatched: by part and by group, the rows of the shard without a partner, a bit
+            each.
     """
 
     point: FixedPoint | None = None
-    sides: Mapping[str, Sequence[JoinSide]] = field(default_factory=dict)
-    unmatched: Mapping[int, Mapping[str, AnyArray]] = field(default_factory=dict)
+    sides: Mapping[str, list[JoinSide]] = field(default_factory=dict)
+    unmatched: Mapping[int, dict[str, AnyArray]] = field(default_factory=dict)
 
     @property
     def terms(self) -> Masking | None:
@@ -41,25 +43,23 @@ class ScoreMasking:
         point = self.point
         return None if point is None else Masking(point.bits, point.tables)
 
-    def sides_of(self, part: Part) -> list[JoinSide]:
-        """Return the sides of the joins that a participant's table is in."""
-        return list(self.sides.get(part.table, ()))
-
-    def unmatched_at(self, number: int) -> dict[str, AnyArray]:
-        """Return, by group, the rows of a part without a partner, a bit each."""
-        return dict(self.unmatched.get(number, {}))
-
 
 def mask_scores(
-    bound: BoundQuery, extracted: Extracted, mapping: TableMapping, unit: float
+    settings: Settings,
+    bound: BoundQuery,
+    extracted: Extracted,
+    mapping: TableMapping,
+    unit: float,
 ) -> ScoreMasking:
-    """Return the masks of scores whose size is about ``unit``.
+    """Return the masks of scores whose size is about ``unit``, if any are wanted.
 
     ``mapping`` is of all joined rows whose scores are summed, over the tables' rows.
 
     Raises:
         QueryError: a LEFT JOIN finds partners for a row in some joined rows only.
     """
+    if settings.privacy.scores != MASKED:
+        return ScoreMasking()
     sides: dict[str, list[JoinSide]] = {table: [] for table in bound.tables}
     unmatched: dict[int, dict[str, AnyArray]] = {}
     for number, join in enumerate(bound.joins):

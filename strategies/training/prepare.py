@@ -23,7 +23,7 @@ from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
-from tp_flower.methods import MASKED, SEALED
+from tp_flower.methods import SEALED
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.personalised_messages import PersonalisedPart
@@ -86,11 +86,9 @@ class Preparation:
 
     def masking(self) -> ScoreMasking:
         """Return the masks of the run's scores, if they do not leave in the clear."""
-        if self.settings.privacy.scores != MASKED:
-            return ScoreMasking()
-        joined = self.joined
+        rows, unit = self.joined, self.score_unit
         return mask_scores(
-            joined.bound, joined.extracted, joined.mapping, self.score_unit
+            self.settings, rows.bound, rows.extracted, rows.mapping, unit
         )
 
     @property
@@ -144,7 +142,6 @@ def prepare(
         spec.kind not in NUMPY_KINDS and updates[table] is not Update.GIVEN
         for table, spec in specs.items()
     )
-    hosts = {part.number: part for part in joined.parts}
     unions = _unions(preparation, updates)
     parts: dict[int, PreparePart] = {}
     for table, layout in joined.layouts.items():
@@ -164,8 +161,8 @@ def prepare(
                 **fields,
                 **batches.get(number, {}),
                 union=unions.get(table),
-                joins=masking.sides_of(hosts[number]),
-                unmatched=masking.unmatched_at(number),
+                joins=masking.sides.get(table, []),
+                unmatched=masking.unmatched.get(number, {}),
             )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from rich.console import Console
 
 from client_apps.privacy.ledger_entries import _SEALED as SEALED
-from strategies.report_page import result_view
+from strategies.report_page.page import result_view
 from tests.support import federated
 from tests.support.files import case_table
 from tp_flower.errors import SettingsError, SiteError

@@ -13,7 +13,7 @@ from client_apps.app import app
 from strategies import Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.app import main as server_main
-from strategies.report_page import explanation_view
+from strategies.report_page.page import explanation_view
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
 

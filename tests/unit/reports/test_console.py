@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strategies.report_page import result_view
+from strategies.report_page.page import result_view
 from tests.support.examples.reports import small_report
 from tests.support.files import case_table
 from tp_flower.reports.console import (

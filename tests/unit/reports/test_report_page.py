@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from client_apps.app import app as client_app
 from strategies.app import page_line, train
-from strategies.report_page import (
+from strategies.report_page.page import (
     PAGE_FILE,
     ReportError,
     read_report,

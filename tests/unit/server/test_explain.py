@@ -13,7 +13,7 @@ from strategies import STRATEGIES, Explain
 from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.personalised.setup import TRAINING
-from strategies.report_page import PAGE_FILE
+from strategies.report_page.page import PAGE_FILE
 from strategies.training.base import JoinStrategy
 from tests.support.examples.explained import (
     ORDERS,
