@@ -209,7 +209,7 @@ class CostEstimate:
         """Return the bytes of sealed encoders, and of rows without a partner."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            unmatched = masking.unmatched_at(part.number).values()
+            unmatched = masking.unmatched.get(part.number, {}).values()
             sent = sum(array.nbytes for array in unmatched)
             if (sealed := self.encoders[part.table].sealed) is not None:
                 sent += sealed.nbytes * (1 + self.method.is_measured)
@@ -267,12 +267,12 @@ class CostEstimate:
         name, features = layout.name, self.encoders[layout.name].columns.width
         spec = self.method.model_spec(preparation, name)
         is_linear = spec.kind == "linear"
-        train = preparation.joined.train
+        joined, train = preparation.joined, preparation.joined.train
         counts = train.tables[name].multiplicity
         batch = self.method.batch_size(train.joined_rows)
         shards = [
             ShardSize(
-                rows=size,
+                rows=joined.extracted.rows[part.number],
                 trained=rows.trained,
                 tested=int(np.count_nonzero(rows.tested)),
                 total=rows.total,
@@ -282,7 +282,7 @@ class CostEstimate:
                 if batch
                 else 0.0,
             )
-            for rows, size in zip(layout.rows, layout.shard_rows, strict=True)
+            for rows, part in zip(layout.rows, layout.parts, strict=True)
         ]
         return TableSize(
             name=name,
@@ -295,7 +295,7 @@ class CostEstimate:
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
             is_linear=is_linear,
-            is_repeated=layout.is_repeated,
+            is_repeated=self.method.by_joined_rows,
             is_weighted=layout.masses is not None or self.method.is_measured,
         )
 

@@ -136,11 +136,6 @@ class Manifest(_Record, frozen=True, kw_only=True):
         """The number of scores of a row, d_c."""
         return len(self.base_score)
 
-    @property
-    def parts(self) -> tuple[ModelPart, ...]:
-        """The parts of all tables."""
-        return tuple(part for table in self.tables for part in table.parts)
-
     def table(self, alias: str) -> ModelTable:
         """Return a table by its alias."""
         return {table.table: table for table in self.tables}[alias]

@@ -222,7 +222,7 @@ def _without_penalty(metrics: Metrics) -> Metrics:
 class Personalised(RelationalStrategy[PersonalisedProblem]):
     """Train a model for every site of one table, whose shards are the sites.
 
-    ``parameters`` are (N, p) by track, in the order of ``sites``.
+    ``parameters`` are (N, p) by track, in the order of the problem's sites.
     """
 
     name = "personalised"
@@ -232,11 +232,6 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         self.parameters: dict[str, FloatArray] = {}
         self._graph: SiteGraph | None = None
         self._training: Training | None = None
-
-    @property
-    def sites(self) -> tuple[str, ...]:
-        """Names of the sites, after the set-up."""
-        return () if self.training_problem is None else self.training_problem.sites
 
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""

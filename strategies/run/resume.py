@@ -1,6 +1,6 @@
 """Resume a run that stopped: its settings, and its sites."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -110,14 +110,13 @@ def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], i
     return {frozenset(shards): node for node, shards in shards_of.items()}
 
 
-def positions_text(positions: Mapping[int, int | None], nodes: Iterable[int]) -> str:
+def positions_text(positions: Mapping[int, int | None]) -> str:
     """Return the last rounds of nodes as text for a log.
 
-    >>> positions_text({2: 7, 3: None}, [2, 3])
+    >>> positions_text({2: 7, 3: None})
     'node 2 at round 7, node 3 at none'
     """
-    shown_positions = {n: positions.get(n) for n in nodes}
     return ", ".join(
         f"node {node} at {'none' if at is None else f'round {at}'}"
-        for node, at in shown_positions.items()
+        for node, at in sorted(positions.items())
     )

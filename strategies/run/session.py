@@ -149,8 +149,7 @@ class Session:
             addresses,
             is_replaying=True,
         )
-        positions_of_nodes = positions_text(positions, sorted(positions))
-        session.log.write(INFO, "found-again", sites=positions_of_nodes)
+        session.log.write(INFO, "found-again", sites=positions_text(positions))
         return session
 
     @property
@@ -215,7 +214,7 @@ class Session:
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
             raise SiteError(f"{site_list}: the state of this run keeps getting lost")
-        self.log.write(WARNING, "behind", sites=positions_text(positions, positions))
+        self.log.write(WARNING, "behind", sites=positions_text(positions))
         self.behind |= positions
         self.is_replaying = True
         self.answered.clear()

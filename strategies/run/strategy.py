@@ -128,11 +128,6 @@ class RoundStrategy(Strategy):
         return self._session
 
     @property
-    def run(self) -> str:
-        """The run's name."""
-        return self.session.run
-
-    @property
     def can_be_resumed(self) -> bool:
         """Whether the run stopped and left a checkpoint."""
         journal = None if self._session is None else self._session.journal
@@ -158,11 +153,6 @@ class RoundStrategy(Strategy):
         }
 
     @property
-    def started(self) -> str:
-        """When the run started, ISO 8601, UTC."""
-        return self.started_at.isoformat(timespec="seconds")
-
-    @property
     def seconds(self) -> float:
         """Wall time since the start."""
         return time.perf_counter() - self._clock
@@ -175,7 +165,8 @@ class RoundStrategy(Strategy):
             "query": self.query.to_sql(),
             "history": self.history,
             "output_dir": self.settings.output_dir,
-            "started": self.started,
+            # ISO 8601, UTC
+            "started": self.started_at.isoformat(timespec="seconds"),
             "seconds": self.seconds,
         }
 

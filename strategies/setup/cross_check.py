@@ -21,14 +21,13 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.extract import key_groups
 from strategies.setup.joined_rows import JoinedRows
+from tp_flower.arrays import IndexArray
 from tp_flower.errors import MappingError
 from tp_flower.joins.joining import join_codes
 from tp_flower.protocol.setup_messages import CheckedPart, CheckPart, CheckRequest
 from tp_flower.query import Join
 
 WEIGHT_BITS = 32
-
-IntArray = npt.NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Side:
 
     table: str
     key: int
-    rows: IntArray
+    rows: IndexArray
 
 
 def check_alignment(

@@ -11,7 +11,6 @@ from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 from msgspec.structs import replace
 
 from strategies.run.exchange import Part, Replies, Requests, ask
@@ -23,7 +22,7 @@ from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
-from tp_flower.keyed_hash import RUN_GROUP
+from tp_flower.keyed_hash import RUN_GROUP, HashArray
 from tp_flower.methods import MASKED
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
@@ -42,8 +41,6 @@ from tp_flower.protocol.setup_messages import (
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
-
-HashArray = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True)

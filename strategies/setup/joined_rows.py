@@ -38,7 +38,6 @@ class TableLayout:
 
     Attributes:
         rows: position of each part's rows after renumbering.
-        shard_rows: rows of each part's shard, whether or not they take part.
         fields: fields of ``PreparePart`` that say which rows of each part take part.
         masses: per part, (trained rows,): G^w, which replaces G if joined rows are
             weighted.
@@ -47,9 +46,7 @@ class TableLayout:
     name: str
     parts: tuple[Part, ...]
     rows: tuple[PartRows, ...]
-    shard_rows: tuple[int, ...]
     fields: PartArrays
-    is_repeated: bool
     masses: tuple[FloatArray, ...] | None = None
 
     def set_up_fields(self) -> PartArrays:
@@ -94,9 +91,7 @@ def lay_out(
         sizes = tuple(extracted.rows[part.number] for part in shards)
         rows, fields, numbers = place(sizes, train.tables[name], test.tables[name])
         by_part = {part.number: of for part, of in zip(shards, fields, strict=True)}
-        layouts[name] = TableLayout(
-            name, shards, tuple(rows), sizes, by_part, is_repeated
-        )
+        layouts[name] = TableLayout(name, shards, tuple(rows), by_part)
         total = sum(part_rows.total for part_rows in rows)
         trained[name] = TableRows(numbers[0], total)
         tested[name] = TableRows(numbers[1], total)

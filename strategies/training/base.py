@@ -118,13 +118,6 @@ class Outcome:
         return facts
 
 
-def finish_request(model: ModelVersion) -> FinishRequest:
-    """Return the last request of a successful run: the sites save its models."""
-    return FinishRequest(
-        keep_models=True, model_name=model.name, model_version=model.version
-    )
-
-
 def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     """Return the digests that the sites report, by part."""
     digests = {
@@ -227,7 +220,12 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.epoch = 1
         yield from self.epochs(problem)
         self.epoch = 0
-        replies = yield ask(finish_request(self.model), problem.parts)
+        # the sites save the models of a successful run
+        name, version = self.model.name, self.model.version
+        request = FinishRequest(
+            keep_models=True, model_name=name, model_version=version
+        )
+        replies = yield ask(request, problem.parts)
         self.outcome = self.outcome_of(replies, problem)
 
     def finish_epoch(self, result: EpochResult) -> None:
@@ -238,7 +236,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     @property
     def model(self) -> ModelVersion:
         """Name and version of the run's model."""
-        version = make_version(self.started_at, self.run)
+        version = make_version(self.started_at, self.session.run)
         return ModelVersion(self.settings.model_name, version)
 
     def request(self, request: Requests) -> Requests:

@@ -136,10 +136,7 @@ def safe_rate(
     if not all(table.is_linear for table in tables):
         return TORCH_LEARNING_RATE
     largest = sum(table.largest_curvature for table in tables)
-    trace = sum(
-        sum(table.mean_curvature) * (table.features + table.has_intercept)
-        for table in tables
-    )
+    trace = sum(sum(table.mean_curvature) * table.width for table in tables)
     weights = problem.weighting.train_rows
     effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - momentum) * effective_share

@@ -154,14 +154,7 @@ class BatchStrategy(JoinStrategy):
         self, tables: Sequence[TableSize], batches: int, *, is_last: bool
     ) -> Traffic:
         """Return the traffic of an epoch."""
-        return sgd_epoch(
-            tables,
-            batches,
-            is_last=is_last,
-            scores_all=bool(self.settings.tolerance),
-            is_tested=tests_every_epoch(self.settings),
-            staleness=self.settings.staleness,
-        )
+        return sgd_epoch(tables, batches, self.settings, is_last=is_last)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, or until the loss changes less than the tolerance, if set."""

@@ -35,6 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from strategies.run.strategy import tests_every_epoch
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.coreset_messages import SampledRows
@@ -51,6 +52,7 @@ from tp_flower.protocol.training_messages import (
     PreparePart,
     Update,
 )
+from tp_flower.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
 
 
 def admm_epoch(
-    tables: Sequence[TableSize], inner_rounds: int = 1, *, is_tested: bool = True
+    tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool
 ) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
@@ -194,13 +196,7 @@ def admm_epoch(
 
 
 def sgd_epoch(
-    tables: Sequence[TableSize],
-    batches: int,
-    *,
-    is_last: bool = False,
-    scores_all: bool = False,
-    is_tested: bool = True,
-    staleness: int = 0,
+    tables: Sequence[TableSize], batches: int, settings: Settings, *, is_last: bool
 ) -> Traffic:
     """Return the traffic of one epoch of SGD.
 
@@ -209,12 +205,13 @@ def sgd_epoch(
     separately or with the next batch. The last batch also brings scores of held-out
     rows.
 
-    After the last epoch of the run no batch follows, and all rows are scored; every
-    epoch scores the held-out rows if ``is_tested``, all rows if ``scores_all`` (a
-    tolerance is set). ``staleness`` is 1 if gradients go down with the next batch.
+    After the last epoch of the run no batch follows, and all rows are scored, as in
+    every epoch if a tolerance is set. With staleness gradients go down with the next
+    batch.
     """
     tally = Tally()
     score_batches = batches - 1 if is_last else batches
+    scores_all, is_tested = bool(settings.tolerance), tests_every_epoch(settings)
     for table, shard in _shards(tables):
         tested = shard.tested if is_tested else 0
         sizes = {
@@ -229,12 +226,12 @@ def sgd_epoch(
             tally.add("up", table, sizes, BatchUpdate, "share", times=batches)
             tally.add("down", table, sizes, MeanGradient, "sum", times=batches)
     is_sharded = any(table.update is Update.SUM for table in tables)
-    of_gradients = (1 if staleness else batches) if is_sharded else 0
+    of_gradients = (1 if settings.staleness else batches) if is_sharded else 0
     return tally.traffic(batches + of_gradients)
 
 
 def prepare_round(
-    tables: Sequence[TableSize], batches: int = 0, *, is_masked: bool = False
+    tables: Sequence[TableSize], batches: int, *, is_masked: bool
 ) -> Traffic:
     """Return the traffic of the last round of set-up.
 

@@ -11,7 +11,7 @@ from client_apps.app import app
 from strategies import Personalised, Predict
 from strategies.inference.manifest import make_manifest
 from strategies.personalised.descent import Descent
-from strategies.report_page import render, result_view
+from strategies.report_page.page import render, result_view
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.federated import WatchedGrid
@@ -132,7 +132,7 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver(norm):
         fits += 0.005 * cvxpy.sum_squares(models[k, :2])
     pulls = sum(
         cvxpy.norm(models[i] - models[j], norm if norm == "inf" else int(norm))
-        for i, j in parse_edges(edges, strategy.sites).edges.tolist()
+        for i, j in parse_edges(edges, strategy.training_problem.sites).edges.tolist()
     )
     problem = cvxpy.Problem(cvxpy.Minimize(fits / 5 + 0.05 * pulls))
     problem.solve(solver=cvxpy.CLARABEL)

@@ -61,7 +61,7 @@ def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
     for site, rows in (("shop", 12), ("us", 3), ("uk", 3)):
         (answer,) = lines(tmp_path, site)
         assert answer.keys() == FIELDS | {"source", "rows", "bytes"}
-        assert answer["run"].startswith(method.run)
+        assert answer["run"].startswith(method.session.run)
         assert (answer["action"], answer["rows"]) == ("query.extract", rows)
         assert answer["digest"] == text_digest(answer["query"])
         assert lines(tmp_path, site, "refuse") == []
@@ -85,7 +85,7 @@ def test_a_prediction_is_a_query_of_its_own(tmp_path):
     strategy.start(HostileGrid(tmp_path))
     first, second = lines(tmp_path, "shop")
     assert first == training
-    assert second["run"].startswith(strategy.run)
+    assert second["run"].startswith(strategy.session.run)
     assert second["source"] == first["source"]
     # it reads no label
     label = 'label: "qty"\n'

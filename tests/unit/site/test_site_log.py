@@ -40,7 +40,7 @@ def test_every_message_has_a_line(tmp_path, caplog):
     assert {line["event"] for line in lines} == {"answered"}
     assert {line["level"] for line in lines} == {"INFO"}
     assert {line["site"] for line in lines} == {"0"}
-    assert {line["run"] for line in lines} == {strategy.run[:SHOWN_DIGITS]}
+    assert {line["run"] for line in lines} == {strategy.session.run[:SHOWN_DIGITS]}
     rounds = [int(line["round"]) for line in lines]
     assert rounds == sorted(rounds)
     assert min(float(line["seconds"]) for line in lines) >= 0
