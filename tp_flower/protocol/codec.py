@@ -28,7 +28,7 @@ from tp_flower.protocol.fields import (
     layout_of,
 )
 from tp_flower.protocol.messages import ENVELOPE, Failure
-from tp_flower.protocol.packet import ArrayKey, Packet
+from tp_flower.protocol.packet import Packet
 
 ID: Final = "id"
 _FAMILY: Final = "/"
@@ -46,23 +46,22 @@ Parsed = TypeVar("Parsed")
 
 
 def encode(message: Message) -> Packet:
-    """Return the packet that carries a message."""
+    """Return the packet that carries a message, which its reader will accept."""
     layout = layout_of(type(message))
     header = _values(message)
-    arrays: dict[ArrayKey, AnyArray] = {}
-    if layout.part is None:
-        _build(type(message), header)
-        return Packet(header, arrays)
-    _build(type(message), {**header, PARTS: {}})
-    parts = []
-    for number, body in getattr(message, PARTS).items():
-        values = _values(body)
-        _build(layout.part, {**values, **_array_fields(body)}, number)
-        parts.append({ID: number, **values})
-        arrays |= {(number, name): array for name, array, _ in _arrays(body)}
-    if layout_of(layout.part).values:
-        header[PARTS] = parts
-    return Packet(header, arrays)
+    parts: dict[int, PartBody] = getattr(message, PARTS) if layout.part else {}
+    if layout.part and layout_of(layout.part).values:
+        header[PARTS] = [
+            {ID: number, **_values(body)} for number, body in parts.items()
+        ]
+    arrays = {
+        (number, name): array
+        for number, body in parts.items()
+        for name, array, _ in _arrays(body)
+    }
+    packet = Packet(header, arrays)
+    decode(type(message), packet)
+    return packet
 
 
 def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
@@ -159,17 +158,6 @@ def _values(body: Body) -> Document:
     return {
         name: msgspec.to_builtins(value)
         for name, attribute in layout_of(type(body)).values.items()
-        if (value := getattr(body, attribute)) is not None
-    }
-
-
-def _array_fields(body: Body) -> dict[str, Any]:
-    """Return the arrays, and families of them, by the names of their fields."""
-    layout = layout_of(type(body))
-    return {
-        name: value
-        for fields in (layout.arrays, layout.families)
-        for name, (attribute, _) in fields.items()
         if (value := getattr(body, attribute)) is not None
     }
 

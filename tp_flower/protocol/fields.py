@@ -142,8 +142,6 @@ shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")
 """Numbers, or sealed words, of an array that is summed, or sums, and their check."""
 counts = _declaration("int64", 1)
 """How many values each item represents."""
-
-
 sealed = _declaration("uint8", None)
 """A sealed text: any bytes."""
 

@@ -110,6 +110,14 @@ class SiteSummary(PartBody, frozen=True, kw_only=True):
     summary: Annotated[AnyArray, f.float32("summary")] | None = None
 
 
+_METRICS = Discloses(
+    "metrics of each site's rows, trained on and held out",
+    fields=("local",),
+    kinds=("metrics",),
+    policy="statistics",
+)
+
+
 class SummariseReply(Reply, frozen=True):
     """The sites' summaries."""
 
@@ -124,12 +132,7 @@ class SummariseReply(Reply, frozen=True):
             policy="models",
             when="summary",
         ),
-        Discloses(
-            "metrics of each site's rows, trained on and held out",
-            fields=("local",),
-            kinds=("metrics",),
-            policy="statistics",
-        ),
+        _METRICS,
     )
 
 
@@ -209,10 +212,5 @@ class PersonalReply(Reply, frozen=True):
             kinds=("gradients",),
             policy="models",
         ),
-        Discloses(
-            "metrics of each site's rows, trained on and held out",
-            fields=("metrics", "common_metrics"),
-            kinds=("metrics",),
-            policy="statistics",
-        ),
+        _METRICS._replace(fields=("metrics", "common_metrics")),
     )

@@ -204,7 +204,7 @@ def unchecked(monkeypatch):
 
     def packet_of(message):
         with monkeypatch.context() as patched:
-            patched.setattr(codec, "_build", lambda *_: None)
+            patched.setattr(codec, "decode", lambda *_: None)
             return encode(message)
 
     return packet_of
