@@ -69,3 +69,15 @@ class KeyedHasher:
     def _pad(self, byte: int) -> bytes:
         """Return the key block of RFC 2104, xor-ed with ipad (0x36) or opad (0x5c)."""
         return bytes(b ^ byte for b in self.secret.ljust(_BLOCK_BYTES, b"\0"))
+
+
+def hex_texts(hashes: HashArray) -> "pa.Array":
+    """Return 32 hexadecimal digits per hash, uint64 (n, 2), as texts.
+
+    >>> hex_texts(np.array([[1, 255]], np.uint64)).to_pylist()
+    ['000000000000000100000000000000ff']
+    """
+    import pyarrow as pa
+
+    digits = hashes.astype(">u8").tobytes().hex().encode()
+    return pa.array(np.frombuffer(digits, "S32")).cast(pa.string())

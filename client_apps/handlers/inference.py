@@ -30,7 +30,7 @@ from tp_flower.errors import MessageError, ModelError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.files import PRIVATE
-from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import LocalModel
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
@@ -58,7 +58,6 @@ from tp_flower.reports.predictions import (
     ROW_HASH,
     Outputs,
     Scored,
-    hex_texts,
     prediction_table,
     write_predictions,
 )

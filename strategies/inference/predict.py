@@ -47,6 +47,7 @@ from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
+from tp_flower.keyed_hash import hex_texts
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
@@ -69,7 +70,6 @@ from tp_flower.reports.predictions import (
     ROW_HASH,
     Outputs,
     Scored,
-    hex_texts,
     prediction_table,
     write_predictions,
 )

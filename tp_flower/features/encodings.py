@@ -339,14 +339,8 @@ def categories_for(
     return as_categorical(encoding.name, column)
 
 
-def hex_of(hashes: HashArray) -> tuple[str, ...]:
-    """Return 32 hexadecimal digits per hash, uint64 (k, 2)."""
-    digits = hashes.astype(">u8").tobytes().hex()
-    return tuple(digits[start : start + 32] for start in range(0, len(digits), 32))
-
-
 def hashes_of(digits: Sequence[str]) -> HashArray:
-    """Return the hashes, uint64 (k, 2), that ``hex_of`` wrote."""
+    """Return the hashes, uint64 (k, 2), of such digits."""
     flat = np.frombuffer(bytes.fromhex("".join(digits)), dtype=">u8")
     return flat.astype(np.uint64).reshape(-1, 2)
 

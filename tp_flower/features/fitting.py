@@ -20,10 +20,10 @@ from tp_flower.features.encodings import (
     MissingEncoding,
     NumberEncoding,
     VectorEncoding,
-    hex_of,
 )
 from tp_flower.features.spec import EncoderSpec, number_categories
 from tp_flower.features.statistics import ColumnStatistics
+from tp_flower.keyed_hash import hex_texts
 
 Fitted = FeatureEncoding | None
 
@@ -141,9 +141,8 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     order = np.sort(frequent)
     fill = None if is_zero else int(np.searchsorted(order, frequent[0]))
-    return CategoryEncoding(
-        name, hex_of(stats.hashes[order]), fill, bool(has_other), column.kind != "text"
-    )
+    digits = tuple(hex_texts(stats.hashes[order]).to_pylist())
+    return CategoryEncoding(name, digits, fill, bool(has_other), column.kind != "text")
 
 
 _FITTERS: Final[

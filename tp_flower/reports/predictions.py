@@ -3,16 +3,7 @@
 A joined row is identified by its row of the label table, and by its number among that
 row's joined rows (``occurrence``): a many-to-many join makes several.
 
-Columns of the file
-    name of the row       ``row_key``, or ``row`` and columns of the table
-    ``occurrence``        int64, from 0, among the joined rows of one row
-    ``score``             float64; with several outputs one column per class
-    ``prediction``        float64, or the name of the most likely class
-    ``probability.<c>``   float64, of every class c; they sum to 1
-    ``distance``          float64, to the nearest centre; for a clustering, whose
-                          prediction is the number of the centre, and whose scores are
-                          the squared distances to all centres
-    ``is_partial``        bool: a mean replaces some table's score
+docs/how-to/predict.md lists the columns of the file.
 """
 
 from collections.abc import Mapping
@@ -21,7 +12,6 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -39,8 +29,6 @@ RESERVED: Final = frozenset(
     {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
 )
 """Names that no column of a row key can have."""
-
-_DIGITS: Final = np.array([f"{byte:02x}" for byte in range(256)], dtype="S2")
 
 
 @dataclass(frozen=True)
@@ -97,17 +85,6 @@ def occurrences(rows: IntArray) -> IntArray:
     counts = np.diff(np.append(first_rows, len(rows)))
     numbers: IntArray = np.arange(len(rows)) - np.repeat(first_rows, counts)
     return numbers
-
-
-def hex_texts(hashes: npt.NDArray[np.uint64]) -> pa.Array:
-    """Return 32 hexadecimal digits per hash, uint64 (n, 2), as texts.
-
-    >>> hex_texts(np.array([[1, 255]], np.uint64)).to_pylist()
-    ['000000000000000100000000000000ff']
-    """
-    # the bytes in the order of the number's digits
-    digits = _DIGITS[hashes.astype(">u8").view(np.uint8)]
-    return pa.array(digits.view("S32").ravel()).cast(pa.string())
 
 
 def prediction_table(

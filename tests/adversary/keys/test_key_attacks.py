@@ -22,9 +22,8 @@ from tests.support.files import case_table
 from tests.support.peers.keyed_sites import KeyedGrid
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.features.encodings import hex_of
 from tp_flower.features.statistics import category_purpose
-from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher
+from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher, hex_texts
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
     KeyPair,
@@ -180,12 +179,12 @@ def test_dictionary_of_categories(tmp_path, monkeypatch):
     hasher = KeyedHasher(key).purpose(category_purpose("c", "x"))
     guesses = hasher.hash_texts(possible)[:, :2]
     # with the sites' key the attack finds every postcode in their encoder
-    assert set(kept) - {"(other)"} <= set(hex_of(guesses))
+    assert set(kept) - {"(other)"} <= set(hex_texts(guesses).to_pylist())
     assert len(set(kept)) == 255
     # and none in any message: the categories of a table in one shard do not leave it
     headers = json.dumps([seen.header for seen in grid.seen])
     arrays = [a.tobytes() for seen in grid.seen for a in seen.arrays.values()]
-    for row, digits in zip(guesses, hex_of(guesses), strict=True):
+    for row, digits in zip(guesses, hex_texts(guesses).to_pylist(), strict=True):
         assert digits[:8] not in headers
         assert not any(row.tobytes() in content for content in arrays)
 

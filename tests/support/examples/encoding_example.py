@@ -13,10 +13,10 @@ from tp_flower.features.columns import (
     VectorColumn,
 )
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.features.encodings import CategoryEncoding, categories_for, hex_of
+from tp_flower.features.encodings import CategoryEncoding, categories_for
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics_codec import from_wire, to_wire
-from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.keyed_hash import KeyedHasher, hex_texts
 from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ShardStatistics, StatisticsOfPart
@@ -101,7 +101,8 @@ def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
     for encoding in encoder.encoder.encodings:
         if isinstance(encoding, CategoryEncoding):
             texts = categories_for(encoding, columns[encoding.name]).texts
-            digits = hex_of(statistics.short_hashes(texts, encoder.keys[encoding.name]))
+            hashes = statistics.short_hashes(texts, encoder.keys[encoding.name])
+            digits = hex_texts(hashes).to_pylist()
             text_of = dict(zip(digits, texts.to_pylist(), strict=True))
             start = names.index(encoding.feature_names[0])
             for place, category in enumerate(encoding.hashes, start):
