@@ -122,12 +122,7 @@ def server_mechanism(
     A row is in one message for each batch that has one of its joined rows: at most
     ``min(G_j, batches)`` in an epoch, however many joined rows it has in a batch,
     because a row's contributions to a batch are summed before they are clipped.
-
-    By hand: a row in 4 of the 100 batches of each of 9 epochs is in ``4 x 9 = 36``
-    messages. With a multiplier of 6 they are one Gaussian of
-    ``mu = sqrt(36) / 6 = 1``. Its epsilon at delta 1e-5 is 4.377:
-    ``Phi(0.5 - 4.377) - exp(4.377) Phi(-0.5 - 4.377) = 5.29e-5 - 4.29e-5``. Secret
-    batches would give 0.81 (900 steps at rate 0.04): not against the server.
+    docs/reference/mechanisms.md has an example by hand.
 
     >>> server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
     Gaussian(noise_multiplier=6.0, count=36, sample_rate=1.0)
@@ -144,8 +139,6 @@ def outsider_mechanism(
     ``batch_rate`` (Poisson), not for batches of a fixed size or of a shuffled epoch. A
     row is in a batch if one of its ``G`` joined rows is, so its rate is ``1 - (1 -
     r)^G``: not ``r``, and below ``G r``.
-
-    By hand: ``r = 0.01`` and ``G = 3``: ``1 - 0.99^3 = 1 - 0.970299 = 0.029701``.
 
     ``r`` is in (0, 1], ``G`` >= 1 is that of the row with the most joined rows, and the
     steps are the batches of the whole run.

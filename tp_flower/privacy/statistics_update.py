@@ -58,16 +58,8 @@ G_j = 0                adds nothing
 q_j not finite, G < 0  refused: there would be no bound
 =====================  ===============================================================
 
-How a run uses it (strategy ``admm``, linear models; without mixing of iterates or
-balancing of rho, which would follow the noise):
-
-1. Set-up: every site makes the plan of its part (``plan.py``) and reserves its cost. A
-   takes the place of the Gram matrix in all that is sent or kept; its trace may be
-   negative. A table in one shard keeps A, usable, and factorises it; shards send A with
-   the deviation of its noise, and the server sums.
-2. Every epoch: the server sends target - h, the step from the scores that it has (the
-   noisy ones with ``privacy.predictions``). One shard updates its theta; shards send b,
-   and the server updates the theta that it keeps.
+A run neither mixes iterates nor balances rho, which would follow the noise. A takes the
+place of the Gram matrix in all that is sent or kept; its trace may be negative.
 
 Notation:
     X    ``features`` [, 1]  (n, p)       G    ``multiplicity``  (n,)

@@ -1,11 +1,9 @@
 """The rules about what may leave a table, and how, which its owner sets for all runs.
 
-A policy is part of the site's tables file (``tp_flower/sources/tables_file.py`` reads
-it) and is checked at the site, on requests as they arrive. No setting of a run weakens
-it. What it does not allow is refused, and a real site's table without a policy takes
-part in nothing; ``policy = "open"`` is the owner's consent to everything but rows. A
-refusal names the rule, what was requested and what is allowed; it quotes no value, and
-does not distinguish a hidden column from one that does not exist.
+A policy is part of the site's tables file (docs/reference/policies.md), and is checked
+at the site, on requests as they arrive. A refusal names the rule, what was requested
+and what is allowed; it quotes no value, and does not distinguish a hidden column from
+one that does not exist.
 
 The kinds of releases and their levels:
 

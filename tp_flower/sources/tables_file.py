@@ -1,34 +1,18 @@
 """The tables file: which shards a site hosts, and where their rows are.
 
 A *shard* is one piece of one table, held by one organisation. A site's tables file
-lists the shards it hosts::
+lists the shards it hosts (docs/how-to/connect-sources.md has all keys)::
 
     [tables.orders]              # one shard: the short form
     path = "orders.csv"          # relative to this file
-    site = "store"               # optional: the organisation that holds it
 
     [[tables.customers.shards]]  # several shards
-    path = "customers_us.parquet"
-    site = "us"
-    types = { zip = "VARCHAR" }  # optional: override what DuckDB detects
-    nulls = ["", "unknown"]      # optional: what stands for NULL in a CSV file
+    path = "customers_us/"
+    site = "us"                  # the organisation that holds it
 
-    [[tables.customers.shards]]  # a folder of Parquet files
-    path = "customers_eu/"
-
-    [[tables.customers.shards]]  # a table of a DuckDB file
-    path = "crm.duckdb"
-    table = "customers"
-
-    [tables.payments]            # a table of a database
-    uri = "postgresql://reader:${PAYMENTS_PASSWORD}@db.example.org/shop"
-    table = "public.payments"
-    fingerprint = "SELECT max(changed_at) FROM public.payments"
-
-    [tables.visits]              # what a query of a database yields
-    uri-file = "/run/secrets/visits-uri"
-    sql = "SELECT * FROM visits WHERE consent = 1"
-    order-by = ["visit_id"]
+    [[tables.customers.shards]]
+    uri = "postgresql://reader:${PASSWORD}@db.example.org/shop"
+    table = "public.customers"
 
 The rules of what may leave a table are its policy (``policy.py``); a real site's table
 takes part in runs only if it has one.
