@@ -37,7 +37,6 @@ from tp_flower.reports.records import (
     report_dict,
     report_line,
     write_json,
-    write_report,
 )
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
@@ -112,7 +111,7 @@ def train(
     except Exception as error:
         if strategy.training_problem is not None:
             failed = replace(strategy.report, status=f"failed: {error}")
-            write_report(failed, folder)
+            write_json(report_dict(failed), folder)
             page_line(folder)
         if strategy.can_be_resumed:
             error.add_note(
@@ -120,7 +119,7 @@ def train(
             )
         raise
     report = strategy.report
-    write_report(report, folder)
+    write_json(report_dict(report), folder)
     manifest = make_manifest(strategy)
     write_manifest(home_folder(), manifest)
     strategy.session.end()

@@ -261,7 +261,7 @@ def read_label(
     """Return the labels as numbers or class indices, and the task's loss."""
     categories: Sequence[str] = ()
     if isinstance(label.values, CategoricalColumn):
-        codes, categories = label.values.codes, label.values.categories
+        codes, categories = label.values.codes, label.values.texts.to_pylist()
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
@@ -299,7 +299,8 @@ def encode_dense(
     encoder: SiteEncoder, columns: Mapping[str, Column], rows: BoolArray
 ) -> Float32Array:
     """Return these joined rows as a float32 matrix (N, d)."""
-    return encoder.transform(_raw(columns), rows=np.flatnonzero(rows))
+    chosen = {name: values.take(rows) for name, values in _raw(columns).items()}
+    return encoder.transform(chosen)
 
 
 def encode_sparse(
@@ -314,7 +315,7 @@ def encode_sparse(
         one = SiteEncoder(alone, encoder.keys)
         is_text = isinstance(encoding, CategoryEncoding)
         if not is_text or not isinstance(column, CategoricalColumn):
-            blocks.append(sp.csr_matrix(one.transform({name: column}, rows=chosen)))
+            blocks.append(sp.csr_matrix(one.transform({name: column.take(chosen)})))
             continue
         # row k of this small matrix is how local category k is encoded
         codes = np.append(np.arange(len(column.texts)), -1).astype(np.int32)

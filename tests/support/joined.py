@@ -117,7 +117,7 @@ def table_values(shards: Sequence[ExtractedShard]) -> dict[str, list[Value]]:
 
 def column_values(column: FeatureColumn) -> list[Value]:
     if isinstance(column, CategoricalColumn):
-        texts = [*column.categories, None]
+        texts = [*column.texts.to_pylist(), None]
         return [texts[code] for code in column.codes]
     assert isinstance(column, NumericColumn)
     return [plain(value) for value in column.values]

@@ -96,11 +96,6 @@ class CategoricalColumn:
         object.__setattr__(self, "texts", texts)
 
     @property
-    def categories(self) -> tuple[str, ...]:
-        """The distinct values as Python strings."""
-        return tuple(self.texts.to_pylist())
-
-    @property
     def rows(self) -> int:
         """Number of rows, n."""
         return len(self.codes)
@@ -181,8 +176,8 @@ def text_lengths(column: CategoricalColumn) -> NumericColumn:
 def number_texts(column: NumericColumn) -> CategoricalColumn:
     """Return numbers as categories: the shortest text that reads back as the number.
 
-    >>> number_texts(NumericColumn(np.array([2.0, np.nan, 0.5]))).categories
-    ('0.5', '2.0')
+    >>> number_texts(NumericColumn(np.array([2.0, np.nan, 0.5]))).texts.to_pylist()
+    ['0.5', '2.0']
     """
     codes = np.full(column.rows, -1, dtype=np.int32)
     is_present = ~column.is_missing

@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from tp_flower.arrays import IndexArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
@@ -122,18 +121,16 @@ class SiteEncoder:
         self,
         columns: Mapping[str, FeatureColumn],
         out: Float32Array | None = None,
-        rows: IndexArray | None = None,
     ) -> Float32Array:
         """Return the encoded rows, float32 (n, d), C-contiguous without ``out``.
 
         Little is held besides ``out``, such as a memory map: it is written in blocks of
-        rows. ``rows`` are positions, encoded in this order; None for all rows.
+        rows.
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many
         without = 0 if out is None else len(out)
         total = max((c.rows for c in columns.values()), default=without)
-        total = total if rows is None else len(rows)
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
@@ -143,10 +140,9 @@ class SiteEncoder:
             )
         step = max(256, BLOCK_VALUES // max(1, width))
         for start in range(0, total, step):
-            span = slice(start, min(start + step, total))
-            block, encoded = span if rows is None else rows[span], out[span]
+            block = slice(start, min(start + step, total))
             for place, write in writers:
-                write(block, encoded[:, place])
+                write(block, out[block, place])
         return out
 
     def to_json(self) -> dict[str, object]:

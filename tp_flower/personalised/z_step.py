@@ -102,18 +102,16 @@ DENSE_SITES = 4096
 class ZSolution:
     """The solution of a Z-step, and its residuals.
 
-    ``models`` Z (N, d) are exactly equal at sites that ``fused`` edges (M,) connect;
+    ``models`` Z (N, d) are exactly equal at sites whose edges have no difference left;
     ``pull`` (M, d) is each edge's pull on its first site. The residuals are ||B Z -
     W||_F and kappa ||B^T (W - W_before)||_F over ||V - mean V||_F.
     """
 
     models: FloatArray
     pull: FloatArray
-    fused: npt.NDArray[np.bool_]
-    iterations: int
-    primal_residual: float
-    dual_residual: float
-    is_converged: bool
+    iterations: int = 0
+    primal_residual: float = 0.0
+    dual_residual: float = 0.0
 
 
 class ZStep:
@@ -153,9 +151,7 @@ class ZStep:
         if pull is None:
             pull = np.zeros((edges, targets.shape[1]))
         if not penalty or not edges or not spread:
-            left, right = self.graph.edges.T
-            is_equal = (targets[left] == targets[right]).all(axis=1)
-            return ZSolution(targets, np.zeros_like(pull), is_equal, 0, 0.0, 0.0, True)
+            return ZSolution(targets, np.zeros_like(pull))
         return self._iterate(targets, penalty, pull, spread)
 
     def _iterate(
@@ -185,11 +181,8 @@ class ZStep:
             dual = kappa * float(np.linalg.norm(back @ (centre - differences))) / spread
             differences = centre
         fused = ~differences.any(axis=1)
-        is_converged = max(primal, dual) <= self.tolerance
         models = _means(models, self.graph.groups(fused))
-        return ZSolution(
-            models, kappa * scaled, fused, iteration, primal, dual, is_converged
-        )
+        return ZSolution(models, kappa * scaled, iteration, primal, dual)
 
     def _coupling(self, targets: FloatArray, penalty: float) -> float:
         """Return kappa, a power of 2, so that few values, and so few factors, occur.

@@ -93,13 +93,6 @@ class BoundQuery:
             raise KeyError(table)
         return fragments
 
-    def fragment(self, table: str) -> Fragment:
-        """Return the one fragment of a table; KeyError if it has none or several."""
-        fragments = self.fragments_of(table)
-        if len(fragments) > 1:
-            raise KeyError(table)
-        return fragments[0]
-
 
 @dataclass(frozen=True)
 class Unlabelled:
@@ -123,7 +116,7 @@ class Query:
     >>> query = Query.from_sql("select x, y label from t where x>0")
     >>> query.to_sql()
     'SELECT x, y AS label FROM t WHERE x > 0'
-    >>> query.bind({"t": {"x": "DOUBLE", "y": "DOUBLE"}}).fragment("t").filters
+    >>> query.bind({"t": {"x": "DOUBLE", "y": "DOUBLE"}}).fragments[0].filters
     ('"x" > 0',)
     """
 
@@ -167,7 +160,7 @@ class Query:
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
-        >>> bound.label_table, bound.fragment("t").label
+        >>> bound.label_table, bound.fragments[0].label
         ('t', None)
         """
         statement = self.statement

@@ -178,11 +178,6 @@ class RunReport(RunRecord):
         """The number of epochs."""
         return max((item.epoch for item in self.history), default=0)
 
-    @property
-    def rounds(self) -> int:
-        """The number of rounds, set-up included."""
-        return len(self.history)
-
 
 def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sum of counts by table.
@@ -218,13 +213,8 @@ def report_dict(report: RunReport) -> dict[str, object]:
     return {key: plain(value) for key, value in content.items()}
 
 
-def write_report(report: RunReport, folder: Path) -> Path:
-    """Write `report.json` into the folder, made if missing, and return its path."""
-    return write_json(report_dict(report), folder)
-
-
 def write_json(content: Mapping[str, object], folder: Path) -> Path:
-    """Write the content of `report.json` into a folder, made if missing."""
+    """Write `report.json` into a folder, made if missing, and return its path."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     return write_whole(folder / REPORT_FILE, text)
 

@@ -11,7 +11,7 @@ from strategies.app import choose_sql
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
 from tests.support.servers import uri
-from tp_flower.reports.records import write_report
+from tp_flower.reports.records import report_dict, write_json
 from tp_flower.settings import Settings
 
 SITES = 3  # five organisations on three nodes
@@ -29,7 +29,7 @@ def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
     settings = settings.with_fields(sql=choose_sql(settings), tables=tables)
     grid = InProcessGrid(app, SITES, {"tables": tables})
     done = train(grid, settings.sql, settings.strategy, settings=settings)
-    return json.loads(write_report(done.report, folder).read_text())
+    return json.loads(write_json(report_dict(done.report), folder).read_text())
 
 
 def flat(value: object, path: str = "") -> dict[str, object]:

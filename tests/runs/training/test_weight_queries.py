@@ -65,8 +65,8 @@ def test_which_item_is_the_weight(items, source, weight, features):
     assert Query.from_sql(query.to_sql()).statement == query.statement
     bound = query.bind(SCHEMAS)
     assert bound.weight_table == (weight and "p")
-    assert bound.fragment("p").weight == weight
-    assert bound.fragment("o").weight is None
+    assert bound.fragments_of("p")[0].weight == weight
+    assert bound.fragments_of("o")[0].weight is None
     assert [f.name for own in bound.fragments for f in own.features] == features
 
 

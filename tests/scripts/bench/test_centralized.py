@@ -32,7 +32,7 @@ from tp_flower.joins.mapping import split_rows
 from tp_flower.losses import SquaredLoss
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
-from tp_flower.reports.records import write_report
+from tp_flower.reports.records import report_dict, write_json
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
     MEMORY_PREFIX,
@@ -225,7 +225,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
     )
     grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
-    write_report(federated.train(grid, STORE_SQL, settings=settings).report, folder)
+    write_json(
+        report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder
+    )
     return folder
 
 

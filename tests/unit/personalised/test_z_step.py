@@ -82,7 +82,8 @@ def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
     graph = random_graph(9, 14, seed)
     targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
     actual = ZStep(graph, norm, **EXACT_STEP).solve(targets, penalty)
-    assert actual.is_converged
+    worst = max(actual.primal_residual, actual.dual_residual)
+    assert worst <= EXACT_STEP["tolerance"]
     expected = generic(graph, targets, penalty, norm)
     assert np.abs(actual.models - expected).max() < 1e-6
     gap = objective(graph, actual.models, targets, penalty, norm)
@@ -140,7 +141,6 @@ def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
     enough = edge_norms(flow, EdgeNorm.ONE).max()
     actual = ZStep(graph, norm).solve(targets, enough)
-    assert actual.fused.all()
     assert actual.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
     assert (actual.models == actual.models[0]).all()
 
@@ -149,7 +149,6 @@ def test_sites_that_agree_stay_and_no_edge_changes_nothing():
     same = np.full((4, 2), 3.25)
     actual = ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0)
     assert (actual.models == same).all()
-    assert actual.fused.all()
     alone = SimilarityGraph.from_pairs("ab", np.empty((0, 2), np.int64))
     targets = np.array([[1.0], [2.0]])
     assert ZStep(alone, EdgeNorm.ONE).solve(targets, 1.0).models is targets
@@ -198,7 +197,6 @@ def test_too_few_iterations_are_told():
     targets = np.random.default_rng(14).normal(size=(30, 3))
     actual = ZStep(graph, EdgeNorm.TWO, most_iterations=2).solve(targets, 0.3)
     assert actual.iterations == 2
-    assert not actual.is_converged
     assert max(actual.primal_residual, actual.dual_residual) > 1e-6
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.examples.reports import small_report
 from tests.support.files import ROOT
-from tp_flower.reports.records import report_dict, report_line, write_report
+from tp_flower.reports.records import report_dict, report_line, write_json
 
 
 def test_a_report_says_what_its_records_say() -> None:
@@ -67,13 +67,13 @@ def test_the_docstring_lists_every_key() -> None:
 
 def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    path = write_report(small_report(), folder)
+    path = write_json(report_dict(small_report()), folder)
     assert path == folder / "report.json"
     assert json.loads(path.read_text()) == report_dict(small_report())
-    write_report(replace(small_report(), seconds=4.5), folder)
+    write_json(report_dict(replace(small_report(), seconds=4.5)), folder)
     wrong = replace(small_report(), chosen={"rho": object()})
     with pytest.raises(TypeError, match="of type object cannot be written to a report"):
-        write_report(wrong, folder)
+        write_json(report_dict(wrong), folder)
     assert [path.name for path in folder.iterdir()] == ["report.json"]
     assert json.loads(path.read_text())["seconds"] == 4.5
 

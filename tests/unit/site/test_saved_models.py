@@ -57,7 +57,7 @@ def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
         "orders": dict.fromkeys(["c", "price", "qty"], "DOUBLE"),
         "c": {"id": "BIGINT", "age": "DOUBLE", "kind": "VARCHAR"},
     }
-    fragment = Query.from_sql(SQL).bind(columns).fragment(saved.table)
+    fragment = Query.from_sql(SQL).bind(columns).fragments_of(saved.table)[0]
     rows = extract(ShardSource("t", "here", 0, token=token), fragment)
     columns = {info.name: rows.column(info.name) for info in rows.features}
     release(token)

@@ -427,7 +427,7 @@ def test_forms_of_one_table_agree(same):
     np.testing.assert_allclose(twice.values, [0.2, np.nan, 2e300])
     assert month.values.tolist() == [2, 1, 1]
     assert early.values.tolist() == [0, 1, 1]
-    names = [None if c < 0 else name.categories[c] for c in name.codes]
+    names = [None if c < 0 else name.texts[c].as_py() for c in name.codes]
     assert names == ["Zo\u00eb", None, "Bo"]
     assert extracted.label.values.tolist()[0] == 0.1
 
