@@ -50,6 +50,12 @@ def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:
     return np.random.default_rng([seed, int(stream), *position])
 
 
+def key_stream(key: bytes) -> CipherContext:
+    """Return the pseudo-random bytes of a key that is used for this stream alone."""
+    # so that a fixed nonce is not reused
+    return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
+
+
 class NoiseSource:
     """A stream of random numbers, from a key that is used for nothing else."""
 
@@ -61,8 +67,7 @@ class NoiseSource:
         # created with the first number: most messages need none
         key = secrets.token_bytes(KEY_BYTES) if self._key is None else self._key
         key = key() if callable(key) else key
-        # the key is only used by this object, so that a fixed nonce is not reused
-        return Cipher(ChaCha20(key, _NONCE), mode=None).encryptor()
+        return key_stream(key)
 
     def uniform(self, shape: Shape) -> FloatArray:
         """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""

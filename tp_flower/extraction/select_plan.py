@@ -283,15 +283,10 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     select = f"SELECT {selected or '0'} FROM {relation}"
     types = column_types(opened.connection, select)
-    pieces = iter(
-        [
-            typed_piece(
-                source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features)
-            )
-            for i, ((name, sql), kind) in enumerate(
-                zip(flat, types.values(), strict=False)
-            )
-        ]
+    typed = enumerate(zip(flat, types.values(), strict=False))
+    pieces = (
+        typed_piece(source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features))
+        for i, ((name, sql), kind) in typed
     )
     return Plan(
         source=source,

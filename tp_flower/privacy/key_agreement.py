@@ -44,14 +44,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
     X25519PrivateKey,
     X25519PublicKey,
 )
-from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
-from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP
+from tp_flower.randomness import key_stream
 
 PUBLIC_KEY_BYTES: Final = 32
 _SIMULATION: Final = b"tp_flower group secret v1"
@@ -68,7 +67,6 @@ FRACTION_BITS: Final = 24
 LARGEST_BITS: Final = 56
 """A participant's numbers are below 2^56: a sum of 256 is below 2^64."""
 MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
-_STREAM_NONCE: Final = bytes(16)
 
 
 class KeySource(StrEnum):
@@ -297,9 +295,8 @@ def pair_masks(
 def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
     """Return uniformly random words (count,), determined by secret and name."""
     key = hmac.digest(secret, b"tp_flower pair mask:" + name, hashlib.sha256)
-    # the key is for this stream alone, so that a fixed nonce is not reused
-    cipher = Cipher(ChaCha20(key, _STREAM_NONCE), mode=None).encryptor()
-    return np.frombuffer(cipher.update(bytes(8 * count)), "<u8").astype(np.uint64)
+    words = key_stream(key).update(bytes(8 * count))
+    return np.frombuffer(words, "<u8").astype(np.uint64)
 
 
 def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:

@@ -214,19 +214,23 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
     steps = settings.local_steps or PrivateFit.steps
     return PrivateFit(
         clip=settings.clip,
-        noise_multiplier=settings.noise_multiplier
-        or noise_multiplier(
-            settings.epsilon,
-            settings.delta,
-            count=steps * updates,
-            sample_rate=rate,
-            accountant=settings.accountant,
-        ),
+        noise_multiplier=_multiplier(settings, steps * updates, rate),
         sample_rate=rate,
         steps=steps,
         output_scale=schedule.label_scale,
         row_norm=_row_norm(schedule),
         unit_norm=_unit_norm(schedule),
+    )
+
+
+def _multiplier(settings: "PrivacyTerms", count: int, sample_rate: float) -> float:
+    """Return the noise multiplier that is set, or that the epsilon requires."""
+    return settings.noise_multiplier or noise_multiplier(
+        settings.epsilon,
+        settings.delta,
+        count=count,
+        sample_rate=sample_rate,
+        accountant=settings.accountant,
     )
 
 
@@ -263,13 +267,7 @@ def _plan_gradients(
             rows * max(schedule.most_joined_rows, 1),
             schedule.batches * schedule.batch_uses,
         )
-    sigma = settings.noise_multiplier or noise_multiplier(
-        settings.epsilon,
-        settings.delta,
-        count=in_run.count,
-        sample_rate=in_run.sample_rate,
-        accountant=settings.accountant,
-    )
+    sigma = _multiplier(settings, in_run.count, in_run.sample_rate)
     unit = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
     if not is_linear:
         unit *= schedule.output_scale

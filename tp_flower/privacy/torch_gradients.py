@@ -116,9 +116,16 @@ def _probed_norms(
 
 
 def check_scores_are_apart(model: LocalModel, features: int) -> None:
-    """Raise SettingsError if a row's score depends on other rows."""
+    """Raise SettingsError if a made-up row's score changes with the other rows."""
     model = _torch_model(model)
-    if _mixes_rows(model.module, features):
+    twin = copy.deepcopy(model.module)
+    like = next(twin.parameters())
+    rng = torch.Generator().manual_seed(0)
+    shape = (2, _PROBES, features)
+    first, second = torch.randn(shape, generator=rng, dtype=like.dtype).to(like.device)
+    second[0] = first[0]
+    alone, together = _first_scores(twin, first), _first_scores(twin, second)
+    if not torch.allclose(alone, together, rtol=_CLOSE, atol=_CLOSE):
         raise SettingsError(
             f"model {model.spec.kind!r}: the scores of a row depend on other rows; "
             "privacy needs a model that maps each row by itself"
@@ -142,19 +149,6 @@ def _problem(layer: nn.Module) -> str:
     errors = check(layer) if check else []
     # the first sentence only: Opacus's texts are long
     return str(errors[0]).strip().partition(". ")[0] if errors else ""
-
-
-def _mixes_rows(module: nn.Module, features: int) -> bool:
-    """Return whether the scores of a made-up row change with the other rows."""
-    twin = copy.deepcopy(module)
-    device = next(twin.parameters()).device
-    dtype = next(twin.parameters()).dtype
-    rng = torch.Generator().manual_seed(0)
-    shape = (2, _PROBES, features)
-    first, second = torch.randn(shape, generator=rng, dtype=dtype).to(device)
-    second[0] = first[0]
-    alone, together = _first_scores(twin, first), _first_scores(twin, second)
-    return not torch.allclose(alone, together, rtol=_CLOSE, atol=_CLOSE)
 
 
 def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:

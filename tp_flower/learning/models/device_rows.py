@@ -131,23 +131,18 @@ class DeviceFeatures:
         """
         largest = max(BLOCK_VALUES // max(self.shape[1], 1), 1)
         size = min(size or largest, largest, max(len(self), 1))
-        if self._resident is not None:
-            yield from self._resident_blocks(self._resident, size)
+        if self._resident is None:
+            stage = _Stage((size, self.shape[1]), self.device)
+            for block in blocks(len(self), size):
+                rows = block if self._rows is None else self._rows[block]
+                yield block, stage.move(self._source[rows])
             return
-        stage = _Stage((size, self.shape[1]), self.device)
+        places = None if self._rows is None else to_device(self._rows, self.device)
         for block in blocks(len(self), size):
-            rows = block if self._rows is None else self._rows[block]
-            yield block, stage.move(self._source[rows])
-
-    def _resident_blocks(
-        self, resident: Tensor, size: int
-    ) -> Iterator[tuple[slice, Tensor]]:
-        rows = None if self._rows is None else to_device(self._rows, self.device)
-        for block in blocks(len(self), size):
-            if rows is None:
-                yield block, resident[block]
+            if places is None:
+                yield block, self._resident[block]
             else:
-                yield block, resident.index_select(0, rows[block])
+                yield block, self._resident.index_select(0, places[block])
 
     def tensor(self) -> Tensor:
         """Return all the rows on the device, which must not be changed."""

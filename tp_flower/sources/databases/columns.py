@@ -296,10 +296,8 @@ def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
 def _mysql_decimal(field: Any, is_unsigned: bool) -> DatabaseColumn:
     # the length counts the point and the sign
     precision = field.length - (field.scale > 0) - (not is_unsigned)
-    if precision > MAX_DIGITS:
-        digits = (MAX_DIGITS, min(field.scale, MAX_DIGITS))
-        return DatabaseColumn.of(field.name, "DECIMAL({},{})".format(*digits))
-    return DatabaseColumn.of(field.name, f"DECIMAL({precision},{field.scale})")
+    digits = min(precision, MAX_DIGITS), min(field.scale, MAX_DIGITS)
+    return DatabaseColumn.of(field.name, "DECIMAL({},{})".format(*digits))
 
 
 def _without_zero_date(name: str) -> exp.Expr:
