@@ -117,9 +117,7 @@ def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
     part.begin_scores(step.scores_number)
     if step.next_batch is not None:
         batch = _batch(part, step.next_batch, "next_batch")
-        scores["batch_scores"] = part.release_scores(
-            data.batch(batch), data.batch_of(batch), "batch_scores", batch
-        )
+        scores["batch_scores"] = part.release_batch(batch)
     if step.evaluate == "tested":
         tested = data.tested
         scores["tested_scores"] = part.release_scores(

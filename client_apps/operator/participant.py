@@ -13,6 +13,7 @@ Notation:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Self, TypeVar
 
 import msgspec
@@ -213,7 +214,16 @@ class ShardData:
 
     def batch_of(self, batch: int) -> IntArray:
         """Return the distinct rows of an SGD batch, ascending, (k,)."""
-        return self.batch_rows[self.batch_start[batch] : self.batch_start[batch + 1]]
+        return self.batch_rows[self.span(batch)]
+
+    def span(self, batch: int) -> slice:
+        """Return where the rows of a batch are in ``batch_rows``."""
+        return slice(self.batch_start[batch], self.batch_start[batch + 1])
+
+    @cached_property
+    def batch_masks(self) -> ScoreMasks | None:
+        """The masks of ``batch_rows``: in one piece they are read much faster."""
+        return self.masks and self.masks.taken(self.batch_rows)
 
     def units_of(self, batch: int) -> Units | None:
         """Return the units of the distinct rows of an SGD batch, (k,)."""
@@ -261,15 +271,19 @@ class Participant:
             )
         return numbers
 
-    def release_scores(
-        self, features: Features, rows: RowIndex, name: str, batch: int | None = None
-    ) -> AnyArray:
+    def release_scores(self, features: Features, rows: RowIndex, name: str) -> AnyArray:
         """Return the scores of rows to send: numbers, or masked words.
 
-        ``name`` says which scores of the message they are; ``batch`` numbers their
-        batch, if any.
+        ``name`` says which scores of the message they are.
         """
-        return self._encoded(self._noisy_scores(features, batch), rows, name)
+        scores = self._noisy_scores(features)
+        return self._encoded(scores, self.data.masks, rows, name)
+
+    def release_batch(self, batch: int) -> AnyArray:
+        """Return the scores of a batch's distinct rows to send."""
+        data = self.data
+        scores = self._noisy_scores(data.batch(batch), batch)
+        return self._encoded(scores, data.batch_masks, data.span(batch), "batch_scores")
 
     def release_rows(self, *, is_tested: bool) -> AnyArray:
         """Return the scores of all rows to send, or of those trained on.
@@ -281,13 +295,14 @@ class Participant:
         rows = slice(None) if is_tested else trained
         scores = self._noisy_scores(data.features[rows])
         self.vectors[SCORE_SUMS] = score_sums(scores[trained], data.multiplicity)
-        return self._encoded(scores, rows, "scores")
+        return self._encoded(scores, data.masks, rows, "scores")
 
     def _noisy_scores(self, features: Features, batch: int | None = None) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
-    def _encoded(self, scores: FloatArray, rows: RowIndex, name: str) -> AnyArray:
-        masks = self.data.masks
+    def _encoded(
+        self, scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
+    ) -> AnyArray:
         number = 0 if masks is None else int(self.vectors[SCORES_NUMBER][0])
         return sent_scores(scores, masks, rows, f"{number} {name}")
 

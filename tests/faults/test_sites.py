@@ -333,7 +333,7 @@ def nothing_is_left(grid):
         (TablePuppetADMM, "begin_scores"),
         (TablePuppetADMM, "moments"),
         (TablePuppetSGD, "step"),
-        (TablePuppetSGD, "release_scores"),
+        (TablePuppetSGD, "release_batch"),
     ],
 )
 def test_failed_action_leaves_its_site_alone(monkeypatch, method, method_name):

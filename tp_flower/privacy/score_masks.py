@@ -22,8 +22,7 @@ Notation:
 """
 
 import hashlib
-import hmac
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -151,7 +150,8 @@ class JoinMask:
             # only are as unlikely as two that are equal
             tags = np.repeat(tags[:, None, :], blocks, axis=1)
             tags[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
-        derived = hmac.digest(self.key, _PURPOSE + name.encode(), hashlib.sha256)
+        # the key has 32 bytes, and nobody sees the digest
+        derived = hashlib.sha256(self.key + _PURPOSE + name.encode()).digest()
         cipher = Cipher(AES(derived), ECB()).encryptor()
         text = cipher.update(np.ascontiguousarray(tags, "<u8").data.cast("B"))
         words = np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)
@@ -179,6 +179,11 @@ class ScoreMasks:
             else:
                 words -= of_rows
         return words
+
+    def taken(self, rows: npt.NDArray[np.integer]) -> "ScoreMasks":
+        """Return the masks of some rows, in their order."""
+        joins = [replace(mask, codes=mask.codes.take(rows)) for mask in self.joins]
+        return ScoreMasks(self.point, tuple(joins))
 
     @property
     def unmatched(self) -> tuple[int, int]:
