@@ -397,7 +397,7 @@ def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
     return {
         "largest_curvature": trace if len(data.batch_start) > 1 else 0.0,
         "mean_curvature": trace / max(len(model.penalised) // shared, 1),
-        "gradient_noise": gradients.noise_multiplier * part.data.plan.unit_norm
+        "gradient_noise": gradients.noise_multiplier * data.plan.unit_norm
         if gradients
         else 0.0,
     }

@@ -130,13 +130,8 @@ def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
             "privacy.label-range)"
         )
     if label.kind == "text":
-        places = {name: float(code) for code, name in enumerate(plan.classes)}
-        codes = [places.get(name, np.nan) for name in label.categories]
-        return np.array([*codes, np.nan])[label.codes]
-    numbers = np.array(_class_numbers(plan.classes, label.kind))
-    order = np.argsort(numbers)
-    near = order[np.searchsorted(numbers, label.values, sorter=order) % len(order)]
-    return np.where(numbers[near] == label.values, near, np.nan)
+        return label.positions_in(plan.classes)
+    return label.positions_in(_class_numbers(plan.classes, label.kind))
 
 
 def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
