@@ -100,7 +100,7 @@ class SolvedStrategy(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Ask for the rows, solve, set the models and measure them."""
         self.chosen["coreset-solver"] = self.solver
-        rows = RowsRequest(seed=problem.seed, clusters=self.settings.clusters)
+        rows = RowsRequest(seed=self.settings.seed, clusters=self.settings.clusters)
         replies = yield self.request(ask(rows, problem.parts))
         weights = problem.weighting.train_rows
         parameters = self.solve(
@@ -198,7 +198,7 @@ class CoresetKMeans(SolvedStrategy):
         self, problem: TrainingProblem, replies: Replies, weights: FloatArray
     ) -> Mapping[str, FloatArray]:
         """Return the centres' coordinates at every table."""
-        rng = generator(problem.seed, Stream.SOLVE)
+        rng = generator(self.settings.seed, Stream.SOLVE)
         clusters = self.settings.clusters
         if self.solver == DISTDIM:
             # for each sampled joined row its local centre, by table

@@ -7,7 +7,6 @@ A tracker that is not installed or cannot be reached is refused before anything 
 happens. One that fails later is dropped with a warning, and the run continues.
 """
 
-import math
 import os
 import time
 from abc import ABC, abstractmethod
@@ -20,6 +19,7 @@ from typing import Any, Self
 
 from flwr.common.logger import log
 
+from strategies.inference.manifest import finite
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report
 from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
@@ -174,7 +174,7 @@ class Tracking:
             **{f"residual/{n}": v for n, v in residuals.items() if v is not None},
             **self._so_far,
         }
-        self._call(lambda tracker: tracker.log(_finite(values), report.epoch))
+        self._call(lambda tracker: tracker.log(finite(values), report.epoch))
 
     def __exit__(
         self,
@@ -189,7 +189,7 @@ class Tracking:
             for path in paths
             if path.exists() and path.stat().st_mtime >= self._started
         ]
-        values = _finite(_final(self._folder)) if files else {}
+        values = finite(_final(self._folder)) if files else {}
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
@@ -224,10 +224,6 @@ def _final(folder: Path) -> dict[str, float]:
         for name, value in metrics.items()
         if value is not None
     }
-
-
-def _finite(values: Values) -> dict[str, float]:
-    return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def _texts(settings: Settings) -> dict[str, str]:

@@ -113,24 +113,16 @@ def expected_batch_rows(
     full, last_rows = divmod(joined_rows, batch_size)
     total = 0.0
     for size, batches in ((batch_size, full), (last_rows, min(last_rows, 1))):
+        others = joined_rows - distinct
+        # gammaln is infinite at 0, -1, ..: then no batch is without the row
         absent = np.exp(
-            _log_choose(joined_rows - distinct, size)
-            - _log_choose(np.full(len(distinct), joined_rows), size)
+            gammaln(others + 1.0)
+            - gammaln(others - size + 1.0)
+            + gammaln(joined_rows - size + 1.0)
+            - gammaln(joined_rows + 1.0)
         )
         total += batches * float(counts @ (1.0 - absent))
     return round(total, 6)
-
-
-def _log_choose(total: npt.NDArray[np.integer], chosen: int) -> npt.NDArray[np.float64]:
-    """Return log C(total, chosen); -inf where ``chosen`` is more than ``total``."""
-    remaining = total - chosen
-    # gammaln is infinite at 0, -1, ..: there is no way to choose
-    logs: npt.NDArray[np.float64] = (
-        gammaln(total + 1.0)
-        - gammaln(chosen + 1.0)
-        - gammaln(np.maximum(remaining, -1) + 1.0)
-    )
-    return logs
 
 
 @dataclass(frozen=True)
@@ -172,7 +164,6 @@ class CostEstimate:
 
     @cached_property
     def _tables(self) -> list[TableSize]:
-        """The tables as the method trains them."""
         return self._sizes(self._trained)
 
     @property
@@ -325,7 +316,6 @@ class Explain(RoundStrategy):
 
     @property
     def _method(self) -> JoinStrategy:
-        """The method to explain."""
         return JoinStrategy.methods[self.settings.strategy](self.query, self.settings)
 
     def rounds(self) -> Generator[Requests, Replies, None]:

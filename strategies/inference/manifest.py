@@ -337,11 +337,6 @@ class Missing:
     sites: Mapping[str, tuple[str, ...]]
     gone: frozenset[str]
 
-    @property
-    def tables(self) -> frozenset[str]:
-        """The tables with missing rows."""
-        return frozenset(self.sites)
-
     def __str__(self) -> str:
         """List the missing sites of each table."""
         return "; ".join(
@@ -428,7 +423,7 @@ def without_missing(
             f"sites of model {manifest.model} are unavailable: {missing}; start them, "
             f"or set on-missing = {MEAN!r} to predict with their tables' mean scores"
         )
-    lacking = missing.tables - {bound.label_table}
+    lacking = missing.sites.keys() - {bound.label_table}
     if bound.label_table in missing.gone:
         raise ModelError(
             f"table {bound.label_table!r}, whose rows are to be predicted, has no "

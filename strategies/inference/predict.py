@@ -101,7 +101,7 @@ class Joined:
     def is_partial(self) -> BoolArray:
         """(N,), joined rows that lack a row of a table with missing sites."""
         partial = np.zeros(self.mapping.joined_rows, np.bool_)
-        for table in self.missing.tables - {self.bound.label_table}:
+        for table in self.missing.sites.keys() - {self.bound.label_table}:
             partial |= self.mapping.tables[table].row_of < 0
         return partial
 
@@ -120,7 +120,7 @@ def join_rows(
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, row_key)
-    lacking = missing.tables - {bound.label_table}
+    lacking = missing.sites.keys() - {bound.label_table}
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
     table_order = sorted(rows, key=lambda table: table in lacking)
@@ -237,7 +237,7 @@ class ModelStrategy(RoundStrategy):
                     )
         base = np.array(manifest.base_score)
         total = sum_local(joined.mapping.sum_scores, base, local, masking.point)
-        for table in joined.missing.tables - {joined.bound.label_table}:
+        for table in joined.missing.sites.keys() - {joined.bound.label_table}:
             unmatched = joined.mapping.tables[table].row_of < 0
             total[unmatched] += manifest.table(table).mean_score
         return total

@@ -226,11 +226,11 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     """
 
     name = "personalised"
+    _graph: SiteGraph
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.parameters: dict[str, FloatArray] = {}
-        self._graph: SiteGraph | None = None
         self._training: Training | None = None
 
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
@@ -238,6 +238,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         problem = yield from set_up_personalised(
             self.query, self.settings, self.inventory
         )
+        self.chosen["loss"] = problem.loss.name
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 
@@ -245,8 +246,6 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         self, problem: PersonalisedProblem
     ) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance, if one is set."""
-        if self._graph is None:
-            raise RuntimeError("there is no graph before the set-up is done")
         training = Training(problem, self._graph, self.settings)
         personal = int(training.mask.sum())
         self.chosen |= {"learning-rate": training.rate, "personal": personal}

@@ -83,7 +83,7 @@ class Session:
         self.site_names = self.inventory.site_names
         self.log = RunLog(self.run, self.site_names)
         self.transport = Transport(self.grid, self.log, self.addresses)
-        self._absences = Absences(self.settings, self.log)
+        self.absences = Absences(self.settings, self.log)
         self._losses: Counter[int] = Counter()
 
     @classmethod
@@ -152,11 +152,6 @@ class Session:
         session.log.write(INFO, "found-again", sites=positions_text(positions))
         return session
 
-    @property
-    def stale(self) -> frozenset[int]:
-        """The nodes that were missing in their last round."""
-        return self._absences.nodes
-
     def messages(self, request: Requests, number: int) -> list[Message]:
         """Return the messages of a round, after a restart with the same content."""
         messages = make_messages(request, self.run, number, self.answered)
@@ -172,14 +167,14 @@ class Session:
             self.journal.send_off(number, messages)
         actions = sorted({message.metadata.message_type for message in messages})
         self.log.write(DEBUG, "sent", round=number, action=actions, sites=len(messages))
-        return self.transport.send_and_wait(messages, timeout, self.stale)
+        return self.transport.send_and_wait(messages, timeout, self.absences.nodes)
 
     def collect_replies(
         self, request: Requests, messages: Sequence[Message]
     ) -> tuple[Replies, dict[int, Message]]:
         """Return the replies of a round, and the message of each node that answered."""
         collected = self._collect(request, messages)
-        replies = self._absences.fill(request, collected)
+        replies = self.absences.fill(request, collected)
         by_node = {self.transport.node_of(message): message for message in messages}
         return replies, {node: by_node[node] for node in collected.answers}
 
@@ -218,7 +213,7 @@ class Session:
         self.behind |= positions
         self.is_replaying = True
         self.answered.clear()
-        self._absences = Absences(self.settings, self.log)
+        self.absences = Absences(self.settings, self.log)
 
     def frames(self) -> Iterator[Frame]:
         """Yield the rounds of the journal."""
@@ -238,7 +233,7 @@ class Session:
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
         answers = {n: Answer.read(request.action, item) for n, item in packets.items()}
-        return self._absences.filled(request, answers)
+        return self.absences.filled(request, answers)
 
     def _bring_up(
         self, request: Requests, number: int, packets: Mapping[int, Packet]

@@ -288,11 +288,6 @@ class PreparedRun(ABC):
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
 
-    @property
-    def chosen(self) -> dict[str, object]:
-        """Values of settings that set-up has chosen, for the report."""
-        return {"loss": self.loss.name}
-
     def table_reports(self) -> list[TableReport]:
         """Return the report's record of every table, in the order of the query."""
         return [
@@ -328,25 +323,13 @@ class TrainingProblem(PreparedRun):
     test_labels: FloatArray
     initial_scores: LocalScores
     l2: float
-    seed: int
     weighting: Weighting = field(default_factory=Weighting)
     coreset: CoresetSample | None = None
-    weight_facts: Mapping[str, object] | None = None
 
     @property
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
         return self.train.joined_rows, len(self.test_labels)
-
-    @property
-    def chosen(self) -> dict[str, object]:
-        """Values of settings that set-up has chosen, for the report."""
-        chosen = super().chosen
-        if self.weight_facts:
-            chosen["row-weight"] = self.weight_facts
-        if self.coreset is not None:
-            chosen["coreset"] = self.coreset.facts()
-        return chosen
 
     @property
     def sharded(self) -> list[TrainedTable]:

@@ -188,7 +188,7 @@ class AdmmStrategy(JoinStrategy):
         }
         for _ in range(self.settings.epochs):
             scores = yield from self._exchange(problem, server)
-            if self.session.stale:
+            if self.session.absences.nodes:
                 # with stale tables, steps say nothing about the others' convergence
                 server.forget_steps()
             test = problem.test_metrics(scores) if self._tests_epoch else {}
@@ -239,7 +239,7 @@ class AdmmStrategy(JoinStrategy):
                 table.name: _inner_penalty(table, kappa) for table in problem.sharded
             },
             epoch=self.epoch,
-            seed=problem.seed,
+            seed=self.settings.seed,
             local_epochs=self.settings.local_epochs,
             learning_rate=self.settings.learning_rate,
         )

@@ -58,7 +58,7 @@ from tp_flower.learning.contributions import Contribution, contributions
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
 from tp_flower.model_names import ModelVersion, make_version
-from tp_flower.protocol.inference_messages import FinishedPart, FinishRequest
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Query
@@ -120,12 +120,8 @@ class Outcome:
 
 def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
     """Return the digests that the sites report, by part."""
-    digests = {
-        number: body.digest
-        for number, body in replies.parts.items()
-        if isinstance(body, FinishedPart)
-    }
-    return {part.number: digests.get(part.number) or "" for part in parts}
+    bodies = {part.number: replies.parts.get(part.number) for part in parts}
+    return {n: getattr(body, "digest", None) or "" for n, body in bodies.items()}
 
 
 def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
@@ -149,9 +145,8 @@ def _score_sums(replies: Replies, table: TrainedTable) -> FloatArray | None:
     if not all(part.number in replies.parts for part in table.parts):
         return None
     shape = (2, table.outputs)
-    total = np.zeros(shape)
-    for part in table.parts:
-        total += array_of(replies, part, "score_sums", shape)
+    sums = [array_of(replies, part, "score_sums", shape) for part in table.parts]
+    total: FloatArray = np.sum(sums, axis=0)
     return total
 
 
@@ -211,7 +206,6 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.chosen["num-epochs"] = self.settings.epochs
         problem = yield from self.set_up()
         self.training_problem = problem
-        self.chosen |= problem.chosen
         for table, encoder in problem.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
@@ -443,9 +437,17 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             )
             for name, layout in joined.layouts.items()
         }
-        start = yield from prepare(preparation, specs, updates, batches, self.outline())
+        tables, initial_scores, fixed_point = yield from prepare(
+            preparation, specs, updates, batches, self.outline()
+        )
+        self.chosen["loss"] = joined.loss.name
+        # over all rows: a sample's rows also have the weights of their draws
+        if facts := all_rows.weighting.facts(all_rows.train.joined_rows):
+            self.chosen["row-weight"] = facts
+        if coreset is not None:
+            self.chosen["coreset"] = coreset.facts()
         return TrainingProblem(
-            tables=start.tables,
+            tables=tables,
             train=joined.train,
             test=joined.test,
             train_labels=joined.train_labels,
@@ -455,11 +457,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             base_score=all_rows.loss.base_score(
                 all_rows.train_labels, all_rows.weighting.train_rows
             ),
-            initial_scores=start.initial_scores,
-            score_unit=start.score_unit,
-            fixed_point=start.fixed_point,
+            initial_scores=initial_scores,
+            score_unit=preparation.score_unit,
+            fixed_point=fixed_point,
             l2=settings.l2,
-            seed=settings.seed,
             classes=joined.labels.classes,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
@@ -469,8 +470,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             exposure=self.exposure(joined, self.inventory, updates, encoders),
             weighting=joined.weighting,
             coreset=coreset,
-            # over all rows: a sample's rows also have the weights of their draws
-            weight_facts=all_rows.weighting.facts(all_rows.train.joined_rows),
         )
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:

@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -38,14 +37,8 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.settings import Settings
 
-
-class Prepared(NamedTuple):
-    """The start of training: by table, what is trained, and its untrained scores."""
-
-    tables: dict[str, TrainedTable]
-    initial_scores: dict[str, LocalArray]
-    score_unit: float
-    fixed_point: FixedPoint | None
+Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
+"""By table, what is trained and its untrained scores; the fixed point of masks."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +126,7 @@ def prepare(
     updates: Mapping[str, Update],
     batches: PartArrays,
     outline: Outline,
-) -> Generator[Requests, Replies, Prepared]:
+) -> Generator[Requests, Replies, Start]:
     """Send models and rows; return what training starts from."""
     joined, settings = preparation.joined, preparation.settings
     masking = preparation.masking()
@@ -184,7 +177,7 @@ def prepare(
             prepared.gather_scores(replies) if has_first else prepared.no_scores()
         )
         tables[name] = prepared
-    return Prepared(tables, initial, preparation.score_unit, masking.point)
+    return tables, initial, masking.point
 
 
 def _unions(

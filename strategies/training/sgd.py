@@ -231,7 +231,7 @@ class BatchStrategy(JoinStrategy):
 
     def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
         """Yield the epochs, each with its own order of batches."""
-        rng = generator(problem.seed, Stream.ORDER)
+        rng = generator(self.settings.seed, Stream.ORDER)
         batches, epochs = self._batches.plan.batches, self.settings.epochs
         for number in range(1, epochs + 1):
             rates = self._rates(problem, number)
