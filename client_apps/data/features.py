@@ -85,9 +85,9 @@ class CachedFeatures:
             raise lost_state()
         return folder
 
-    def make_room(self, error: BaseException | None) -> bool:
+    def make_room(self, error: OSError) -> bool:
         """Remove unused cache entries if the disk is full; return whether it was."""
-        if self.cache is None or not (isinstance(error, OSError) and is_full(error)):
+        if self.cache is None or not is_full(error):
             return False
         self.cache.shrink(0)
         return True

@@ -6,16 +6,15 @@ no way to tell whether the source has changed, they are kept for one run only.
 """
 
 import hashlib
-import json
 import uuid
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import asdict
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from secrets import token_bytes
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 from flwr.common.logger import log
 
@@ -75,13 +74,13 @@ class SiteTables:
             return _describe(source)
 
         def make(folder: Path) -> None:
-            text = json.dumps(asdict(_describe(source)))
+            content = msgspec.json.encode(_describe(source))
             _check_unchanged(source, state)
-            (folder / SCHEMA_FILE).write_text(text, encoding="utf-8")
+            (folder / SCHEMA_FILE).write_bytes(content)
 
         folder = self._obtain(entry_name("schema", _identity(source), state), make)
-        facts = json.loads((folder / SCHEMA_FILE).read_text(encoding="utf-8"))
-        return ShardSchema(facts["columns"], facts["rows"], tuple(facts["all_null"]))
+        content = (folder / SCHEMA_FILE).read_bytes()
+        return msgspec.json.decode(content, type=ShardSchema)
 
     def extract(
         self, number: int, source: ShardSource, fragment: Fragment

@@ -138,6 +138,8 @@ def join_rows(
 class ModelStrategy(RoundStrategy):
     """Base of the strategies that use a saved model."""
 
+    _joined: Joined | None = None
+
     def __init__(
         self,
         query: Query,
@@ -148,7 +150,6 @@ class ModelStrategy(RoundStrategy):
     ) -> None:
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
-        self._joined: Joined | None = None
 
     @abstractmethod
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:

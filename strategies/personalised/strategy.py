@@ -24,7 +24,7 @@ Entry ``personal`` of `report.json`::
 
 from collections.abc import Generator, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -226,12 +226,9 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     """
 
     name = "personalised"
+    parameters: dict[str, FloatArray]
     _graph: SiteGraph
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parameters: dict[str, FloatArray] = {}
-        self._training: Training | None = None
+    _training: Training | None = None
 
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
