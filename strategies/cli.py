@@ -21,12 +21,7 @@ from strategies.inference.manifest import Manifest, read_manifest, resolve
 from tp_flower.errors import ModelError
 from tp_flower.files import home_folder
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
-from tp_flower.reports.console import (
-    format_count,
-    format_value,
-    name_table,
-    text_table,
-)
+from tp_flower.reports.console import format_count, format_value, name_table, text_table
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
 """Settings about where and how a run was shown, and those compared separately."""

@@ -33,12 +33,7 @@ from tp_flower.errors import ReplyError
 from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SEALED, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.privacy.mechanisms import (
-    SCORE_SUMS,
-    SCORES_TELL,
-    Mechanism,
-    Release,
-)
+from tp_flower.privacy.mechanisms import SCORE_SUMS, SCORES_TELL, Mechanism, Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action

@@ -27,11 +27,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.models.local_model import (
-    LinearModel,
-    ModelSpec,
-    on_host,
-)
+from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES

@@ -44,19 +44,9 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import (
-    NUMPY_KINDS,
-    LinearModel,
-    ModelSpec,
-)
+from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, ModelSpec
 from tp_flower.learning.solvers import RidgeSolver
-from tp_flower.methods import (
-    DP_SGD,
-    METHODS,
-    NOISY_STATISTICS,
-    OUTSIDER,
-    Method,
-)
+from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, OUTSIDER, Method
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (

@@ -43,11 +43,7 @@ from tp_flower.privacy.key_agreement import (
     SiteKeys,
     sealed_name,
 )
-from tp_flower.protocol.setup_messages import (
-    ExtractRequest,
-    SealReply,
-    SealRequest,
-)
+from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
 _REQUEST: Final = "request"

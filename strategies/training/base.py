@@ -29,12 +29,7 @@ from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
-from strategies.setup.joined_rows import (
-    JoinedRows,
-    Layouts,
-    encoder_choices,
-    lay_out,
-)
+from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels
 from strategies.setup.problem import (
     CoresetSample,
