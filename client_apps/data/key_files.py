@@ -13,6 +13,7 @@ import re
 import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final
@@ -202,16 +203,10 @@ def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
 def _write_once(path: Path, content: bytes) -> None:
     """Write a whole file for its owner alone, unless another process was first."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(temporary, path)
-        except FileExistsError:
-            return
-    finally:
-        Path(temporary).unlink()
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(file.name, path)
     sync(path.parent)

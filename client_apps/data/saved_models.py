@@ -9,7 +9,6 @@ digest of both files, and uses it to request the part again.
 
 import hashlib
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -67,9 +66,10 @@ class SavedModel:
                 return digest
             raise ModelError(f"{folder} already holds another model")
         folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        prefix = f".{folder.name}-"
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=prefix))
-        try:
+        with tempfile.TemporaryDirectory(
+            dir=folder.parent, prefix=f".{folder.name}-", ignore_cleanup_errors=True
+        ) as made:
+            temporary = Path(made)
             for name, data in files.items():
                 (temporary / name).write_bytes(data)
             if is_durable:
@@ -78,9 +78,6 @@ class SavedModel:
             temporary.rename(folder)
             if is_durable:
                 sync(folder.parent)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
         return digest
 
     def _files(self) -> dict[str, bytes]:

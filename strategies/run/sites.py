@@ -100,10 +100,8 @@ class Inventory:
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""
-    spellings: dict[str, str] = {}
-    for name in names:
-        spellings.setdefault(name.lower(), name)
-    return sorted(spellings.values())
+    # the first spelling of a name counts
+    return sorted({name.lower(): name for name in reversed([*names])}.values())
 
 
 def find_sites(

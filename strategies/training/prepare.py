@@ -184,18 +184,17 @@ def _unions(
     preparation: Preparation, updates: Mapping[str, Update]
 ) -> dict[str, Union]:
     """Return, by table, the shards whose arrays are summed."""
-    extracted = preparation.joined.extracted
+    public_keys = preparation.joined.extracted.public_keys
     is_sealed = preparation.settings.privacy.unions == SEALED
-    groups = {name: table_group(n) for n, name in enumerate(extracted.parts)}
     return {
         name: Union(
-            group=groups[name] if is_sealed else None,
+            group=table_group(number) if is_sealed else None,
             shards={
-                str(part.number): extracted.public_keys[part.node]
+                str(part.number): public_keys[part.node]
                 for part in summed_parts(layout, updates[name])
             },
         )
-        for name, layout in preparation.joined.layouts.items()
+        for number, (name, layout) in enumerate(preparation.joined.layouts.items())
         if updates[name] not in (Update.LOCAL, Update.GIVEN)
     }
 
