@@ -10,8 +10,7 @@ for all pairs of joined rows, for some table t. It is infinite if for every t tw
 different joined rows share their row of t, which is usual in joins, where a table's
 rows repeat. The median over pairs tells how a typical pair behaves.
 
-If the assumptions are far from met, a sample is still a robust coreset: its error is
-bounded except on a small share of the rows (Remarks 4.3, 5.3).
+docs/how-to/coresets.md says what a sample is worth where they are far from met.
 
 Reference:
     Huang, Li, Sun, Zhao 2022, Coresets for Vertical Federated Learning.

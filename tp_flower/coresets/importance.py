@@ -33,7 +33,6 @@ Reference:
     Chhaya, Dasgupta, Shit 2020, On Coresets for Regularized Regression (the penalty).
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,11 +67,8 @@ def augmented(
     >>> augmented(np.array([[2.0]]), np.array([[7.0]]), intercept=True).tolist()
     [[2.0, 1.0, 7.0]]
     """
-    parts: Sequence[npt.NDArray[Any]] = [
-        features,
-        *([np.ones((len(features), 1))] if intercept else []),
-        *([] if labels is None else [labels]),
-    ]
+    ones = np.ones((len(features), int(intercept)))
+    parts = [features, ones, *([] if labels is None else [labels])]
     return np.concatenate(parts, axis=1, dtype=np.float64)
 
 

@@ -196,11 +196,6 @@ class Plan:
         return self._of_kinds("number", "boolean", "time")
 
     @property
-    def texts(self) -> tuple[TypedColumn, ...]:
-        """Features and label that are texts."""
-        return self._of_kinds("text")
-
-    @property
     def vectors(self) -> tuple[TypedColumn, ...]:
         """Features that are vectors."""
         return self._of_kinds("vector")
@@ -211,14 +206,14 @@ class Plan:
     @property
     def listed(self) -> tuple[str, ...]:
         """The columns of texts: features and label, keys, groups."""
-        return (*(piece.column for piece in self.texts), *self.composites)
+        return (*(piece.column for piece in self._of_kinds("text")), *self.composites)
 
     @property
     def select(self) -> str:
         """The SELECT: numbers, texts, the canonical texts of keys, then vectors."""
         inner = [f"{_value(piece)} AS {piece.column}" for piece in self.values]
         inner += [f"{comparable(piece)} AS {piece.column}" for piece in self.parts]
-        outer = [piece.column for piece in (*self.numbers, *self.texts)]
+        outer = [piece.column for piece in (*self.numbers, *self._of_kinds("text"))]
         outer += [
             f"{_canonical(parts, is_group=column == GROUPS)} AS {column}"
             for column, parts in self.composites.items()

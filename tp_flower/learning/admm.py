@@ -233,11 +233,6 @@ Sums = tuple[FloatArray, float]
 array's values, in the norm's weights."""
 
 
-def _total(parts: Sequence[Sums]) -> Sums:
-    products, sizes = zip(*parts, strict=True)
-    return np.sum(products, axis=0), sum(sizes)
-
-
 class _Changes:
     """The last ``memory`` changes of one array of the point, (n, d_c)."""
 
@@ -303,7 +298,9 @@ class _Steps:
                 size += float(np.vdot(step, step))
             return products, size
 
-        return _total(in_threads(add_up, len(after), self._least_rows))
+        parts = in_threads(add_up, len(after), self._least_rows)
+        sums, sizes = zip(*parts, strict=True)
+        return np.sum(sums, axis=0), sum(sizes)
 
 
 class AndersonMixer:

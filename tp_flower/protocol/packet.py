@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -28,7 +28,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import ReplyError
-from tp_flower.protocol.fields import Document
+from tp_flower.protocol.fields import Document, between, one_of
 
 ArrayKey = tuple[int, str]
 
@@ -45,9 +45,12 @@ SMALL_BYTES = 1 << 20
 """Payloads up to this size are a value of the config record: each additional Flower
 object costs more than copying them, and in deployment additional calls."""
 
-MOST_DIMENSIONS: Final = 8
-LONGEST: Final = (1 << 63) - 1
-"""An array's dimensions, and the length of each."""
+_Shape = Annotated[
+    list[Annotated[int, between(0, (1 << 63) - 1)]],
+    # of longer ones the product alone could take minutes
+    msgspec.Meta(max_length=8),
+]
+_Entry = tuple[int, str, Annotated[str, one_of(*WIRE_DTYPES)], _Shape]
 
 MESSAGE = "message"
 ARRAYS = "arrays"
@@ -257,8 +260,11 @@ def _document(record: ConfigRecord, name: str, kind: type) -> Any:
 def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
     arrays: dict[ArrayKey, AnyArray] = {}
     offset = 0
-    for entry in layout:
-        part, name, dtype, shape = _checked_entry(entry)
+    try:
+        entries = msgspec.convert(layout, list[_Entry])
+    except msgspec.ValidationError:
+        raise ReplyError("malformed message: bad entry in the layout") from None
+    for part, name, dtype, shape in entries:
         stored = _DTYPES[dtype]
         if (part, name) in arrays:
             raise ReplyError(f"malformed message: array {name!r} is there twice")
@@ -276,20 +282,6 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
     if offset != len(view):
         raise ReplyError("malformed message: the payload exceeds its layout")
     return arrays
-
-
-def _checked_entry(entry: Any) -> list[Any]:
-    if type(entry) is list and len(entry) == 4:
-        part, name, dtype, shape = entry
-        is_known = type(part) is int and type(name) is str and type(dtype) is str
-        # for longer shapes the product alone could take minutes
-        is_shape = type(shape) is list and len(shape) <= MOST_DIMENSIONS
-        is_shape = is_shape and all(
-            type(length) is int and 0 <= length <= LONGEST for length in shape
-        )
-        if is_known and is_shape and dtype in WIRE_DTYPES:
-            return entry
-    raise ReplyError("malformed message: bad entry in the layout")
 
 
 def row_numbers(values: AnyArray) -> npt.NDArray[np.float32]:

@@ -55,11 +55,6 @@ def csv_format(path: str, nulls: Nulls) -> CsvFormat:
     return _format(path, nulls, state)
 
 
-def csv_call(path: str, nulls: Nulls, types: Mapping[str, str]) -> str:
-    """Return the ``read_csv(...)`` that reads a file with all its columns' types."""
-    return _call(path, nulls, csv_format(path, nulls).dialect, types)
-
-
 @lru_cache(maxsize=256)
 def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
     with closing(new_engine()) as connection:
@@ -74,7 +69,7 @@ def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
         sniffed = frame.iloc[0]
         dialect = _dialect(sniffed)
         types = {column["name"]: column["type"] for column in sniffed["Columns"]}
-        texts = _call(path, nulls, dialect, dict.fromkeys(types, "VARCHAR"))
+        texts = csv_call(path, nulls, dialect, dict.fromkeys(types, "VARCHAR"))
         names = [name for name, kind in types.items() if kind == "VARCHAR"]
         return CsvFormat(dialect, types, _stray_rows(connection, texts, names))
 
@@ -135,9 +130,10 @@ def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _call(
+def csv_call(
     path: str, nulls: Nulls, dialect: Mapping[str, str], types: Mapping[str, str]
 ) -> str:
+    """Return the ``read_csv(...)`` that reads a file with all its columns' types."""
     columns = ", ".join(
         f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items()
     )

@@ -24,10 +24,7 @@ statistics   to the table's other shards: never (encoders that need none, such a
              quantiles, which are values of single rows)
 =========== ==========================================================================
 
-Rules about columns and row counts keep an honest server from requesting too much, and a
-dishonest one from requesting a row by name. They do not bound what it can infer: two
-allowed answers over rows that differ in one row reveal that row. Noise is the bound,
-and ``epsilon`` its amount, over all runs.
+The rules bound what is asked, not what two allowed answers tell together: noise does.
 """
 
 import sys

@@ -270,15 +270,15 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         connection.execute(f"ATTACH {file} AS {name} (READ_ONLY)")
         schema, table = ("main", *source.relation)[-2:]
         relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
-    elif not _is_csv(source.path, source.relation):
+    elif not _is_csv(source):
         files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
-        sniffed = csv_format(source.path, source.nulls).types
-        _check_columns(source, list(sniffed))
-        types = {**sniffed, **_known_types(source, sniffed)}
+        sniffed = csv_format(source.path, source.nulls)
+        _check_columns(source, list(sniffed.types))
+        types = {**sniffed.types, **_known_types(source, sniffed.types)}
         # read directly with these types: a cast would come after '007' became 7
-        relation = csv_call(source.path, source.nulls, types)
+        relation = csv_call(source.path, source.nulls, sniffed.dialect, types)
         source = replace(source, types={})
     columns = _replacements(connection, source, relation)
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM {relation}")
@@ -352,14 +352,15 @@ def describe(source: ShardSource) -> ShardSchema:
     return ShardSchema(columns, int(total), tuple(empty), _warnings(source))
 
 
-def _is_csv(path: str, relation: Sequence[str] | None) -> bool:
-    is_file = relation is None and not Path(path).is_dir()
+def _is_csv(source: ShardSource) -> bool:
+    path = source.path or ""
+    is_file = source.relation is None and not Path(path).is_dir()
     return is_file and file_suffix(path) not in PARQUET_SUFFIXES
 
 
 def _warnings(source: ShardSource) -> tuple[str, ...]:
     """Return warnings for the owner of a CSV file, without quoting values."""
-    if source.path is None or not _is_csv(source.path, source.relation):
+    if source.path is None or not _is_csv(source):
         return ()
     strays = csv_format(source.path, source.nulls).stray_rows
     return tuple(

@@ -37,7 +37,7 @@ def warnings(path: str, **fields: object) -> tuple[str, ...]:
 def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
-    relation = csv_call(path, NULLS, types(path))
+    relation = csv_call(path, NULLS, csv_format(path, NULLS).dialect, types(path))
     sql = f"SELECT a FROM {relation} LIMIT 1 OFFSET {ROWS}"
     actual = duckdb.execute(sql).fetchall()
     value = None if late in NULLS else late.replace("25/12/2013", "2013-12-25")
@@ -48,7 +48,7 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
 @pytest.mark.parametrize(("late", "expected"), CASES["late-lines"])
 def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
     path = write(tmp_path, "1,x", late)
-    relation = csv_call(path, NULLS, types(path))
+    relation = csv_call(path, NULLS, csv_format(path, NULLS).dialect, types(path))
     actual = duckdb.execute(f"SELECT * FROM {relation} LIMIT 1 OFFSET {ROWS}")
     assert actual.fetchall() == [tuple(expected)]
 

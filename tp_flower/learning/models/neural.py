@@ -21,7 +21,6 @@ from tp_flower.learning.models.local_model import (
     FitProblem,
     LocalModel,
     ModelSpec,
-    on_host,
     resolve,
 )
 
@@ -192,9 +191,8 @@ def _blocks_on(
     if isinstance(features, DeviceFeatures):
         yield from features.blocks(EVALUATION_ROWS)
         return
-    host = on_host(features)
-    for block in blocks(len(host), EVALUATION_ROWS):
-        yield block, to_device(host[block], device)
+    for block in blocks(len(features), EVALUATION_ROWS):
+        yield block, to_device(features[block], device)
 
 
 def _rows_on(
@@ -206,5 +204,5 @@ def _rows_on(
     if isinstance(features, DeviceFeatures):
         rows = features.tensor()
     else:
-        rows = to_device(on_host(features), device)
+        rows = to_device(features, device)
     return rows.__getitem__
