@@ -260,14 +260,6 @@ def softmax(scores: FloatArray) -> FloatArray:
     return out.T
 
 
-def log_sum_exp(scores: FloatArray) -> FloatArray:
-    """Return log sum exp(h) along the last axis, (N,)."""
-    out, top = _shifted_exp(scores)
-    total: FloatArray = np.log(out.sum(axis=0))
-    total += top
-    return total
-
-
 def _shifted_exp(scores: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Return exp(h - max h), (k, N), and the maxima, (N,)."""
     out = np.array(scores.T, order="C")
@@ -357,8 +349,11 @@ class SoftmaxLoss(Loss):
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return log sum exp(h) - h_y."""
-        label_scores = scores[np.arange(len(labels)), labels.astype(np.intp)]
-        return log_sum_exp(scores) - label_scores
+        out, top = _shifted_exp(scores)
+        values: FloatArray = np.log(out.sum(axis=0))
+        values += top
+        values -= scores[np.arange(len(labels)), labels.astype(np.intp)]
+        return values
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return softmax(h) - onehot(y)."""

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from tp_flower.arrays import blocks
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
@@ -139,8 +140,7 @@ class SiteEncoder:
                 f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}"
             )
         step = max(256, BLOCK_VALUES // max(1, width))
-        for start in range(0, total, step):
-            block = slice(start, min(start + step, total))
+        for block in blocks(total, step):
             for place, write in writers:
                 write(block, out[block, place])
         return out

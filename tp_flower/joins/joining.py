@@ -247,14 +247,12 @@ def build_mapping(
     outer: Collection[str] = (),
     max_joined_rows: float = math.inf,
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
-    """Join the hashed keys and return the mapping.
+    """Join the hashed keys; return the mapping, and a record of each step, in order.
 
     Joining starts at the label table and continues with the first table in the order of
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing.
-
-    Return the mapping, and one record per table in the order of joining.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make

@@ -30,7 +30,7 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, class_counts, effective_rows
+from tp_flower.arrays import FloatArray, blocks, class_counts, effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.losses import (
     LARGEST_LABEL,
@@ -243,14 +243,10 @@ def noisy_argmax(
     codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
 ) -> CodeArray:
     """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
-    out = np.empty_like(codes)
-    size = max(NOISE_VALUES // classes, 1)
-    for start in range(0, len(codes), size):
-        block = codes[start : start + size]
-        vectors = np.zeros((len(block), classes))
-        vectors[np.arange(len(block)), block] = 1.0
-        noisy = source.with_laplace(vectors, 2.0 / epsilon)
-        out[start : start + size] = noisy.argmax(axis=1)
+    out, one_hot = np.empty_like(codes), np.eye(classes)
+    for block in blocks(len(codes), max(NOISE_VALUES // classes, 1)):
+        noisy = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon)
+        out[block] = noisy.argmax(axis=1)
     return out
 
 

@@ -56,11 +56,6 @@ class SimilarityGraph:
         return csr_array((signs, self.edges.ravel(), starts), (edges, len(self)))
 
     @cached_property
-    def degrees(self) -> IntArray:
-        """Neighbours of every site, (N,)."""
-        return np.bincount(self.edges.ravel(), minlength=len(self))
-
-    @cached_property
     def components(self) -> IntArray:
         """The connected group of every site, (N,), numbered by their first sites."""
         return self.groups(np.ones(len(self.edges), np.bool_))

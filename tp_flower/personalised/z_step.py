@@ -196,7 +196,8 @@ class ZStep:
         width = targets.shape[1] if self.norm is EdgeNorm.ONE else 1
         strength = 25.0 * penalty * float(np.sqrt(width)) / typical
         strength = min(max(strength, 1.0), 10.0)
-        coupling = 3.0 / float(self.graph.degrees.mean()) * strength
+        mean_degree = 2.0 * len(self.graph.edges) / len(self.graph)
+        coupling = 3.0 / mean_degree * strength
         return float(2.0 ** np.round(np.log2(coupling)))
 
 

@@ -24,7 +24,7 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping as GradNormM
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models.local_model import FeatureArray, LocalModel
 from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
@@ -169,9 +169,7 @@ def _sum_in_chunks(
 ) -> FloatArray:
     total = np.zeros(len(model.penalised))
     with _hooked(model.module, ghost=ghost) as hooked:
-        rows_at_once = _rows_at_once(hooked)
-        for start in range(0, len(features), rows_at_once):
-            chunk = slice(start, start + rows_at_once)
+        for chunk in blocks(len(features), _rows_at_once(hooked)):
             total += _chunk_sum(
                 model, hooked, features[chunk], messages[chunk], clips[chunk]
             )

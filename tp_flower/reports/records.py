@@ -37,7 +37,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 
 import numpy as np
@@ -105,13 +105,13 @@ class RoundReport:
 class RunRecord:
     """The record of a run of any mode; see the schema of `report.json`."""
 
-    settings: Mapping[str, object]
-    query: str
-    join_steps: Sequence[JoinStep]
-    history: Sequence[RoundReport]
-    output_dir: str
     started: str
     seconds: float
+    output_dir: str
+    query: str
+    settings: Mapping[str, object]
+    join_steps: Sequence[JoinStep]
+    history: Sequence[RoundReport]
 
     @property
     def bytes_up(self) -> int:
@@ -125,18 +125,9 @@ class RunRecord:
 
     def content(self, mode: str, status: str = COMPLETED) -> dict[str, object]:
         """Return the entries of `report.json` that a run of any mode has."""
-        return {
-            "schema": SCHEMA_VERSION,
-            "mode": mode,
-            "status": status,
-            "started": self.started,
-            "seconds": self.seconds,
-            "output-dir": self.output_dir,
-            "query": self.query,
-            "settings": self.settings,
-            "join-steps": self.join_steps,
-            "history": self.history,
-        }
+        names = [entry.name for entry in fields(RunRecord)]
+        content = {name.replace("_", "-"): getattr(self, name) for name in names}
+        return {"schema": SCHEMA_VERSION, "mode": mode, "status": status, **content}
 
     def traffic(self) -> dict[str, object]:
         """Return the entries of `report.json` about all rounds together."""

@@ -85,16 +85,6 @@ class Releases:
     weights: str = ""
     rows: str = NEVER
 
-    @classmethod
-    def of_policy(cls) -> "Releases":
-        """Return the defaults for a table with a policy."""
-        return cls(models=SEALED, scores=MASKED)
-
-    @classmethod
-    def within_budget(cls) -> "Releases":
-        """Return the defaults for a table with a budget."""
-        return cls(labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE)
-
     def level(self, kind: str) -> str:
         """Return the level of one kind of release."""
         if kind == WEIGHTS and not self.weights:
@@ -104,39 +94,23 @@ class Releases:
 
 @dataclass(frozen=True)
 class Policy:
-    """The rules of one shard; the default allows everything but rows.
+    """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    Columns are compared without case. A list that is None sets no rule. Of a policy in
-    a tables file, ``STRICT`` has the rules that it does not mention.
+    The default allows everything but rows. Columns are compared without case. A list
+    that is None sets no rule. Of a policy in a tables file, ``STRICT`` has the rules
+    that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
             own. If given, columns in no list do not exist for the server.
-        labels: what the label may read, possibly columns that nothing else may.
-        weights: the same for the weight; if missing, what labels may read.
-        filters: the same for WHERE and HAVING. The server sees which rows pass.
-        keys: the same for join keys and groups, which must then be plain columns: the
+        keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
-        join_only: columns that leave as keyed hashes and are read for nothing else.
-        expressions: whether pieces may be more than the column itself. Whether an
-            expression fails on some value is an answer that no noise covers.
-        min_rows: minimum rows of a fragment, of statistics and of training.
-        min_count: categories with fewer rows never leave the site.
-        min_features: minimum features of a query that reads any: the scores of a few
-            are a lattice, on which the features can be read.
-        models: the kinds of models that may be trained, "module:callable" by name.
-        privacy_unit: columns that identify whose a row is; () if each row counts.
+        min_features: the scores of a few are a lattice, on which the features can be
+            read.
+        privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
-        epsilon: over all runs ever, for each unit, with delta; None for no budget.
-        epsilon_per_run: the part of it that one run may spend; a quarter by default.
-        budget_name: names the rows in the ledger; "" to use their location.
-        coefficients: whether those of a linear model may leave when its run ends.
-        scores_tell_features: that the owner knows so, where scores may leave in the
-            clear beside an epsilon.
-        most_unmatched: share of rows that the server may say to be without a partner in
-            a LEFT JOIN, which leaves the mask of that join out of their scores.
-        approved_queries: digests of the fragments that are answered; None for all.
-        queries_per_day: maximum fragments answered within 24 hours; None for no limit.
+        epsilon: None for no budget.
+        budget_name: "" to use the location of the rows.
     """
 
     columns: Texts | None = None
@@ -327,25 +301,21 @@ class Policy:
         ``is_masked`` says that the server cannot read it: masked scores, sealed sums.
         """
         level = self.releases.level(kind)
-        is_covered = {
-            NEVER: False,
-            PRIVATE: is_private,
-            MASKED: is_private or is_masked,
-            SEALED: is_private or is_masked,
-        }.get(level, True)
-        if not is_covered:
-            allowed = {
-                NEVER: "none may leave the site",
-                PRIVATE: "they may leave with noise only (run config "
-                f"{_HOW.get(kind)})",
-                MASKED: "they may leave masked only (run config privacy.scores), and a "
-                "table that is not joined has nothing to mask them with",
-                SEALED: "its shards may send sealed sums only (run config "
-                "privacy.unions), which the strategies that the server or single sites "
-                "solve do not have: use admm or sgd",
-            }[level]
-            rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
-            raise _refused(rule, request, allowed)
+        if level in (MOMENTS, CLEAR) or (level != NEVER and is_private):
+            return
+        if level in (MASKED, SEALED) and is_masked:
+            return
+        allowed = {
+            NEVER: "none may leave the site",
+            PRIVATE: f"they may leave with noise only (run config {_HOW.get(kind)})",
+            MASKED: "they may leave masked only (run config privacy.scores), and a "
+            "table that is not joined has nothing to mask them with",
+            SEALED: "its shards may send sealed sums only (run config "
+            "privacy.unions), which the strategies that the server or single sites "
+            "solve do not have: use admm or sgd",
+        }[level]
+        rule, request = f"releases.{kind} = {level}", f"the run asks for {kind}"
+        raise _refused(rule, request, allowed)
 
 
 OPEN: Final = "open"
@@ -366,6 +336,9 @@ STRICT: Final[Mapping[str, object]] = {
     "queries-per-day": 100,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
+UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)
+BUDGETED: Final = Releases(PRIVATE, NEVER, PRIVATE, PRIVATE)
+"""What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
     columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
 )
@@ -405,8 +378,7 @@ def read_policy(
         levels |= _levels(rules, where)
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
-    has_budget = "epsilon" in merged
-    defaults = Releases.within_budget() if has_budget else Releases.of_policy()
+    defaults = BUDGETED if "epsilon" in merged else UNBUDGETED
     merged["releases"] = {**vars(defaults), **levels}
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)

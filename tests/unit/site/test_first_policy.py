@@ -7,7 +7,7 @@ import pytest
 
 from client_apps.cli import main
 from tests.support.files import case_table
-from tp_flower.sources.policy import RUNS_PER_BUDGET, Releases
+from tp_flower.sources.policy import BUDGETED, RUNS_PER_BUDGET, Releases
 from tp_flower.sources.shards import describe, load_tables
 
 CASES = case_table(__file__)
@@ -97,7 +97,7 @@ def check_rule(rule, difference):
     ((key, value),) = rule.items()
     if key == "epsilon":
         budget = {"epsilon": value, "epsilon_per_run": value / RUNS_PER_BUDGET}
-        assert difference == {**budget, "releases": Releases.within_budget()}
+        assert difference == {**budget, "releases": BUDGETED}
     elif key == "releases":
         strict = {"models": "sealed", "scores": "masked"}
         assert difference == {key: Releases(**{**strict, **value})}

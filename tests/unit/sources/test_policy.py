@@ -26,7 +26,7 @@ from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import Feature, SubQuery
 from tp_flower.query.fragment import Role, reads
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.policy import LEVELS, MISSING, Policy, Releases
+from tp_flower.sources.policy import BUDGETED, LEVELS, MISSING, Policy, Releases
 from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
@@ -123,7 +123,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
 def test_a_budget_bounds_each_run_and_scores_in_the_clear(tmp_path):
     policy = strict(tmp_path, "epsilon = 2")
     assert policy.epsilon_per_run == 0.5
-    assert policy.releases == Releases.within_budget()
+    assert policy.releases == BUDGETED
     assert strict(tmp_path, "epsilon = 2\nepsilon-per-run = 2").epsilon_per_run == 2.0
 
 
@@ -331,7 +331,7 @@ def test_statistics_by_level(spec, finest):
 
 @pytest.mark.parametrize(("kind", "instead"), CASES["instead"])
 def test_a_refused_statistic_comes_with_what_to_write_instead(kind, instead):
-    policy = Policy(releases=Releases.within_budget())
+    policy = Policy(releases=BUDGETED)
     spec = EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9)
     match = rf"none may leave the site; set encoders = 't\.x=<encoder>' .*{instead}"
     with pytest.raises(PolicyError, match=match):
