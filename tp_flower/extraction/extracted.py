@@ -229,7 +229,7 @@ class ExtractedShard:
                 for first, last in pairwise([0, *cuts.tolist(), len(block)]):
                     number = int(batches[first])
                     inside = block[first:last] - self._starts[number]
-                    pieces.append(_take(read_batch(number), inside))
+                    pieces.append(read_batch(number).take(inside))
                 table = pa.Table.from_batches(pieces)
                 yield {
                     info.name: self._feature(info, table[info.column])
@@ -279,7 +279,7 @@ class ExtractedShard:
         with self._open([column]) as file:
             pieces = (file.get_batch(n) for n in range(file.num_record_batches))
             # copied, because part of a batch would keep the whole batch in memory
-            batches = [_take(batch, np.arange(batch.num_rows)) for batch in pieces]
+            batches = [batch.take(np.arange(batch.num_rows)) for batch in pieces]
             return pa.Table.from_batches(batches, file.schema)[column]
 
     def _open(self, columns: list[str]) -> pa.ipc.RecordBatchFileReader:
@@ -287,7 +287,3 @@ class ExtractedShard:
         numbers = [self.contents.columns.index(column) for column in columns]
         options = pa.ipc.IpcReadOptions(included_fields=numbers)
         return pa.ipc.open_file(self._open_file(ROWS_FILE), options=options)
-
-
-def _take(batch: pa.RecordBatch, rows: IndexArray) -> pa.RecordBatch:
-    return batch.take(pa.array(rows))

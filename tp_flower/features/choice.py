@@ -40,9 +40,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
     if text.count('"') % 2:
         raise ValueError(f"{text!r} has an unmatched double quote")
     entries = []
-    for piece in pieces:
-        if not piece.strip():
-            continue
+    for piece in filter(str.strip, pieces):
         entry = _ENTRY.fullmatch(piece)
         if entry is None or not entry["table"].strip():
             raise ValueError(

@@ -22,7 +22,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
-from tp_flower.query.expressions import DIALECT, parse_expression, render
+from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.parsing import (
     LABEL,
@@ -123,15 +123,13 @@ class Query:
     statement: Statement
 
     @classmethod
-    def from_sql(
-        cls, sql: str, dialect: str = DIALECT, *, needs_label: bool = True
-    ) -> "Query":
-        """Return the query written in ``sql``, in a dialect as sqlglot names it.
+    def from_sql(cls, sql: str, *, needs_label: bool = True) -> "Query":
+        """Return the query written in ``sql``, in DuckDB's dialect.
 
         Rows to be predicted have no label, and their query needs none. A QueryError
         names the part that is not supported.
         """
-        return cls(parse_statement(sql, dialect, needs_label=needs_label))
+        return cls(parse_statement(sql, needs_label=needs_label))
 
     def to_sql(self) -> str:
         """Return the canonical SQL, which parses to an equal query."""

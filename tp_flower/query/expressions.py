@@ -133,17 +133,16 @@ def explain(error: SqlglotError) -> str:
     return f"{place}: {description} at {first['highlight']!r}"
 
 
-def parse_statements(sql: str, dialect: str = DIALECT) -> list[exp.Expr]:
+def parse_statements(sql: str) -> list[exp.Expr]:
     """Parse ``sql`` into its statements."""
     try:
-        statements = sqlglot.parse(sql, dialect=dialect)
+        statements = sqlglot.parse(sql, dialect=DIALECT)
     except SqlglotError as error:
         raise QueryError(f"the SQL does not parse: {explain(error)}") from error
     except RecursionError as error:
         raise QueryError(f"nested too deeply: {shorten(sql)}") from error
     except (ValueError, AttributeError, TypeError) as error:
-        # ValueError: an unknown dialect. The others: sqlglot fails on some malformed
-        # SQL, such as {AS: ,}, and a site must answer that, too.
+        # sqlglot fails on some malformed SQL, such as {AS: ,}: a site must answer it
         raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
     return [statement for statement in statements if statement is not None]
 

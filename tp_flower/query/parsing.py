@@ -168,11 +168,9 @@ _OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
 _CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 
 
-def parse_statement(
-    sql: str, dialect: str = DIALECT, *, needs_label: bool = True
-) -> Statement:
+def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     """Return the parts of a query: one SELECT from tables joined by INNER and LEFT."""
-    select = _parse_select(sql, dialect)
+    select = _parse_select(sql)
     sources = [select.args["from_"].this]
     sources += [join.this for join in select.args.get("joins") or ()]
     tables = [
@@ -185,15 +183,15 @@ def parse_statement(
     return Statement(
         tables=tuple(tables),
         items=items,
-        joins=_parse_joins(select, sql, dialect),
+        joins=_parse_joins(select, sql),
         where=_conditions(select.args.get("where"), "WHERE"),
         sql=render(select),
     )
 
 
-def _parse_select(sql: str, dialect: str) -> exp.Select:
+def _parse_select(sql: str) -> exp.Select:
     """Return the one SELECT in ``sql``; QueryError for unsupported clauses."""
-    statements = parse_statements(sql, dialect)
+    statements = parse_statements(sql)
     if len(statements) != 1:
         raise QueryError(f"expected one SELECT statement, got {len(statements)}")
     select = statements[0]
@@ -412,10 +410,10 @@ def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
     return render(parse_expression(render(tree), what, aggregates=aggregates))
 
 
-def _parse_joins(select: exp.Select, sql: str, dialect: str) -> tuple[JoinClause, ...]:
+def _parse_joins(select: exp.Select, sql: str) -> tuple[JoinClause, ...]:
     """Return one clause per joined table; sqlglot's tree has no commas."""
     joins = select.args.get("joins") or []
-    commas = list(_separators(sqlglot.tokenize(sql, dialect=dialect)))
+    commas = list(_separators(sqlglot.tokenize(sql, dialect=DIALECT)))
     if len(commas) != len(joins):
         # joins that are nested, or of a kind that is refused by name
         commas = [False] * len(joins)

@@ -63,25 +63,16 @@ class Scan:
         needs_sort: whether another reading may return the rows in a different order, so
             that the reader must sort them by their content.
         pushed: descriptions of the filters that the database applies.
-        read: reads the next rows at every step; None if all rows are there.
+        chunks: makes the next rows the relation ``shard`` at every step; to be used
+            once, as a database's rows are gone after they were read. If the fragment
+            has a sub-query, all rows come in one step.
     """
 
     connection: duckdb.DuckDBPyConnection
     fragment: Fragment
     needs_sort: bool = False
     pushed: tuple[str, ...] = ()
-    read: Callable[[], Iterator[None]] | None = None
-
-    def chunks(self) -> Iterator[None]:
-        """Make the next rows the relation ``shard`` at every step.
-
-        To be used once: a database's rows are gone after they were read. If the
-        fragment has a sub-query, all rows come in one step.
-        """
-        if self.read is None:
-            yield None
-        else:
-            yield from self.read()
+    chunks: Callable[[], Iterator[None]] = lambda: iter([None])
 
 
 def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
@@ -177,16 +168,14 @@ def hosted_shards(
 
 def flights_sources() -> tuple[ShardSource, ...]:
     """The shards of the built-in flights federation, whose rows are public."""
-    sources = []
-    for table, files in flights_tables().items():
-        sources += [
-            ShardSource(
-                table=table, site=site, index=index, path=str(path), policy=SIMULATED
-            )
-            for index, (site, path) in enumerate(files.items())
-        ]
     # invariant: organisations in order EWR, JFK, LGA, registry, directory
-    return tuple(sources)
+    return tuple(
+        ShardSource(
+            table=table, site=site, index=index, path=str(path), policy=SIMULATED
+        )
+        for table, files in flights_tables().items()
+        for index, (site, path) in enumerate(files.items())
+    )
 
 
 @contextmanager

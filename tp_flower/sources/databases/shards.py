@@ -191,7 +191,7 @@ def scan_database(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
                 fragment=selection.fragment,
                 needs_sort=not table.order_by,
                 pushed=selection.pushed,
-                read=partial(table.chunks, selection),
+                chunks=partial(table.chunks, selection),
             )
         except duckdb.Error as error:
             raise SourceError(f"{source}: {safe_message(error)}") from error
