@@ -18,10 +18,6 @@ Guarantee: the server learns nothing about the secret if it relays faithfully; w
 pinned keys, whatever it does. If keys are not pinned, a server that puts its own in
 place of the sites' learns the secret. None against the sites, which all have it.
 
-Masks: every pair of participants derives a stream of words from the secret; one adds it
-to its numbers, the other subtracts it. The server sees uniformly random words, whose
-sum over all participants is the sum of the numbers (modulo 2^64).
-
 Reference:
     The four exchanges are those of Noise's pattern KK and of Signal's X3DH. The masks
     are those of Bonawitz et al. 2017, "Practical secure aggregation", without dropouts.
@@ -33,7 +29,6 @@ import secrets
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Final, Self
 
 import numpy as np
@@ -77,24 +72,22 @@ class KeySource(StrEnum):
     AGREED = "agreed"
 
 
-GUARANTEES: Final[Mapping[KeySource, str]] = MappingProxyType(
-    {
-        KeySource.FILE: (
-            "the key comes from a secret file at each site; no message carries it, so "
-            "the server learns it neither by computing nor by tampering"
-        ),
-        KeySource.PINNED: (
-            "the key was sealed from site to site under long-term public keys that the "
-            "sites' owners pinned; the server learns it neither by computing nor by "
-            "putting its own keys in their place"
-        ),
-        KeySource.AGREED: (
-            "the key was sealed to public keys that the server relayed and nobody "
-            "checked: a server that put its own in their place has the key, and can "
-            "then test guesses of every hashed value"
-        ),
-    }
-)
+GUARANTEES: Final[Mapping[KeySource, str]] = {
+    KeySource.FILE: (
+        "the key comes from a secret file at each site; no message carries it, so "
+        "the server learns it neither by computing nor by tampering"
+    ),
+    KeySource.PINNED: (
+        "the key was sealed from site to site under long-term public keys that the "
+        "sites' owners pinned; the server learns it neither by computing nor by "
+        "putting its own keys in their place"
+    ),
+    KeySource.AGREED: (
+        "the key was sealed to public keys that the server relayed and nobody "
+        "checked: a server that put its own in their place has the key, and can "
+        "then test guesses of every hashed value"
+    ),
+}
 """For the ledger. None of them holds against a site: all sites have the key."""
 
 SIMULATED: Final = "the key of a simulation follows its seed: it is known to everybody"
@@ -273,7 +266,8 @@ def pair_masks(
 ) -> WordArray:
     """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
-    It is participant 0 <= ``part`` < ``parts`` in the sum, at most ``MOST_PARTS``;
+    Every pair has a stream of words: one adds it, the other subtracts it. It is
+    participant 0 <= ``part`` < ``parts`` in the sum, at most ``MOST_PARTS``;
     ``context`` is unique to the message under the secret.
 
     >>> pair = [pair_masks(b"s", part, 2, 3, b"run 1") for part in (0, 1)]

@@ -117,13 +117,10 @@ def _mostly_numbers(
 
 
 def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
-    options = {
-        "delim": quote_text(_character(sniffed["Delimiter"])),
-        "quote": quote_text(_character(sniffed["Quote"])),
-        "escape": quote_text(_character(sniffed["Escape"])),
-        "comment": quote_text(_character(sniffed["Comment"])),
-        "new_line": quote_text(sniffed["NewLineDelimiter"]),
-    }
+    options = {"new_line": quote_text(sniffed["NewLineDelimiter"])}
+    names = {"delim": "Delimiter", "quote": "Quote", "escape": "Escape"}
+    for option, name in {**names, "comment": "Comment"}.items():
+        options[option] = quote_text(sniffed[name].replace("(empty)", ""))
     for option in ("DateFormat", "TimestampFormat"):
         if isinstance(sniffed[option], str):
             options[option.lower()] = quote_text(sniffed[option])
@@ -146,10 +143,6 @@ def csv_call(
     }
     settings = ", ".join(f"{name} = {value}" for name, value in options.items())
     return f"read_csv({quote_path(path)}, auto_detect = false, {settings})"
-
-
-def _character(sniffed: str) -> str:
-    return "" if sniffed == "(empty)" else sniffed
 
 
 def _list(texts: Nulls) -> str:

@@ -42,8 +42,6 @@ LEAST_VALUES = 1 << 20
 """Minimum number of features per thread."""
 
 FeatureArray = npt.NDArray[np.float32]
-
-
 Features: TypeAlias = "FeatureArray | DeviceFeatures"
 """Rows (n, d) on the host or on a device; sums over them are in float64."""
 

@@ -372,7 +372,9 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
     if held == {"blob"}:
         return DatabaseColumn(name, "BLOB", named(name), "BLOB", is_exact=False)
     if not held:
-        return DatabaseColumn.of(name, _sqlite_empty(bare))
+        number = "BIGINT" if "INT" in bare else "DOUBLE"
+        kind = _SQLITE_DATES.get(bare, "VARCHAR" if is_text else number)
+        return DatabaseColumn.of(name, kind)
     return None
 
 
@@ -381,15 +383,6 @@ def _number_declared(bare: str) -> bool:
     if any(part in bare for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
         return False
     return not (bare in _SQLITE_DATES or bare in ("JSON", "UUID"))
-
-
-def _sqlite_empty(bare: str) -> str:
-    """The type of a column without values."""
-    if bare in _SQLITE_DATES:
-        return _SQLITE_DATES[bare]
-    if not bare or not _number_declared(bare):
-        return "VARCHAR"
-    return "BIGINT" if "INT" in bare else "DOUBLE"
 
 
 def check_names(names: Sequence[str], where: str) -> None:
