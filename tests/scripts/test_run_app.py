@@ -18,10 +18,7 @@ CASES = case_table(__file__)
 def test_good_run_configs(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('strategy = "sgd"\n')
-    for texts in (
-        *CASES["good"],
-        [str(file)],
-    ):
+    for texts in (*CASES["good"], [str(file)]):
         run_app.check_run_config(texts)
     file.write_text('strategy = "adam"\n')
     with pytest.raises(SettingsError, match="'adam' is not one of admm, sgd"):

@@ -53,10 +53,7 @@ def test_what_fails(path, value, failure) -> None:
 
 @pytest.mark.parametrize(
     ("path", "value", "notes"),
-    [
-        *CASES["notes"],
-        (["tables"], REPORT["tables"][::-1], 0),
-    ],
+    [*CASES["notes"], (["tables"], REPORT["tables"][::-1], 0)],
 )
 def test_what_may_change(path, value, notes) -> None:
     difference = compared(path, value)

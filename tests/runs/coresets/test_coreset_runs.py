@@ -154,8 +154,7 @@ LAWS = {
 
 
 @pytest.mark.parametrize(
-    ("law", "split"),
-    [*((law, "sharded") for law in LAWS), ("regression", "whole")],
+    ("law", "split"), [*((law, "sharded") for law in LAWS), ("regression", "whole")]
 )
 def test_joined_rows_are_drawn_as_on_the_materialised_join(law, split):
     sql, labels, weights, l2 = LAWS[law]

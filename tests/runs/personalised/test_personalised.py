@@ -404,10 +404,7 @@ def test_labels_and_features_that_there_are_not_are_refused():
     ("own", "message"),
     [
         *CASES["settings"],
-        (
-            {"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)},
-            "not use it",
-        ),
+        ({"privacy": PrivacySettings(features="dp-sgd", epsilon=1.0)}, "not use it"),
     ],
 )
 def test_settings_that_do_not_go_with_it_are_refused(own, message):

@@ -120,10 +120,7 @@ def test_queries_and_settings_that_are_refused(how, error, match):
 
 @pytest.mark.parametrize(
     ("text", "match"),
-    [
-        *CASES["files"],
-        (None, "the tables file of the site does not exist"),
-    ],
+    [*CASES["files"], (None, "the tables file of the site does not exist")],
 )
 def test_files_that_are_refused(tmp_path, text, match):
     file = tmp_path / "tables.toml"

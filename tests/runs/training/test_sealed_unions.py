@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from strategies import STRATEGIES
-from tests.support.federated import (
-    one_per_site,
-    pieces,
-    run,
-    run_query,
-    sharded,
-    store,
-)
+from tests.support.federated import one_per_site, pieces, run, run_query, sharded, store
 from tp_flower.errors import SettingsError
 from tp_flower.settings import PrivacySettings
 

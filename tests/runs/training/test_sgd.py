@@ -10,15 +10,7 @@ from client_apps.data import run_store as store_module
 from strategies.training.batches import stale_limit
 from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
-from tests.support.federated import (
-    ALIASES,
-    SOURCE,
-    Run,
-    run,
-    store,
-    task_of,
-    whole,
-)
+from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, whole
 from tests.support.reference.training import Mlp, SgdSettings, mlp_sgd, sgd
 
 HOW = SgdSettings(rate=0.05, momentum=0.8, decay=0.5)

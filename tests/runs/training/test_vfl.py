@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.support.datasets import (
-    SQL,
-    each_data_set,
-    few_rows,
-    sites_of,
-    tables_of,
-)
+from tests.support.datasets import SQL, each_data_set, few_rows, sites_of, tables_of
 from tests.support.examples.store_runs import FRAMES, LEFT, query, reference_of
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import SOURCE, Run, run_query

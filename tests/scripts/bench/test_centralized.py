@@ -19,11 +19,7 @@ from scripts.compare_centralized import judge, main
 from scripts.data.make_store import STORE_CLASSIFICATION_SQL, STORE_SQL, make_store
 from scripts.data.make_store import main as make_files
 from scripts.joined.centralized import JoinedTable, join_tables, simulated_hasher
-from scripts.joined.models import (
-    Problem,
-    fit_ridge,
-    train_lbfgs,
-)
+from scripts.joined.models import Problem, fit_ridge, train_lbfgs
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.files import case_table
@@ -240,11 +236,7 @@ def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        *CASES["not_equal"],
-        (None, "cannot be read"),
-    ],
+    ("changes", "message"), [*CASES["not_equal"], (None, "cannot be read")]
 )
 def test_runs_that_are_not_equal_or_cannot_be_compared(
     run_folder, tmp_path, capsys, changes, message

@@ -107,11 +107,7 @@ def test_a_curve_adds_up_the_rounds_of_set_up_and_epochs() -> None:
     curve = curve_of(HISTORY, "auc")
     assert curve["metric"][1:].tolist() == [0.6, 0.7]
     # the round that only ends the run is not in it
-    assert curve[list(COSTS)].to_numpy().tolist() == [
-        [1, 100],
-        [3, 420],
-        [5, 740],
-    ]
+    assert curve[list(COSTS)].to_numpy().tolist() == [[1, 100], [3, 420], [5, 740]]
 
 
 def test_a_metric_that_was_not_computed_is_not_reached() -> None:

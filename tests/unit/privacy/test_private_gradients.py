@@ -367,8 +367,7 @@ def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"clip": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": np.inf}],
+    "change", [{"clip": 0.0}, {"noise_multiplier": -1.0}, {"noise_multiplier": np.inf}]
 )
 def test_plans_without_noise_are_refused(change):
     with pytest.raises(SiteError, match=r"multiplier .* times clip .* gives no noise"):

@@ -25,12 +25,7 @@ from tp_flower.protocol.codec import (
 from tp_flower.protocol.coreset_messages import DrawPart, DrawRequest
 from tp_flower.protocol.fields import COVERS, Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
-from tp_flower.protocol.messages import (
-    Action,
-    Failure,
-    ReplyEnvelope,
-    RequestEnvelope,
-)
+from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
 

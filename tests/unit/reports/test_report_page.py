@@ -17,12 +17,7 @@ from hypothesis import strategies as st
 
 from client_apps.app import app as client_app
 from strategies.app import page_line, train
-from strategies.report_page.page import (
-    PAGE_FILE,
-    ReportError,
-    read_report,
-    render,
-)
+from strategies.report_page.page import PAGE_FILE, ReportError, read_report, render
 from strategies.report_page.plots import (
     MOST_POINTS,
     from_zero,

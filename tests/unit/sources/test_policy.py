@@ -13,12 +13,7 @@ from client_apps.handlers.training_rows import (
     check_training_rows,
 )
 from client_apps.privacy import guard
-from tests.support.examples.site_examples import (
-    check,
-    features,
-    fragment,
-    site_of,
-)
+from tests.support.examples.site_examples import check, features, fragment, site_of
 from tests.support.files import case_table
 from tp_flower.errors import PolicyError, QueryError, SourceError
 from tp_flower.features.spec import DEFAULTS, EncoderSpec
