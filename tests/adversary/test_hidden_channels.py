@@ -15,19 +15,6 @@ from client_apps.data.ledger import Ledger
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.files import case_table
 from tests.support.peers import hostile
-from tests.support.peers.hostile import (
-    POLICIES,
-    SHOP,
-    UK_PART,
-    US,
-    US_PART,
-    HostileGrid,
-    StoppedError,
-    arrays,
-    header,
-    shard_seal,
-    train,
-)
 from tests.support.peers.hostile_runs import answers_to, once, refusal, refused
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import ModelSpec
@@ -60,12 +47,14 @@ def test_no_unit_is_so_small_that_there_is_no_noise(
     """With a clip of 0, NaN would tell whose gradient or score is 0 exactly."""
 
     def shrink(packet):
-        small = header("privacy", "clip", value=1e-12)(packet)
-        return header("parts", 0, *path, value=TINY)(small)
+        small = hostile.header("privacy", "clip", value=1e-12)(packet)
+        return hostile.header("parts", 0, *path, value=TINY)(small)
 
-    answer = refusal(tmp_path, "train.prepare", US, shrink, method, privacy=privacy)
+    answer = refusal(
+        tmp_path, "train.prepare", hostile.US, shrink, method, privacy=privacy
+    )
     assert re.search(match, answer.error)
-    assert answer.header["part"] == US_PART
+    assert answer.header["part"] == hostile.US_PART
 
 
 @pytest.mark.parametrize(
@@ -104,30 +93,32 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
 
     def misfit(packet):
         """As a server would do that has the key of a shard."""
-        seal = shard_seal(grid, US, US_PART)
-        sealed = packet.arrays[US_PART, "encoder"]
-        encoder = json.loads(seal.open(sealed, ENCODER, UK_PART))
+        seal = hostile.shard_seal(grid, hostile.US, hostile.US_PART)
+        sealed = packet.arrays[hostile.US_PART, "encoder"]
+        encoder = json.loads(seal.open(sealed, ENCODER, hostile.UK_PART))
         (age,) = (each for each in encoder["encodings"] if each["name"] == "age")
         if "type" in change:
             age.clear()
         age |= change
         mask = np.arange(3) == row
-        only = arrays(
-            US_PART,
+        only = hostile.arrays(
+            hostile.US_PART,
             trained=pack_bits(mask),
             tested=pack_bits(mask & False),
             multiplicity=np.ones(1, np.int32),
-            encoder=seal.seal(json.dumps(encoder).encode(), ENCODER, UK_PART, ""),
+            encoder=seal.seal(
+                json.dumps(encoder).encode(), ENCODER, hostile.UK_PART, ""
+            ),
         )
         return only(packet)
 
     for row in range(3):
         folder = tmp_path / str(row)
         folder.mkdir()
-        hostile_request = once("train.prepare", US, {"misfit": misfit})
-        grid = HostileGrid(folder, hostile_request, stops=True)
-        with pytest.raises(StoppedError):
-            train(grid, privacy=EXACT)
+        hostile_request = once("train.prepare", hostile.US, {"misfit": misfit})
+        grid = hostile.HostileGrid(folder, hostile_request, stops=True)
+        with pytest.raises(hostile.StoppedError):
+            hostile.train(grid, privacy=EXACT)
         (answer,) = grid.answers
         replies.append((answer.error, set(answer.arrays)))
     assert replies[0] == replies[1] == replies[2]
@@ -193,19 +184,20 @@ def test_scores_of_rows_that_depend_on_others_are_not_covered(tmp_path, monkeypa
     module.make = lambda d, k, _: nn.Sequential(nn.BatchNorm1d(d), nn.Linear(d, k))
     monkeypatch.setitem(sys.modules, "mixing_models", module)
     private = PrivacySettings(predictions=1.0)
-    rules = f"{POLICIES['orders']}\nmodels = ['mixing_models:make']"
-    grid = HostileGrid(tmp_path, policies={"orders": rules})
+    rules = f"{hostile.POLICIES['orders']}\nmodels = ['mixing_models:make']"
+    grid = hostile.HostileGrid(tmp_path, policies={"orders": rules})
     with pytest.raises(SiteError, match="scores of a row depend on other rows"):
-        train(grid, privacy=private, model="mixing_models:make")
+        hostile.train(grid, privacy=private, model="mixing_models:make")
 
 
 def ask_for(folder, policy, *expressions):
     """Return what a site says to requests with other features in them."""
     changes = {
-        sql: header(*FRAGMENT, "features", 0, 1, value=sql) for sql in expressions
+        sql: hostile.header(*FRAGMENT, "features", 0, 1, value=sql)
+        for sql in expressions
     }
     policies = {"customers": policy}
-    return answers_to(folder, "query.extract", US, changes, policies=policies)
+    return answers_to(folder, "query.extract", hostile.US, changes, policies=policies)
 
 
 def test_an_expression_that_fails_tells_of_a_value(tmp_path):
@@ -232,11 +224,13 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
     grouped = {"columns": columns, "filters": [], "groups": ['"id"'], "having": []}
 
     changes = {
-        "group": header(*FRAGMENT, "subquery", value=grouped),
-        "filter": header(*FRAGMENT, "filters", value=['"age" = 27']),
+        "group": hostile.header(*FRAGMENT, "subquery", value=grouped),
+        "filter": hostile.header(*FRAGMENT, "filters", value=['"age" = 27']),
     }
     policies = {"customers": policy}
-    answers = answers_to(tmp_path, "query.extract", US, changes, policies=policies)
+    answers = answers_to(
+        tmp_path, "query.extract", hostile.US, changes, policies=policies
+    )
     assert len(answers) == 2
     for answer in answers:
         answer.check_nothing_left()
@@ -245,10 +239,12 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
 
 def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
-    one_row = arrays(US_PART, rows=pack_bits(np.arange(3) == 1))
+    one_row = hostile.arrays(hostile.US_PART, rows=pack_bits(np.arange(3) == 1))
     policies = {"customers": "epsilon = 1.0"}
     error = refused(
-        *(tmp_path, "query.statistics", US, one_row), policies=policies, privacy=EXACT
+        *(tmp_path, "query.statistics", hostile.US, one_row),
+        policies=policies,
+        privacy=EXACT,
     )
     assert "releases.statistics = never" in error
 
@@ -258,7 +254,7 @@ def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
 QUOTA = 3
 QUOTAS = {"orders": f"queries-per-day = {QUOTA}"}
 PROBES = {
-    day: header(
+    day: hostile.header(
         *("parts", 0, "fragment", "filters"),
         value=[f"CASE WHEN \"day\" > {day} THEN 'x' ELSE '1' END::INT = 1"],
     )
@@ -269,7 +265,7 @@ BEYOND = "(queries-per-day) refuses: 3 queries have read table orders"
 
 def probe(folder):
     """Ask whether any day is later than some, by errors; return the errors."""
-    answers = answers_to(folder, "query.extract", SHOP, PROBES, policies=QUOTAS)
+    answers = answers_to(folder, "query.extract", hostile.SHOP, PROBES, policies=QUOTAS)
     return [answer.error for answer in answers]
 
 

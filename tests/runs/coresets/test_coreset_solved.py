@@ -29,14 +29,8 @@ from tests.support.federated import (
 )
 from tests.support.files import case_table
 from tests.support.predicted import on, scored, train
+from tp_flower import errors
 from tp_flower.coresets.solvers import distdim, nearest, weighted_kmeans
-from tp_flower.errors import (
-    MessageError,
-    QueryError,
-    ReplyError,
-    SettingsError,
-    SiteError,
-)
 from tp_flower.protocol.codec import decode, encode
 from tp_flower.protocol.coreset_messages import RowsReply, RowsRequest
 from tp_flower.protocol.messages import Action
@@ -144,7 +138,7 @@ def test_saga_comes_to_the_same_as_the_exact_solver():
 
 def test_ridge_is_not_for_classes():
     with pytest.raises(
-        QueryError, match=r"squared loss of numbers, .* 'logistic': use"
+        errors.QueryError, match=r"squared loss of numbers, .* 'logistic': use"
     ):
         solve("coreset-ridge", sql=store_sql("logistic"), **ALL)
 
@@ -289,7 +283,9 @@ def test_what_is_known_of_tau_is_in_the_report():
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
     sql = CLUSTERS.replace("JOIN items", "LEFT JOIN items")
-    with pytest.raises(QueryError, match="clusters whole rows, but the query LEFT JO"):
+    with pytest.raises(
+        errors.QueryError, match="clusters whole rows, but the query LEFT JO"
+    ):
         solve("coreset-kmeans", sql=sql)
 
 
@@ -299,7 +295,7 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
     policies = dict.fromkeys(tables, f"releases = {{ {policy} }}")
     grid = WatchedGrid([federated.write_site(tmp_path, tables, policies)])
     sql = SQL if strategy == "coreset-ridge" else CLUSTERS
-    with pytest.raises(SiteError, match=refused) if refused else nullcontext():
+    with pytest.raises(errors.SiteError, match=refused) if refused else nullcontext():
         federated.train(
             grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
         )
@@ -333,7 +329,7 @@ class Asking(InProcessGrid):
 
 
 def test_rows_do_not_leave_a_run_that_was_planned_without():
-    with pytest.raises(SiteError, match="this run did not plan to release rows"):
+    with pytest.raises(errors.SiteError, match="this run did not plan to release rows"):
         federated.train(Asking(app, one_per_site(whole(store()))), SQL)
 
 
@@ -359,7 +355,7 @@ def clusters_of(centres, labels) -> tuple[TrainedTable, Replies]:
     ],
 )
 def test_clusters_that_are_none_are_refused(centres, labels, message):
-    with pytest.raises((MessageError, ReplyError), match=message):
+    with pytest.raises((errors.MessageError, errors.ReplyError), match=message):
         _table_clusters(*clusters_of(centres, labels), 4)
 
 
@@ -385,5 +381,5 @@ def test_local_centres_of_several_shards_are_told_apart():
     ],
 )
 def test_settings_that_do_not_go_with_a_solved_strategy(own, message):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(errors.SettingsError, match=message):
         Settings(strategy="coreset-ridge", **own)

@@ -9,48 +9,30 @@ import pytest
 
 from scripts import benchmark
 from scripts.bench import harness, processes, render
-from scripts.bench.harness import (
-    RESULTS_FILE,
-    Options,
-    Outcome,
-    SkippedSuite,
-    read_results,
-)
-from scripts.bench.render import (
-    BEGIN,
-    END,
-    FOLDER,
-    PAGE,
-    README,
-    methods_table,
-    plot,
-    summary,
-    with_section,
-)
 from scripts.bench.suites.methods import ADMM_CLAIM, SGD_CLAIM
 from scripts.bench.suites.registry import SUITES
 
-PAGE_TEXT = PAGE.read_text(encoding="utf-8")
+PAGE_TEXT = render.PAGE.read_text(encoding="utf-8")
 
 
-def good(_: Options) -> Outcome:
-    outcome = Outcome(facts={"figure": 0.123456789})
+def good(_: harness.Options) -> harness.Outcome:
+    outcome = harness.Outcome(facts={"figure": 0.123456789})
     outcome.check("within", 1.0, 2.0)
     return outcome
 
 
-def missed(_: Options) -> Outcome:
-    outcome = Outcome(facts={"new": 1})
+def missed(_: harness.Options) -> harness.Outcome:
+    outcome = harness.Outcome(facts={"new": 1})
     outcome.check("beyond", float("inf"), 2.0)
     return outcome
 
 
-def failing(_: Options) -> Outcome:
+def failing(_: harness.Options) -> harness.Outcome:
     raise OSError("disk full")
 
 
-def skipped(_: Options) -> Outcome:
-    raise SkippedSuite("no data")
+def skipped(_: harness.Options) -> harness.Outcome:
+    raise harness.SkippedSuite("no data")
 
 
 @pytest.fixture
@@ -59,7 +41,7 @@ def run(monkeypatch, tmp_path):
         monkeypatch.setattr(benchmark, "SUITES", suites)
         where = [] if "--update" in arguments else ["--output", str(output)]
         status = benchmark.main([*where, *arguments])
-        path = tmp_path / "out" / RESULTS_FILE
+        path = tmp_path / "out" / harness.RESULTS_FILE
         return status, json.loads(path.read_text(encoding="utf-8"))
 
     return call
@@ -86,7 +68,7 @@ def test_suites_are_named_in_their_order() -> None:
 def test_what_cannot_work_is_refused_before_measuring(
     run, capsys, arguments, message
 ) -> None:
-    def measure(_: Options) -> Outcome:
+    def measure(_: harness.Options) -> harness.Outcome:
         pytest.fail("measured")
 
     with pytest.raises(SystemExit) as status:
@@ -96,7 +78,7 @@ def test_what_cannot_work_is_refused_before_measuring(
 
 
 def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
-    def interrupted(_: Options) -> Outcome:
+    def interrupted(_: harness.Options) -> harness.Outcome:
         raise KeyboardInterrupt
 
     status, content = run({"a": good, "b": interrupted, "c": good})
@@ -158,7 +140,7 @@ def test_a_file_of_another_schema_is_refused(
     with pytest.raises(SystemExit):
         run({"a": good}, option, str(path))
     assert "not 1: run it anew" in capsys.readouterr().err
-    assert PAGE.read_text(encoding="utf-8") == PAGE_TEXT
+    assert render.PAGE.read_text(encoding="utf-8") == PAGE_TEXT
 
 
 def test_a_measurement_in_a_process_of_its_own() -> None:
@@ -178,24 +160,24 @@ def test_memory_and_time_of_a_block() -> None:
 
 
 def test_nobody_edits_figures_by_hand() -> None:
-    committed = read_results(FOLDER / RESULTS_FILE)
+    committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)
     section = render.render(committed, "../scripts/bench/results/")
     advice = "run python scripts/benchmark.py --render"
-    assert with_section(PAGE_TEXT, section) == PAGE_TEXT, advice
-    readme = README.read_text(encoding="utf-8")
-    assert with_section(readme, summary(committed)) == readme, advice
+    assert render.with_section(PAGE_TEXT, section) == PAGE_TEXT, advice
+    readme = render.README.read_text(encoding="utf-8")
+    assert render.with_section(readme, render.summary(committed)) == readme, advice
     assert committed["failed"] == {}
 
 
 def test_every_image_is_there_and_none_is_left_over() -> None:
-    section = PAGE_TEXT.partition(BEGIN)[2].partition(END)[0]
+    section = PAGE_TEXT.partition(render.BEGIN)[2].partition(render.END)[0]
     named = {
-        (PAGE.parent / path).resolve()
+        (render.PAGE.parent / path).resolve()
         for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", section)
     }
-    assert named == set(FOLDER.glob("*.png"))
+    assert named == set(render.FOLDER.glob("*.png"))
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in named)
-    text = (FOLDER / RESULTS_FILE).read_text(encoding="utf-8")
+    text = (render.FOLDER / harness.RESULTS_FILE).read_text(encoding="utf-8")
     assert len(text) < 300_000
     assert str(Path.home()) not in text
 
@@ -204,19 +186,24 @@ def test_every_image_is_there_and_none_is_left_over() -> None:
     ("page", "message"),
     [
         ("no markers", "the page needs one"),
-        (f"{BEGIN} {BEGIN} {END}", "the page needs one"),
-        (f"{END} {BEGIN}", "stands before"),
+        (f"{render.BEGIN} {render.BEGIN} {render.END}", "the page needs one"),
+        (f"{render.END} {render.BEGIN}", "stands before"),
     ],
 )
 def test_markers_are_needed(page: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        with_section(page, "new")
-    page = f"before\n{BEGIN}\nold\n{END}\nafter\n"
-    assert with_section(page, "new") == f"before\n{BEGIN}\n\nnew\n\n{END}\nafter\n"
+        render.with_section(page, "new")
+    page = f"before\n{render.BEGIN}\nold\n{render.END}\nafter\n"
+    assert (
+        render.with_section(page, "new")
+        == f"before\n{render.BEGIN}\n\nnew\n\n{render.END}\nafter\n"
+    )
 
 
 def test_methods_by_data_sets() -> None:
-    committed = read_results(FOLDER / RESULTS_FILE)["suites"]["methods"]
+    committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)["suites"][
+        "methods"
+    ]
     data = committed["facts"]["flights"]
     runs = data["methods"]
     slow = {"title": "GD", "epochs-to-1%": 0, "curve": runs["gd"]["curve"]}
@@ -225,7 +212,7 @@ def test_methods_by_data_sets() -> None:
         {"name": f"{data['title']}: {ADMM_CLAIM}", "measured": 1.0, "is-met": True},
         {"name": f"{data['title']}: {SGD_CLAIM}", "measured": 2.0, "is-met": False},
     ]
-    head, rows = methods_table({"one": data}, checks)
+    head, rows = render.methods_table({"one": data}, checks)
     assert head == ["", "Flights, late or not: test AUC >= 0.6953"]
     assert rows == [
         ["TP-SGD", "1 epoch, 15.8 MB, 14.4 s"],
@@ -233,6 +220,6 @@ def test_methods_by_data_sets() -> None:
         [ADMM_CLAIM, "1 (tie)"],
         [SGD_CLAIM, "**2**"],
     ]
-    axes = plot({"one": data}).axes[0]
+    axes = render.plot({"one": data}).axes[0]
     labels = {line.get_label() for line in axes.get_lines()}
     assert {"GD", "TP-SGD", "centralised optimum"} <= labels

@@ -7,12 +7,6 @@ from scripts.bench.harness import Options, Outcome, participants_of, train
 from scripts.bench.processes import status_bytes
 from scripts.bench.suites import scale
 from scripts.bench.suites.micro import measure_micro
-from scripts.bench.suites.scale import (
-    log_slope,
-    measure_linearity,
-    run_paper_scale,
-    shard_set_up,
-)
 from scripts.data.paper_scale import SQL, rows_of, write_paper_scale
 from tp_flower.settings import Settings
 
@@ -24,7 +18,7 @@ def test_slope_of_powers():
     sizes = [1e5, 3e5, 1e6]
     for power in (0.5, 1.0, 2.0):
         costs = [7.0 * n**power for n in sizes]
-        assert log_slope(sizes, costs) == pytest.approx(power)
+        assert scale.log_slope(sizes, costs) == pytest.approx(power)
 
 
 def test_memory_beside_files_is_seen():
@@ -35,7 +29,7 @@ def test_memory_beside_files_is_seen():
 
 
 def test_a_run_of_the_papers_tables_learns_what_is_in_them(tmp_path):
-    found = run_paper_scale(str(write_paper_scale(tmp_path, SMALL)))
+    found = scale.run_paper_scale(str(write_paper_scale(tmp_path, SMALL)))
     held_out = 0.2
     rows = rows_of("reviews", SMALL)
     assert found["joined-rows"] == rows - round(rows * held_out)
@@ -67,13 +61,13 @@ def test_features_stay_mapped_from_message_to_message(tmp_path):
 
 @pytest.mark.slow
 def test_linearity_of_small_stores():
-    outcome = measure_linearity(Options(), (2_000, 8_000), (2, 6))
+    outcome = scale.measure_linearity(Options(), (2_000, 8_000), (2, 6))
     assert [check.limit for check in outcome.checks] == [1.1, 1.1, 1.1]
     assert all(np.isfinite(check.measured) for check in outcome.checks)
 
 
 def test_set_up_of_shards_is_timed_at_the_site():
-    assert 0 < shard_set_up(3) < 60
+    assert 0 < scale.shard_set_up(3) < 60
 
 
 def test_both_devices_are_compared(monkeypatch, tmp_path):

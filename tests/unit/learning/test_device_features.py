@@ -14,22 +14,12 @@ from tp_flower.errors import SettingsError
 from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import local_model, neural
 from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
-from tp_flower.learning.models.local_model import (
-    CUDA,
-    FitProblem,
-    LinearModel,
-    ModelSpec,
-    build_model,
-    moment,
-    on_host,
-    resolve,
-)
 from tp_flower.learning.models.neural import FitBudget, fit_least_squares
 from tp_flower.learning.solvers import gram
 
 NO_GPU = "torch finds no CUDA device here"
 skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
-cuda = pytest.param(CUDA, marks=[pytest.mark.gpu, skip])
+cuda = pytest.param(local_model.CUDA, marks=[pytest.mark.gpu, skip])
 each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
 ROWS, WIDTH, OUTPUTS = 23, 4, 3
 each_place = pytest.mark.parametrize("place", ["resident", "streamed"])
@@ -49,7 +39,7 @@ HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 def pretend(monkeypatch, device_name: str) -> None:
     """Let code that asks for CUDA get this device, by the same way."""
-    if device_name == CUDA:
+    if device_name == local_model.CUDA:
         return
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     for loaded in (module, neural):
@@ -82,18 +72,18 @@ def test_products_are_numpys(placed, view, intercept):
     rows, device_rows = VIEWS[view](matrix()), VIEWS[view](placed)
     assert device_rows.shape == rows.shape
     assert len(device_rows) == len(rows)
-    np.testing.assert_array_equal(on_host(device_rows), rows)
+    np.testing.assert_array_equal(local_model.on_host(device_rows), rows)
     np.testing.assert_array_equal(device_rows.tensor().cpu().numpy(), rows)
     rng = np.random.default_rng(1)
     messages = rng.normal(size=(len(rows), OUTPUTS))
     count = rng.integers(0, 5, len(rows))
-    model = LinearModel(WIDTH, OUTPUTS, intercept=intercept)
+    model = local_model.LinearModel(WIDTH, OUTPUTS, intercept=intercept)
     model.parameters[:] = rng.normal(size=len(model.parameters))
 
     def products(features):
         yield model.scores(features)
         yield model.pullback(features, messages)
-        yield moment(features, messages, intercept=intercept)
+        yield local_model.moment(features, messages, intercept=intercept)
         yield gram(features, count, intercept=intercept)
 
     for actual, expected in zip(products(device_rows), products(rows), strict=True):
@@ -103,16 +93,18 @@ def test_products_are_numpys(placed, view, intercept):
 @each_device
 @each_place
 def test_torch_models_train_alike(placed):
-    spec = ModelSpec(kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,))
+    spec = local_model.ModelSpec(
+        kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
+    )
     messages = np.random.default_rng(2).normal(size=(ROWS, OUTPUTS))
     counts, budget = np.arange(1, ROWS + 1), FitBudget(2, 12, batch_rows=6)
     results = []
     for features in (matrix(), placed):
         # the kernels of one device: their sums are in one order
-        model = build_model(spec, WIDTH, placed.device.type)
+        model = local_model.build_model(spec, WIDTH, placed.device.type)
         model.pullback(features, messages)
         zero, penalised = np.zeros(len(model.penalised)), model.penalised
-        problem = FitProblem(
+        problem = local_model.FitProblem(
             features, counts, messages, 0.5, ROWS, 0.01, zero, penalised
         )
         fit_least_squares(model, problem, budget, np.random.default_rng(3))
@@ -135,9 +127,13 @@ def test_no_room_after_all_streams(monkeypatch):
 @pytest.mark.parametrize("device_name", [cuda])
 def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
     device_rows = DeviceFeatures.place(matrix(), torch.device(device_name))
-    model = build_model(ModelSpec(kind="mlp"), WIDTH, device_name)
+    model = local_model.build_model(
+        local_model.ModelSpec(kind="mlp"), WIDTH, device_name
+    )
     ones, zero = np.ones(ROWS), model.penalised
-    problem = FitProblem(device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero)
+    problem = local_model.FitProblem(
+        device_rows, ones, ones[:, None], 1.0, ROWS, 0.0, zero, zero
+    )
     waits = []
     for steps in (8, 48):
         budget = FitBudget(passes=1, least_steps=steps, batch_rows=6)
@@ -276,10 +272,10 @@ def test_why_there_is_no_gpu(visible, has_file, reason, monkeypatch, tmp_path):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert local_model.has_driver() is reason.startswith("can")
-    assert resolve("auto") == "cpu"
+    assert local_model.resolve("auto") == "cpu"
     text = f"device is 'cuda', but this site has no CUDA device .*{reason}"
     with pytest.raises(SettingsError, match=text):
-        resolve("cuda")
+        local_model.resolve("cuda")
     # before training
     with pytest.raises(Exception, match=text):
         run("squared", one_per_site(whole(FRAMES)), device="cuda")

@@ -11,20 +11,11 @@ from tp_flower import losses
 from tp_flower.arrays import blocks
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan, NumberNoise, corrected
 from tp_flower.learning.metrics import auc, evaluate
-from tp_flower.losses import (
-    LOSSES,
-    KMeansLoss,
-    LogisticLoss,
-    Loss,
-    SoftmaxLoss,
-    SquaredLoss,
-    make_loss,
-)
 from tp_flower.randomness import NoiseSource
 
 ALL_LOSSES = [
-    make_loss(name, classes)
-    for name, loss in LOSSES.items()
+    losses.make_loss(name, classes)
+    for name, loss in losses.LOSSES.items()
     for classes in range(7)
     if classes in loss.class_counts
 ]
@@ -36,15 +27,15 @@ each_loss = pytest.mark.parametrize(
 )
 KEY = bytes(range(32))
 CASES = {
-    "logistic": (LogisticLoss(), ClassNoise(2, 0.8)),
-    "softmax-2": (SoftmaxLoss(2), ClassNoise(2, 0.9)),
-    "softmax-3": (SoftmaxLoss(3), ClassNoise(3, 0.55)),
-    "softmax-6": (SoftmaxLoss(6), ClassNoise(6, 0.4)),
+    "logistic": (losses.LogisticLoss(), ClassNoise(2, 0.8)),
+    "softmax-2": (losses.SoftmaxLoss(2), ClassNoise(2, 0.9)),
+    "softmax-3": (losses.SoftmaxLoss(3), ClassNoise(3, 0.55)),
+    "softmax-6": (losses.SoftmaxLoss(6), ClassNoise(6, 0.4)),
 }
 each = pytest.mark.parametrize("case", CASES)
 
 
-def labels_for(loss: Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
+def labels_for(loss: losses.Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
     if loss.is_regression:
         return rng.normal(0.0, 3.0, rows)
     classes = 2 if loss.name == "logistic" else loss.outputs
@@ -53,15 +44,18 @@ def labels_for(loss: Loss, rng: np.random.Generator, rows: int) -> np.ndarray:
     return labels.astype(float)
 
 
-def problem(loss: Loss, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
+def problem(loss: losses.Loss, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(loss.outputs)
     return 2 * rng.normal(size=(rows, loss.outputs)), labels_for(loss, rng, rows)
 
 
 def test_every_loss_of_labels_can_be_chosen():
     kinds = [kind for kind in vars(losses).values() if isinstance(kind, type)]
-    of_labels = {kind for kind in kinds if issubclass(kind, Loss)} - {Loss, KMeansLoss}
-    assert of_labels == set(LOSSES.values()), "list it in the tuple above LOSSES"
+    of_labels = {kind for kind in kinds if issubclass(kind, losses.Loss)} - {
+        losses.Loss,
+        losses.KMeansLoss,
+    }
+    assert of_labels == set(losses.LOSSES.values()), "list it in the tuple above LOSSES"
 
 
 @each_loss
@@ -122,7 +116,7 @@ def test_base_score_is_the_best_constant(loss):
 
 
 def test_base_score_of_a_class_without_rows_is_finite():
-    base = SoftmaxLoss(3).base_score(np.array([0.0, 1.0, 1.0, 0.0]))
+    base = losses.SoftmaxLoss(3).base_score(np.array([0.0, 1.0, 1.0, 0.0]))
     assert np.isfinite(base).all()
     assert base[2] < base[:2].min()
 
@@ -305,7 +299,7 @@ def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
     noise = ClassNoise(3, 0.5)
     # fewer of class 2 than the noise makes of nothing
     labels = np.repeat([0.0, 1.0, 2.0], [450, 330, 220])
-    base = corrected(SoftmaxLoss(3), noise).base_score(labels)
+    base = corrected(losses.SoftmaxLoss(3), noise).base_score(labels)
     assert np.isfinite(base).all()
     rates = np.exp(base)
     assert rates.sum() == pytest.approx(1.0)
@@ -315,7 +309,7 @@ def test_base_score_of_a_class_that_noise_alone_shows_is_finite():
 
 def test_numbers_lose_half_the_noises_variance_and_nothing_else():
     noise = NumberNoise(1.5)
-    loss = corrected(SquaredLoss(), noise)
+    loss = corrected(losses.SquaredLoss(), noise)
     rng = np.random.default_rng(0)
     scores, true = rng.normal(size=(200_000, 1)), rng.normal(size=200_000)
     noisy = NoiseSource(KEY).with_laplace(true, noise.scale)
@@ -331,18 +325,18 @@ def test_numbers_lose_half_the_noises_variance_and_nothing_else():
     assert (loss.curvature(np.zeros(1)), loss.max_curvature) == (1.0, 1.0)
     assert loss.name == "squared"
     actual = evaluate(loss, scores, noisy)
-    expected = evaluate(SquaredLoss(), scores, true)
+    expected = evaluate(losses.SquaredLoss(), scores, true)
     assert actual["rmse"] == pytest.approx(expected["rmse"], rel=0.03)
     assert actual["r2"] == pytest.approx(expected["r2"], abs=0.1)
 
 
 def test_estimates_below_no_error():
     labels = np.array([0.0, 1.0, 0.0, 1.0])
-    far = corrected(SquaredLoss(), NumberNoise(10.0))
+    far = corrected(losses.SquaredLoss(), NumberNoise(10.0))
     metrics = evaluate(far, np.zeros((4, 1)), labels)
     assert metrics["loss"] == 0.25 - 100.0
     assert np.isnan([metrics["rmse"], metrics["r2"]]).all()
-    near = corrected(SquaredLoss(), NumberNoise(0.1))
+    near = corrected(losses.SquaredLoss(), NumberNoise(0.1))
     metrics = evaluate(near, labels[:, None], labels)
     assert metrics["loss"] == pytest.approx(-0.01)
     assert (metrics["rmse"], metrics["r2"]) == (0.0, 1.0)
@@ -375,17 +369,17 @@ def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     noise = ClassNoise(2, 0.7)
     labels = np.repeat([0.0, 1.0], [80, 20])
     scores = np.linspace(-1, 1, 100)[:, None]
-    actual = evaluate(corrected(LogisticLoss(), noise), scores, labels)
+    actual = evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)
     assert np.isnan(actual["auc"])
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 
 def test_noise_of_another_kind_is_refused():
     noise = ClassNoise(2, 0.9)
-    twice = corrected(LogisticLoss(), noise)
+    twice = corrected(losses.LogisticLoss(), noise)
     for loss, other in (
-        (LogisticLoss(), NumberNoise(1.0)),
-        (SquaredLoss(), noise),
+        (losses.LogisticLoss(), NumberNoise(1.0)),
+        (losses.SquaredLoss(), noise),
         (twice, noise),
     ):
         with pytest.raises(TypeError, match="is not noise for"):
