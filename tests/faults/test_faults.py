@@ -122,7 +122,6 @@ def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     @seed(6)
     @settings(
         max_examples=SCHEDULES,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
     )

@@ -165,7 +165,7 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_shards_sum_to_the_unsplit_table(seed):
     rng = np.random.default_rng(seed)
     rows, masses = rng.normal(size=(30, 4)), rng.integers(0, 4, 30)

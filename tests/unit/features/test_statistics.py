@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.examples.encoding_example import (
@@ -159,7 +159,6 @@ def named(actual):
     return dict(zip(keys, actual.counts.tolist(), strict=True))
 
 
-@settings(deadline=None)
 @given(shards, st.integers(1, 3))
 def test_merged_counts_are_those_of_the_union(members, min_count):
     expected: Counter[str] = Counter()
@@ -174,7 +173,6 @@ def test_merged_counts_are_those_of_the_union(members, min_count):
     assert named(again) == expected
 
 
-@settings(deadline=None)
 @given(shards, st.integers(1, 4), st.integers(1, 3))
 def test_cut_lists_give_the_exact_most_frequent_or_none(members, number, most):
     full = merge_categories([counted(shard) for shard in members])

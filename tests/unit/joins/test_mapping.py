@@ -83,7 +83,7 @@ def joined_by_duckdb(tables, predicates, outer):
     return slow.joined_positions(frames, {name: name for name in tables}, source)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(queries())
 def test_left_and_inner_joins_are_duckdbs(query):
     tables, predicates, outer, label = query
@@ -237,7 +237,6 @@ def table_rows(draw):
 @example(TableRows(np.array([2, 0], np.int32), 3), 2, 0)
 @example(TableRows(np.array([-1, -1], np.int32), 3), 2, 0)
 @example(TableRows(np.array([-1, 0, 1, -1, -1, 2], np.int32), 3), 1, 0)
-@settings(deadline=None)
 def test_expand_and_segment_sum_are_adjoint(rows, outputs, seed):
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(rows.rows, outputs))
@@ -318,7 +317,6 @@ def poisson_plans(draw):
 any_plan = st.one_of(plans(), poisson_plans())
 
 
-@settings(deadline=None)
 @given(any_plan)
 def test_tables_see_the_distinct_rows_of_each_batch(drawn):
     mapping, plan, size = drawn
@@ -341,7 +339,6 @@ def test_tables_see_the_distinct_rows_of_each_batch(drawn):
             assert actual == rows.row_of[joined].tolist()
 
 
-@settings(deadline=None)
 @given(any_plan, st.integers(1, 3), st.integers(0, 99))
 def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn

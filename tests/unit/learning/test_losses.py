@@ -242,7 +242,7 @@ def test_the_loss_is_that_of_the_soft_label(case):
     assert soft.min() == pytest.approx(-noise.correction)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     case=st.sampled_from(sorted(CASES)),
     keep=st.floats(0.02, 1.0),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as known
 
@@ -109,7 +109,6 @@ def test_metrics_of_classes_are_scikit_learns():
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-@settings(deadline=None)
 @given(
     row_of=st.lists(st.integers(-1, 3), min_size=1, max_size=12),
     outputs=st.integers(1, 3),

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from scipy import stats
@@ -110,7 +110,6 @@ def test_noise_and_payments_are_of_one_key_one_history_and_one_request():
     assert not {*first} & {*drawn(bytes(32), "a", "b")}
 
 
-@settings(deadline=None)
 @given(
     arrays.arrays(np.float64, st.tuples(st.integers(0, 6), st.integers(1, 3))),
     st.floats(1e-3, 1e3),
@@ -123,7 +122,6 @@ def test_clipped_rows_have_at_most_the_norm_whatever_they_hold(scores, clip):
     assert (np.linalg.norm(clipped, axis=1) <= clip * (1 + 1e-12)).all()
 
 
-@settings(deadline=None)
 @given(
     arrays.arrays(np.float64, (5, 2), elements=st.floats(-1e6, 1e6)),
     st.floats(1e-3, 1e3),

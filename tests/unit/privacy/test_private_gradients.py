@@ -147,7 +147,7 @@ def test_clipped_sum_is_that_of_batches_of_one(make, clip):
     np.testing.assert_array_equal(model.parameters, before)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.integers(1, 12),
     clip=st.floats(1e-3, 1e3),

@@ -23,7 +23,7 @@ from tp_flower.privacy.statistics_update import (
 from tp_flower.randomness import KEY_BYTES, NoiseSource
 from tp_flower.settings import PrivacySettings
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 CLEAR = StatisticsPlan(math.inf, math.inf, 0.0, 0.0)
 KAPPA, L2 = 0.6, 1e-3
 

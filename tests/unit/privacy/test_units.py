@@ -23,7 +23,7 @@ from tp_flower.privacy.statistics_update import (
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import KEY_BYTES, NoiseSource
 
-few = settings(max_examples=40, deadline=None)
+few = settings(max_examples=40)
 seeds = st.integers(0, 999)
 KEY = bytes([1]) * KEY_BYTES
 CLIP = 1.5

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
@@ -166,7 +166,6 @@ def test_malformed_json_is_refused(data):
         Fragment.from_json(data)
 
 
-@settings(deadline=None)
 @given(names=st.lists(NAMES, min_size=1, max_size=3))
 def test_any_name_is_a_name(names):
     """A name from the wire is refused, or DuckDB reads it as that name and no more."""

@@ -95,7 +95,7 @@ def test_refused_texts():
             Query.from_sql(sql)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(PIECES, max_size=10).map(" ".join))
 def test_anything_is_refused_or_has_one_form(text):
     try:

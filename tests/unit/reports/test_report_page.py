@@ -213,7 +213,7 @@ def test_what_a_run_was_is_said(name: str) -> None:
     assert ("not measured" in text) == (name == "not measured")
 
 
-@settings(max_examples=10, deadline=None, derandomize=True)
+@settings(max_examples=10, derandomize=True)
 @given(st.data())
 def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
     report = made_report(epochs=2)

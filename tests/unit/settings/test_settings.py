@@ -5,7 +5,6 @@ import tomllib
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from tests.support.files import ROOT
@@ -93,7 +92,6 @@ def test_texts_are_read_as_lists_by_table_and_column() -> None:
     )
 
 
-@hypothesis_settings(deadline=None)
 @given(
     # those that the server solves have a model of their own
     strategy=st.sampled_from([n for n, m in METHODS.items() if not m.solvers]),

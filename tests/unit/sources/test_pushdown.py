@@ -210,7 +210,6 @@ FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
 
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(filters=st.lists(FILTER, min_size=1, max_size=2))
