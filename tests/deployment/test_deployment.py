@@ -13,7 +13,7 @@ from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.deployment import deployed
+from tests.support.deployment import STORE_FILES, deployed, store_entries
 from tests.support.policies import OPEN
 from tp_flower.query import Query
 from tp_flower.settings import Settings
@@ -25,10 +25,6 @@ FROM orders AS o
 JOIN items AS i ON o.item_id = i.item_id
 JOIN customers AS c ON o.customer_id = c.customer_id
 """
-TABLES = {
-    "shop": {"orders": "orders.csv"},
-    "office": {"items": "items.parquet", "customers": "customers_us.csv"},
-}
 RUN = {
     "sql": SQL,
     "num-epochs": 3,
@@ -38,19 +34,11 @@ RUN = {
 TRAINS = re.compile(r"Receiving: train\.admm.*\n.*Received successfully")
 
 
-def tables_file(store, files):
-    entries = (
-        f'[tables.{table}]\npath = "{store / file}"\nsite = "{table}"\n{OPEN}'
-        for table, file in files.items()
-    )
-    return "\n".join(entries)
-
-
 def train_in_this_process(deployment):
     """Train with the sites' tables and state folders, over no network."""
-    paths = [deployment.folder / site / "tables.toml" for site in TABLES]
+    paths = [deployment.folder / site / "tables.toml" for site in STORE_FILES]
     grid = InProcessGrid(app, list(map(str, paths)))
-    for site, context in zip(TABLES, grid.contexts.values(), strict=True):
+    for site, context in zip(STORE_FILES, grid.contexts.values(), strict=True):
         context.node_config["state-dir"] = str(deployment.state(site))
     settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})
     TablePuppetADMM(Query.from_sql(SQL), settings).start(grid)
@@ -60,7 +48,7 @@ def parameters(deployment, name):
     """The parameters that the sites have saved under a model name, by part."""
     return {
         (site, part.name): SavedModel.load(part).parameters
-        for site in TABLES
+        for site in STORE_FILES
         for part in deployment.state(site).glob(f"models/{name}/*/part-*")
     }
 
@@ -79,9 +67,9 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
     store = tmp_path / "store"
     assert make_store([str(store), "--orders", "500", "--customers", "60"]) == 0
     with deployed(tmp_path / "deployment") as deployment:
-        for site, files in TABLES.items():
+        for site in STORE_FILES:
             # the server is this process, as the sites are
-            file = tables_file(store, files)
+            file = store_entries(store, site, OPEN)
             deployment.add_site(site, file, "--keys", "unchecked")
         # draws the noisy labels that the next run finds and does not pay for again
         train_in_this_process(deployment)
@@ -106,7 +94,7 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
         assert saved.keys() == expected.keys()
         for part, theta in expected.items():
             np.testing.assert_allclose(saved[part], theta, rtol=1e-6)
-        for site in TABLES:
+        for site in STORE_FILES:
             # how often each release of each run is in its ledger
             counts = Counter(
                 (line["run"], line["event"], json.dumps(line["release"]))

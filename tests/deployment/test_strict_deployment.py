@@ -12,7 +12,7 @@ from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
-from tests.support.deployment import deployed
+from tests.support.deployment import STORE_FILES, deployed, store_entries
 from tests.support.files import ROOT, case_table, copy_app
 from tp_flower.query import Query
 from tp_flower.settings import Settings
@@ -20,10 +20,6 @@ from tp_flower.settings import Settings
 CASES = case_table(__file__)
 SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
-FILES = {
-    "shop": {"orders": "orders.csv"},
-    "office": {"items": "items.parquet", "customers": "customers_us.csv"},
-}
 ALLOWED = CASES["allowed"]
 
 
@@ -42,15 +38,11 @@ def allow(policy, allowed):
 def tables_file(store, site, capsys):
     """The tables file of a strict owner, who allows what the query needs."""
     file = store / f"{site}.toml"
-    entries = (
-        f'[tables.{table}]\npath = "{store / name}"\nsite = "{site}"\n'
-        for table, name in FILES[site].items()
-    )
-    file.write_text("\n".join(entries))
+    file.write_text(store_entries(store, site))
     capsys.readouterr()
     cli.main(["policy", "--tables", str(file)])
     _, *policies = capsys.readouterr().out.split("\n## The policy of table ")
-    for table, policy in zip(FILES[site], policies, strict=True):
+    for table, policy in zip(STORE_FILES[site], policies, strict=True):
         with file.open("a") as tables:
             tables.write(f"\n## The policy of table {allow(policy, ALLOWED[table])}")
     return file.read_text()
@@ -83,9 +75,9 @@ def pin_keys(deployment):
     """Make the sites' keys, and the list of all that each of them trusts."""
     keys = deployment.folder / "keys.txt"
     keys.touch(0o600)
-    for site in FILES:
+    for site in STORE_FILES:
         deployment.state(site).mkdir(mode=0o700, parents=True)
-    lines = (f"{s} {site_key(deployment.state(s)).public.hex()}\n" for s in FILES)
+    lines = (f"{s} {site_key(deployment.state(s)).public.hex()}\n" for s in STORE_FILES)
     keys.write_text("".join(lines))
     return keys
 
@@ -106,7 +98,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
     with deployed(tmp_path / "deployment") as deployment:
         keys = pin_keys(deployment)
         plant_app(deployment, "shop", "raise SystemExit('not what was listed')")
-        for site in FILES:
+        for site in STORE_FILES:
             file = tables_file(store, site, capsys)
             deployment.add_site(site, file, "--allowed-keys", keys)
 
@@ -116,7 +108,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
         sha256 = deployment.app_hash(other_app)
         assert f"not allowed the app bundle with SHA-256 {sha256}" in details
         assert not marker.exists()
-        for site in FILES:
+        for site in STORE_FILES:
             assert not list(deployment.state(site).glob("flower/apps/*"))
             assert f"event=refused-app flower-run={run} sha256={sha256}" in (
                 deployment.log(site)

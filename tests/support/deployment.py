@@ -31,6 +31,19 @@ SECONDS_TO_RETURN = 100.0
 RETURN_PAUSE = 12.0  # a try takes seconds of a core
 POLL_SECONDS = 0.1
 LOG_CHARACTERS = 3000
+STORE_FILES = {
+    "shop": {"orders": "orders.csv"},
+    "office": {"items": "items.parquet", "customers": "customers_us.csv"},
+}
+"""The files of ``make_store.py`` that make up the tables of two sites."""
+
+
+def store_entries(store: Path, site: str, policy: str = "") -> str:
+    """The entries of a site's tables file, each with a policy."""
+    return "\n".join(
+        f'[tables.{table}]\npath = "{store / name}"\nsite = "{site}"\n{policy}'
+        for table, name in STORE_FILES[site].items()
+    )
 
 
 class Deployment:

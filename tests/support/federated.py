@@ -230,6 +230,11 @@ class Run(Watched):
         }
 
     @property
+    def lines(self) -> list[dict]:
+        """The lines of all sites' ledgers."""
+        return [line for own in self.strategy.ledgers.values() for line in own]
+
+    @property
     def losses(self) -> list[float]:
         return [item.train["loss"] for item in self.history if item.train]
 
@@ -377,8 +382,8 @@ def _masks(finished: Run) -> None:
 def _check_ledgers(finished: Run) -> None:
     """Assert that what left a part is in its site's ledger, as its message declares."""
     facts = facts_of(finished.strategy.training_problem.exposure)
-    lines = [line for own in finished.strategy.ledgers.values() for line in own]
-    noted = {(line["release"]["part"], line["release"]["what"]) for line in lines}
+    releases = [line["release"] for line in finished.lines]
+    noted = {(release["part"], release["what"]) for release in releases}
     for seen in (seen for seen in finished.seen if seen.is_reply):
         left = {(part, name.partition("/")[0]) for part, name in seen.arrays}
         for part in seen.header.get("parts", ()):

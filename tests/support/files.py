@@ -1,6 +1,8 @@
 """The root of the checkout, copies of its app, and case tables: a case a line."""
 
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,12 @@ def case_table(test_file: str) -> dict[str, Any]:
     """Read the TOML file beside a test file, of the same name."""
     path = Path(test_file).with_suffix(".toml")
     return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def output_of(code: str, *arguments: str) -> str:
+    """Return what a program prints in a Python of its own."""
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.check_output(command, cwd=ROOT, text=True)
 
 
 def copy_app(folder: Path) -> Path:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -75,6 +76,13 @@ def run(
         return extract(source, wanted, folder, order_key)
     finally:
         release(token)
+
+
+def parquet_of(folder: Path, sql: str, table: str = "table") -> ShardSource:
+    """Write the rows of a query to a Parquet file, with exactly their types."""
+    path = folder / "t.parquet"
+    duckdb.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)")
+    return ShardSource(table, "here", 0, str(path))
 
 
 def map_rows(

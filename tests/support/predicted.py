@@ -22,7 +22,7 @@ from tests.support import federated
 from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
 from tp_flower.extraction.extract import extract
 from tp_flower.learning.models.local_model import build_model
-from tp_flower.query import Query
+from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import ShardSource, register_frames, release
 
 NamedSites = Mapping[str, Mapping[str, list[pd.DataFrame]]] | int
@@ -89,14 +89,7 @@ class Model:
 
     def local_scores(self, alias: str, frame: pd.DataFrame) -> np.ndarray:
         """Return what the table's model says of rows of a data frame, (n, d_c)."""
-        saved = self.saved(alias)
-        name = saved.fragment.name
-        token = register_frames({name: frame}, "here")
-        plain = saved.fragment.__class__(alias, name, saved.fragment.features)
-        rows = extract(ShardSource(name, "here", 0, token=token), plain)
-        columns = {info.name: rows.column(info.name) for info in rows.features}
-        release(token)
-        return part_scores(saved, columns)
+        return scores_of(self.saved(alias), frame)
 
     def reference(
         self,
@@ -128,6 +121,17 @@ class Model:
         label = self.manifest.label_table
         rows = connection.execute(f"SELECT {label}.position, {sums} {source}")
         return sorted(rows.fetchall())
+
+
+def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
+    """Return what a part of a model says of rows of a data frame, (n, d_c)."""
+    name = saved.fragment.name
+    token = register_frames({name: frame}, "here")
+    plain = Fragment(saved.fragment.table, name, saved.fragment.features)
+    rows = extract(ShardSource(name, "here", 0, token=token), plain)
+    columns = {info.name: rows.column(info.name) for info in rows.features}
+    release(token)
+    return part_scores(saved, columns)
 
 
 def train(

@@ -19,7 +19,7 @@ from client_apps.handlers import encoding
 from strategies.setup.extract import key_groups
 from tests.support.federated import run_query, train
 from tests.support.files import case_table
-from tests.support.peers.keyed_sites import KeyedGrid
+from tests.support.peers.keyed_sites import KeyedGrid, public_keys
 from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
@@ -75,15 +75,6 @@ def rows_as_bytes(hashes):
     return {row.tobytes() for row in np.ascontiguousarray(hashes)}
 
 
-def hashes_sent(seen, action, prefix):
-    return [
-        array
-        for message in seen
-        for (_, name), array in message.arrays.items()
-        if message.action == action and name.startswith(prefix)
-    ]
-
-
 def recovered(sent, guesses):
     sent = np.concatenate([rows for rows in sent if len(rows)])
     is_found = np.zeros(len(sent), bool)
@@ -114,10 +105,6 @@ def all_the_server_has(grid):
     return {value for value in found if len(value) == 32}
 
 
-def sites_of(tables):
-    return [{name: tables[name]} for name in ("orders", "customers")]
-
-
 class TestDictionary:
     """More than 99 % without a key, nothing with ours."""
 
@@ -129,8 +116,9 @@ class TestDictionary:
 
     def test_recovers_the_keys_of_a_simulation(self):
         # the attack itself is sound: it differs from the next test in the secret alone
-        simulated = run_query(SQL, sites_of(frames()), seed=3)
-        sent = hashes_sent(simulated.seen, "query.extract", "hashes/")
+        sites = [{name: frames()[name]} for name in ("orders", "customers")]
+        arrays = run_query(SQL, sites, seed=3).arrays("query.extract", replies=True)
+        sent = [rows for (_, name), rows in arrays.items() if "hashes/" in name]
         assert sum(map(len, sent)) == 2 * ROWS
         key = GroupSecret.of_simulation(3).value
         assert recovered(sent, [with_key(key)]) == 1.0
@@ -234,15 +222,10 @@ class Middle:
         if self.swap_site_keys:
             header["site-keys"][node] = self._own(node).public.site.hex()
 
-    def _public(self, header, nodes):
-        names = ("public-keys", "site-keys")
-        keys = [[bytes.fromhex(header[name][node]) for name in names] for node in nodes]
-        return [PublicKeys(*pair) for pair in keys]
-
     def _read(self, sealed, leader):
         run_id, asked = int(self.grid.run_name, 16), self.grid.seen[-1].header
         for group, texts in sealed.items():
-            name = sealed_name(group, self._public(asked, texts))
+            name = sealed_name(group, public_keys(asked, texts))
             for node, text in texts.items():
                 sender, opener = self.told[leader], self._own(node)
                 try:
@@ -262,7 +245,7 @@ class Middle:
         self._replace(header, maker)
         for group, sealed in header["sealed"].items():
             members = [maker, *(node for node in sealed["members"] if node != maker)]
-            name = sealed_name(group, self._public(header, members))
+            name = sealed_name(group, public_keys(header, members))
             site = self.told[seen.node]
             text = self._own(maker).seal(secret, site, run_id, name).hex()
             sealed |= {"text": text, "members": members}

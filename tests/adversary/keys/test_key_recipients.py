@@ -14,7 +14,7 @@ from client_apps.data.ledger import open_ledger
 from client_apps.privacy.keys import _site_keys
 from client_apps.rounds.site import Site
 from tests.support.federated import train
-from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid
+from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid, public_keys
 from tp_flower.errors import SiteError
 from tp_flower.privacy.key_agreement import KeyPair, PublicKeys, SiteKeys, sealed_name
 
@@ -23,7 +23,6 @@ MORE = "9"
 C = pd.DataFrame({"m": [1, 2, 3, 4], "z": [1.0, -1.0, 2.0, 0.0]})
 ABC = {"a": AB["a"].assign(m=[4, 3, 2, 1]), "b": AB["b"], "c": C}
 CHAIN = SQL.replace("b.x", "b.x, c.z") + " JOIN c ON a.m = c.m"
-KEYS = ("public-keys", "site-keys")
 LINES = (
     r"no means to tell the other sites' public keys .* allowed-keys = \"FILE\" .*"
     r"secret-file = \"FILE\" .* keys = \"unchecked\""
@@ -68,11 +67,8 @@ class OneMore:
 
     def open(self, sealed, run):
         for group, texts in sealed.items():
-            members = [
-                PublicKeys(*(bytes.fromhex(self.asked[k][n]) for k in KEYS))
-                for n in texts
-            ]
-            name, text = sealed_name(group, members), bytes.fromhex(texts[MORE])
+            name = sealed_name(group, public_keys(self.asked, texts))
+            text = bytes.fromhex(texts[MORE])
             self.opened[group] = self.pair.open(text, self.leader, run, name)
 
 
@@ -190,16 +186,12 @@ class Colluder(KeyedGrid):
 
     def open_with(self, keys, group):
         """Try every text of a group under the keys, as if it were sealed to them."""
-        asked = self.asked[group]
-        members = [
-            PublicKeys(*(bytes.fromhex(asked.header[k][n]) for k in KEYS))
-            for n in asked.header["groups"][group]
-        ]
+        asked = self.asked[group].header
+        members = public_keys(asked, asked["groups"][group])
         name, run = sealed_name(group, members), int(self.run_name, 16)
-        leader = members[0]
         for text in self.sealed[group].values():
             try:
-                return keys.open(bytes.fromhex(text), leader, run, name)
+                return keys.open(bytes.fromhex(text), members[0], run, name)
             except SiteError:
                 continue
         return None

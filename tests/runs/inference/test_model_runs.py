@@ -22,9 +22,8 @@ from strategies.run.replies import collect_replies
 from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient
-from tests.support.predicted import part_scores
+from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
-from tp_flower.features.columns import CategoricalColumn, NumericColumn
 from tp_flower.learning.contributions import contributions
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.packet import Packet, pack, unpack
@@ -133,24 +132,12 @@ def encoded_scores(folder, strategy, numbers, frames):
     for number, frame in zip(numbers, frames, strict=True):
         site = "shop" if number == 0 else "bank"
         kept = part_folder(state_of(folder, site), strategy.model, number)
-        saved = SavedModel.load(kept)
-        columns = {
-            name: NumericColumn(values.to_numpy(float))
-            if name in ("age", "price")
-            else CategoricalColumn(*codes_of(values))
-            for name, values in frame.items()
-        }
-        found.append(part_scores(saved, columns)[:, 0])
+        found.append(scores_of(SavedModel.load(kept), frame)[:, 0])
     return np.concatenate(found)
 
 
 def state_of(folder, site):
     return folder / "state" / ("shop" if site == "shop" else "bank")
-
-
-def codes_of(values):
-    codes, texts = pd.factorize(values)
-    return codes.astype(np.int32), [str(text) for text in texts]
 
 
 def test_report_says_where_the_model_is_and_what_the_tables_add(trained):

@@ -1,18 +1,17 @@
 """Whole runs on noisy labels: what travels, what it gives away, what is learned."""
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.privacy import noisy_labels
 from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
 from strategies.setup.labels import label_plan, read_private_labels
 from strategies.setup.problem import TrainingProblem, sum_local
 from tests.support import federated
+from tests.support.examples.site_examples import noise_of_known_keys
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SettingsError, SiteError
@@ -20,22 +19,14 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LogisticLoss, sigmoid
-from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings, Settings
+
+__all__ = ["noise_of_known_keys"]
 
 CASES = case_table(__file__)
 ROWS = 6000
 CERTAIN = 100.0  # epsilon at which no class is ever changed
 SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.id = b.id"
-
-
-@pytest.fixture(autouse=True)
-def _noise_of_known_keys(monkeypatch):
-    """Every draw has a key of its own, the same in each run of the tests."""
-    keys = itertools.count()
-    monkeypatch.setattr(
-        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
-    )
 
 
 def pairs(rows=ROWS):

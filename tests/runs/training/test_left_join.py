@@ -9,7 +9,7 @@ import pytest
 from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import Run, one_per_site, run_query, store
-from tests.support.reference.training import SgdSettings, sgd
+from tests.support.reference.training import SgdSettings
 
 # an order of nobody and one of an item without parts stay; so do those of late days
 trained = functools.partial(on_store, source=store_runs.LEFT)
@@ -68,11 +68,7 @@ def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 3, "batch_size": 16, "learning_rate": HOW.rate}
     how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", **how)
-    expected = sgd(
-        store_runs.reference_of(finished, store_runs.LEFT),
-        store_runs.batches_of(finished),
-        HOW,
-    )[-1]
+    expected = store_runs.sgd_of(finished, HOW, store_runs.LEFT)
     assert store_runs.distance(finished.flat, expected) < 1e-5
 
 

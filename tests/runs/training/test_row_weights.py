@@ -7,15 +7,15 @@ from tests.support.examples.store_runs import (
     FRAMES,
     LEFT,
     assert_optimal,
-    batches_of,
     distance,
     query,
     reference_of,
+    sgd_of,
     trained,
 )
 from tests.support.federated import SOURCE, one_per_site, run_query, whole
 from tests.support.files import case_table
-from tests.support.reference.training import SgdSettings, sgd
+from tests.support.reference.training import SgdSettings
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 
@@ -55,8 +55,7 @@ def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
     how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
-    reference = reference_of(finished, weight=BY_SQL["entity(C)"])
-    expected = sgd(reference, batches_of(finished), HOW)[-1]
+    expected = sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])
     assert distance(finished.flat, expected) < 1e-5
 
 

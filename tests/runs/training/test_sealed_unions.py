@@ -31,8 +31,7 @@ def traffic(finished, way):
     return sum(sum(getattr(item, way).values()) for item in finished.history)
 
 
-def assert_same(finished):
-    sealed, clear = finished["sealed"], finished["clear"]
+def assert_same(sealed, clear):
     np.testing.assert_allclose(
         metrics(sealed), metrics(clear), rtol=TOLERANCE, atol=TOLERANCE
     )
@@ -45,12 +44,11 @@ def assert_same(finished):
 def test_a_sealed_union_trains_the_same_model(method):
     loss, strategy, settings = METHODS[method]
     sites = one_per_site(sharded(store(300, 40)))
-    assert_same(
-        {
-            name: run(loss, sites, strategy, privacy=privacy, **settings)
-            for name, privacy in UNIONS.items()
-        }
+    runs = (
+        run(loss, sites, strategy, privacy=privacy, **settings)
+        for privacy in UNIONS.values()
     )
+    assert_same(*runs)
 
 
 OUTER = (
@@ -72,54 +70,37 @@ def test_left_and_self_joins(sql, strategy):
         "orders": pieces(frames["orders"], 50, 120),
         "customers": pieces(frames["customers"], 9),
     }
-    assert_same(
-        {
-            name: run_query(
-                sql, one_per_site(shards), strategy, privacy=privacy, num_epochs=3
-            )
-            for name, privacy in UNIONS.items()
-        }
+    sites = one_per_site(shards)
+    runs = (
+        run_query(sql, sites, strategy, privacy=privacy, num_epochs=3)
+        for privacy in UNIONS.values()
     )
+    assert_same(*runs)
 
 
 @pytest.mark.parametrize("method", ["gram", "consensus", "sgd"])
 def test_bytes_are_those_of_the_clear_within_one_percent(method):
     loss, strategy, settings = METHODS[method]
     sites = one_per_site(sharded(store(6000, 800)))
-    finished = {
-        name: run(
-            loss,
-            sites,
-            strategy,
-            privacy=privacy,
-            **{**settings, "batch_size": 3000} if strategy == "sgd" else settings,
-        )
-        for name, privacy in UNIONS.items()
-    }
+    how = {**settings, "batch_size": 3000} if strategy == "sgd" else settings
+    runs = [
+        run(loss, sites, strategy, privacy=privacy, **how)
+        for privacy in UNIONS.values()
+    ]
     for way in ("bytes_up", "bytes_down"):
-        sealed, clear = (traffic(finished[name], way) for name in ("sealed", "clear"))
+        sealed, clear = (traffic(finished, way) for finished in runs)
         assert clear <= sealed <= 1.01 * clear
 
 
 @pytest.mark.parametrize("features", ["dp-sgd", "statistics"])
 def test_noise_is_added_before_the_seal(features):
     """With the noise of one secret, the models are the same."""
-    settings = {"features": features, "epsilon": 50.0, "noise_multiplier": 0.0}
+    privacy = PrivacySettings(features=features, epsilon=50.0, noise_multiplier=0.0)
     sites = one_per_site(sharded(store(300, 40)))
     for strategy in ("admm", "sgd") if features == "dp-sgd" else ("admm",):
-        finished = run(
-            "squared",
-            sites,
-            strategy,
-            num_epochs=2,
-            privacy=PrivacySettings(**settings),
-        )
-        lines = [
-            line["release"]
-            for ledger in finished.strategy.ledgers.values()
-            for line in ledger
-        ]
-        sealed = [item for item in lines if item["scope"].startswith("sealed")]
+        finished = run("squared", sites, strategy, num_epochs=2, privacy=privacy)
+        releases = [line["release"] for line in finished.lines]
+        sealed = [item for item in releases if item["scope"].startswith("sealed")]
         assert {item["what"] for item in sealed} == {
             ("dp-sgd", "admm"): {"model"},
             ("dp-sgd", "sgd"): {"gradients"},

@@ -104,9 +104,7 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
 @store_runs.each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout)
-    expected = sgd(
-        store_runs.reference_of(finished), store_runs.batches_of(finished), HOW
-    )[-1]
+    expected = store_runs.sgd_of(finished, HOW)
     assert store_runs.distance(finished.flat, expected) < 1e-5
 
 
@@ -127,9 +125,7 @@ def test_mlps_are_those_of_centralised_sgd(loss, layout):
 def test_settings_reach_the_steps(how):
     finished = trained("logistic", **how)
     settings = replace(HOW, **{k: v for k, v in how.items() if k != "l2"})
-    expected = sgd(
-        store_runs.reference_of(finished), store_runs.batches_of(finished), settings
-    )[-1]
+    expected = store_runs.sgd_of(finished, settings)
     assert store_runs.distance(finished.flat, expected) < 1e-5
     assert store_runs.distance(trained("logistic").flat, expected) > 1e-3
 

@@ -1,10 +1,13 @@
 """Sites on their own: policies of tables, noisy labels, and requests as decoded."""
 
+import itertools
+
 import msgspec
 import numpy as np
+import pytest
 from flwr.app import Context, RecordDict
 
-from client_apps.privacy.noisy_labels import released_label
+from client_apps.privacy import noisy_labels
 from client_apps.rounds.site import Site
 from tests.support.policies import lenient
 from tp_flower.extraction.extracted import LabelColumn
@@ -14,6 +17,7 @@ from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.training_messages import PrepareRequest, PrivacyTerms
 from tp_flower.query import Feature, Fragment
 from tp_flower.query.fragment import reads
+from tp_flower.randomness import NoiseSource
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
@@ -82,11 +86,20 @@ def together(site):
 def release(site, label, plan=RESPONSE, fragment=FRAGMENT):
     with together(site):
         bind(site, fragment)
-        return released_label(site, 0, plan, label)
+        return noisy_labels.released_label(site, 0, plan, label)
 
 
 def booleans(rows=4000):
     return LabelColumn("boolean", (np.arange(rows) % 2).astype(float))
+
+
+@pytest.fixture(autouse=True)
+def noise_of_known_keys(monkeypatch):
+    """Every draw of labels has a key of its own, the same in each run of the tests."""
+    keys = itertools.count()
+    monkeypatch.setattr(
+        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
+    )
 
 
 CLEAR = msgspec.to_builtins(PrivacyTerms.of(PrivacySettings()))

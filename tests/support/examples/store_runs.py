@@ -7,7 +7,12 @@ import pytest
 
 from tests.support import federated
 from tests.support.reference import joins
-from tests.support.reference.training import Centralised, centralised
+from tests.support.reference.training import (
+    Centralised,
+    SgdSettings,
+    centralised,
+    sgd,
+)
 from tp_flower.privacy.key_agreement import GroupSecret
 
 LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id AND o.day < 20
@@ -128,6 +133,13 @@ def reference_of(
         GroupSecret.of_simulation(run.strategy.settings.seed).value,
         None if weight == "1" else np.array(weights),
     )
+
+
+def sgd_of(
+    run: federated.Run, how: SgdSettings, source: str = federated.SOURCE, **weight: str
+) -> np.ndarray:
+    """The parameters that SGD on the joined rows ends with, by the run's batches."""
+    return sgd(reference_of(run, source, **weight), batches_of(run), how)[-1]
 
 
 def held_out_orders(run: federated.Run) -> np.ndarray:

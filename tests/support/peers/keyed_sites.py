@@ -9,6 +9,7 @@ import pandas as pd
 from client_apps.data.key_files import site_key
 from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, write_site
+from tp_flower.privacy.key_agreement import PublicKeys
 
 FIRST_NODE = 2
 SECRET_TEXT = bytes(range(7, 60)).hex()
@@ -94,6 +95,13 @@ class KeyedGrid(WatchedGrid):
             site = Site(self.contexts[seen.node], self.run_name)
             self.secrets[seen.node] = site.hasher().secret
         return reply
+
+
+def public_keys(header, nodes):
+    """The public keys of nodes as a request names them."""
+    names = ("public-keys", "site-keys")
+    keys = [[bytes.fromhex(header[name][node]) for name in names] for node in nodes]
+    return [PublicKeys(*pair) for pair in keys]
 
 
 SQL = "SELECT a.y AS label, b.x FROM a JOIN b ON a.k = b.k"

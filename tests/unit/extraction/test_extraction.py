@@ -7,7 +7,6 @@ from dataclasses import replace
 from decimal import Decimal
 from itertools import chain
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -16,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.files import case_table
-from tests.support.joined import run
+from tests.support.joined import parquet_of, run
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
@@ -24,10 +23,10 @@ from tp_flower.extraction.select_plan import kind_of
 from tp_flower.features.columns import CategoricalColumn
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query import Feature, Fragment, SubQuery
-from tp_flower.sources.shards import ShardSource, scan
+from tp_flower.sources.shards import scan
 
 # each example opens DuckDB several times
-few = settings(max_examples=25, deadline=None)
+few = settings(max_examples=25)
 CASES = case_table(__file__)
 SIGNED = ["TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT"]
 OTHERS = ["FLOAT", "DOUBLE", "DECIMAL(9,0)", "DECIMAL(12,4)", "DECIMAL(38,9)"]
@@ -47,10 +46,7 @@ def fragment(features=(), keys=(), label=None, filters=()) -> Fragment:
 
 
 def of_sql(tmp_path, sql: str, wanted: Fragment) -> ExtractedShard:
-    """Run a fragment on the rows of a query, with exactly its types."""
-    path = tmp_path / "t.parquet"
-    duckdb.execute(f"COPY ({sql}) TO '{path}' (FORMAT parquet)")
-    return extract(ShardSource("table", "here", 0, str(path)), wanted)
+    return extract(parquet_of(tmp_path, sql), wanted)
 
 
 def hash_of_rows(key: ExtractedKey) -> list[tuple[int, int] | None]:
@@ -410,7 +406,6 @@ def test_kinds_of_types():
             assert (name, kind_of(name) or "none") == (name, kind)
 
 
-@settings(deadline=None)  # the first call starts an engine
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
 def test_hash_equals_hmac_sha256(texts: list[str]) -> None:
     hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.support.database_tables import fill, source_of, url_of
+from tests.support.joined import parquet_of
 from tp_flower.errors import PolicyError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.query import Feature, Fragment, SubQuery
@@ -45,6 +46,10 @@ def parquet(folder, frame: pd.DataFrame, rows: int, *unit: str) -> ShardSource:
     path = folder / "claims.parquet"
     duckdb.from_df(frame).write_parquet(str(path))
     return bounded(ShardSource("claims", "here", 0, str(path)), rows, *unit)
+
+
+def of_sql(folder, sql: str, rows: int, *unit: str) -> ShardSource:
+    return bounded(parquet_of(folder, sql, "claims"), rows, *unit)
 
 
 def values(shard, name: str) -> list:
@@ -143,14 +148,10 @@ def test_the_rows_are_the_same_from_the_cache(tmp_path):
 
 
 def test_rows_without_a_unit_are_one_unit(tmp_path):
-    path = tmp_path / "claims.parquet"
     # NaN is no other unit than NULL
     rows = "(NULL, 0), (1.0, 1), (NULL, 2), ('nan'::DOUBLE, 3), (1.0, 4), (NULL, 5)"
-    duckdb.execute(
-        f"COPY (SELECT * FROM (VALUES {rows}) AS t(person, amount)) TO '{path}' "
-        "(FORMAT parquet)"
-    )
-    source = bounded(ShardSource("claims", "here", 0, str(path)), 2, "person")
+    sql = f"SELECT * FROM (VALUES {rows}) AS t(person, amount)"
+    source = of_sql(tmp_path, sql, 2, "person")
     amounts = drawn(source, wanted=fragment("amount"))
     assert len(set(amounts) - {1.0, 4.0}) == 2
     assert {1.0, 4.0} < set(amounts)
@@ -202,12 +203,8 @@ def test_every_source_is_bounded(tmp_path, request, kind):
 
 def test_columns_of_any_name_and_type_are_left_alone(tmp_path):
     names = '1 AS place, 2 AS turn, 3 AS copy, 4 AS content, 5 AS "unit"'
-    path = tmp_path / "t.parquet"
-    duckdb.execute(
-        f"COPY (SELECT {names}, [1, 2] AS list, {{'a': 1}} AS struct, 'x'::BLOB AS b "
-        f"FROM range(4)) TO '{path}' (FORMAT parquet)"
-    )
-    source = bounded(ShardSource("claims", "here", 0, str(path)), 3, "unit")
+    others = "[1, 2] AS list, {'a': 1} AS struct, 'x'::BLOB AS b"
+    source = of_sql(tmp_path, f"SELECT {names}, {others} FROM range(4)", 3, "unit")
     wanted = fragment("place", "turn", "copy", "content", "unit")
     shard = extract(source, wanted, order_key=KEY)
     assert [values(shard, name) for name in ("turn", "unit")] == [[2] * 3, [5] * 3]
@@ -258,10 +255,7 @@ def test_groups_of_several_units_are_refused(tmp_path):
 
 
 def test_a_unit_is_of_a_type_that_can_be_compared(tmp_path):
-    path = tmp_path / "t.parquet"
-    duckdb.execute(f"COPY (SELECT [1] AS b, 1 AS amount) TO '{path}' (FORMAT parquet)")
-    source = bounded(ShardSource("claims", "here", 0, str(path)), 1, "b")
-    with pytest.raises(
-        SourceError, match=r"'b' is of type INTEGER\[\], which cannot be used"
-    ):
+    source = of_sql(tmp_path, "SELECT [1] AS b, 1 AS amount", 1, "b")
+    match = r"'b' is of type INTEGER\[\], which cannot be used"
+    with pytest.raises(SourceError, match=match):
         extract(source, fragment("amount"))

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import sklearn.preprocessing as sk
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support.examples.encoding_example import (
@@ -33,6 +33,7 @@ from tp_flower.features.encodings import OTHER
 from tp_flower.features.fitting import fit
 from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
+from tp_flower.keyed_hash import hex_texts
 
 CASES = case_table(__file__)
 NUMBERS = CASES["numbers"]
@@ -68,7 +69,6 @@ def table(members):
     return {"x": numeric(*x), "c": categorical(*c), "v": vectors(*v)}
 
 
-@settings(deadline=None)
 @given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS), st.booleans())
 def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicated):
     members.sort(key=lambda row: row[3])
@@ -107,7 +107,6 @@ def test_a_key_is_in_the_sites_copy_alone():
     assert HASHER.secret.hex() not in json.dumps(encoder.to_json())
 
 
-@settings(deadline=None)
 @given(
     st.lists(numbers, min_size=2, max_size=30),
     st.sampled_from(["mean", "median", "zero"]),
@@ -179,7 +178,6 @@ def test_encodings_by_hand(column, kind, spec, names, expected):
     np.testing.assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True),
     st.integers(2, 4),
@@ -205,11 +203,9 @@ def test_bins_equal_scikit_learn(values, bins, strategy):
 
 def _hashes(names):
     key = HASHER.purpose(category_purpose("t", "c"))
-    hashes = short_hashes(pa.array(names), key)
-    return [row.astype(">u8").tobytes().hex() for row in hashes]
+    return hex_texts(short_hashes(pa.array(names), key)).to_pylist()
 
 
-@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=30), st.integers(2, 9))
 def test_rare_categories_share_a_column(values, most):
     columns = {"c": categorical(*values)}
@@ -236,7 +232,6 @@ def test_rare_categories_share_a_column(values, most):
     assert unseen.tolist() == [0.0] * len(frequent) + [1.0] * has_other
 
 
-@settings(deadline=None)
 @given(st.lists(texts, min_size=1, max_size=20), st.integers(2, 5))
 def test_hashing_is_the_hash_modulo_k(values, buckets):
     columns = {"c": categorical(*values)}
@@ -386,7 +381,6 @@ SQL_PARTS = {part: part for part in ("hour", "minute", "month")}
 SQL_PARTS |= {"weekday": "dayofweek", "day-of-year": "dayofyear"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(-(10**11), 10**11), min_size=1, max_size=20))
 def test_parts_of_a_time_are_those_of_sql(seconds):
     given_list = ", ".join(map(str, seconds))

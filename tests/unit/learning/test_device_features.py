@@ -1,8 +1,5 @@
 """Products with features on a device equal numpy's; copies are made once."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -10,6 +7,7 @@ import torch
 from client_apps.data import features as placement
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from tests.support.federated import one_per_site, run, sharded, store, whole
+from tests.support.files import output_of
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import local_model, neural
@@ -301,6 +299,4 @@ print({"torch", "opacus"} & set(sys.modules))
 
 
 def test_linear_runs_without_a_gpu_never_import_torch():
-    command = [sys.executable, "-c", CODE]
-    actual = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert actual.stdout.splitlines()[-1] == "set()"
+    assert output_of(CODE).splitlines()[-1] == "set()"

@@ -4,8 +4,6 @@ The product takes dp-accounting's accountants; Opacus's share no code with them.
 """
 
 import math
-import subprocess
-import sys
 import warnings
 from functools import partial
 
@@ -17,7 +15,7 @@ from opacus.accountants import PRVAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from scipy.special import log_ndtr
 
-from tests.support.files import case_table
+from tests.support.files import case_table, output_of
 from tp_flower.methods import PRV, RDP
 from tp_flower.privacy.accounting import (
     ORDERS,
@@ -225,5 +223,4 @@ def test_arguments_out_of_range_are_refused(function, arguments, match):
 
 
 def test_plain_and_pure_mechanisms_are_accounted_without_torch():
-    output = subprocess.check_output([sys.executable, "-c", CODE], text=True)
-    assert output == "set()\n"
+    assert output_of(CODE) == "set()\n"

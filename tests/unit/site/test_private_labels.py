@@ -1,6 +1,5 @@
 """Labels at a site: moved into their domain, noised once, kept, and paid for."""
 
-import itertools
 import logging
 from contextlib import nullcontext
 from unittest.mock import Mock, patch
@@ -10,7 +9,6 @@ import pytest
 
 from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger, open_ledger
-from client_apps.privacy import noisy_labels
 from client_apps.privacy.guard import source_id
 from client_apps.privacy.noisy_labels import released_label
 from tests.support.examples.site_examples import (
@@ -18,6 +16,7 @@ from tests.support.examples.site_examples import (
     bind,
     booleans,
     make_site,
+    noise_of_known_keys,
     release,
     together,
 )
@@ -28,7 +27,8 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
 from tp_flower.query import Fragment
-from tp_flower.randomness import NoiseSource
+
+__all__ = ["noise_of_known_keys"]
 
 CASES = case_table(__file__)
 NAN = float("nan")
@@ -36,15 +36,6 @@ RANGE = LabelPlan("laplace", 100.0, limits=(0.0, 10.0))
 CERTAIN = 100.0  # epsilon at which no class is ever changed
 LIMITS = LabelPlan("laplace", 1.0, limits=(-60.0, 240.0))
 THIRDS = np.array([0, 1, NAN]).repeat(3000)
-
-
-@pytest.fixture(autouse=True)
-def _noise_of_known_keys(monkeypatch):
-    """Every draw has a key of its own, the same in each run of the tests."""
-    keys = itertools.count()
-    monkeypatch.setattr(
-        noisy_labels, "NoiseSource", lambda: NoiseSource(next(keys).to_bytes(32))
-    )
 
 
 def name_of(run):

@@ -11,12 +11,9 @@ from client_apps.data.saved_models import SavedModel
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from tests.support import federated
 from tests.support.federated import WatchedGrid
-from tests.support.predicted import part_scores
+from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError
-from tp_flower.extraction.extract import extract
-from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
-from tp_flower.sources.shards import ShardSource, register_frames, release
 
 ROWS = 30
 SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM orders o JOIN c ON o.c = c.id"
@@ -48,20 +45,6 @@ def train(folder, method, **settings):
 def saved_parts(folder: Path) -> dict[int, SavedModel]:
     paths = sorted((folder / "models").glob("*/*/part-*"))
     return {int(path.name[len("part-") :]): SavedModel.load(path) for path in paths}
-
-
-def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:
-    """Score rows of a data frame as a prediction would."""
-    token = register_frames({"t": frame}, "here")
-    columns = {
-        "orders": dict.fromkeys(["c", "price", "qty"], "DOUBLE"),
-        "c": {"id": "BIGINT", "age": "DOUBLE", "kind": "VARCHAR"},
-    }
-    fragment = Query.from_sql(SQL).bind(columns).fragments_of(saved.table)[0]
-    rows = extract(ShardSource("t", "here", 0, token=token), fragment)
-    columns = {info.name: rows.column(info.name) for info in rows.features}
-    release(token)
-    return part_scores(saved, columns)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """A shard is read once: later messages, processes and runs need no source."""
 
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from client_apps.data import run_store as store
 from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
-from tests.support.files import ROOT
+from tests.support.files import output_of
 from tests.support.peers.faulty_grid import lose_state
 from tp_flower.errors import SiteError, SourceError
 from tp_flower.features.choice import TableChoice
@@ -196,9 +194,8 @@ def test_memory_does_not_grow_with_the_file(tmp_path):
     for rows in (100_000, 600_000):
         path = tmp_path / f"{rows}.csv"
         write_file(path, rows, mixed=True)
-        argv = [sys.executable, "-c", MEASURED, str(path)]
-        answer = subprocess.check_output(argv, cwd=ROOT, text=True)
-        peaks.append(int(answer.split()[-1]))  # DuckDB shows its progress
+        # DuckDB shows its progress
+        peaks.append(int(output_of(MEASURED, str(path)).split()[-1]))
         path.unlink()
     # half a million rows of 60 columns are 240 MB of numbers, and 120 MB of features
     assert peaks[1] < 600
