@@ -177,18 +177,10 @@ PREDICTING = {Action.SCORE: 500, Action.DELIVER: 500}
 
 
 @pytest.fixture
-def quiet() -> Iterator[None]:
-    """What is refused is logged each time, and takes as long as refusing it."""
-    logger = logging.getLogger("flwr")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    yield
-    logger.setLevel(level)
-
-
-@pytest.fixture
-def place(tmp_path, monkeypatch, quiet) -> Path:  # noqa: ARG001 - it is for all
+def place(tmp_path, monkeypatch, caplog) -> Path:
     """A folder with a home and a working directory, to be looked at afterwards."""
+    # to log each refusal takes as long as to refuse
+    caplog.set_level(logging.CRITICAL, "flwr")
     # whether a disk has it is for other tests
     monkeypatch.setattr(os, "fsync", lambda _: None)
     for name in ("home", "work"):

@@ -40,6 +40,7 @@ from tests.support.peers.hostile import train as train_hostile
 from tests.support.peers.hostile_runs import refused
 from tp_flower.errors import SiteError
 from tp_flower.features.statistics_codec import to_wire
+from tp_flower.keyed_hash import hex_texts
 from tp_flower.privacy.shard_seals import ENCODER, STATISTICS, ShardSeal, pad
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.packet import Packet, bytes_of, pack_bits
@@ -55,6 +56,7 @@ ENCODERS = (
 )
 UNREADABLE = "the sealed (statistics|encoder) of part [0-9] cannot be opened"
 ROWS = pack_bits(np.ones(3, bool))
+FORGED = ShardSeal(bytes(32), "0" * 32, "o", (0, 1, 2))
 
 
 def numbers_and_hashes(document: object) -> Iterator[float | str]:
@@ -87,17 +89,13 @@ def secrets(monkeypatch) -> set[float | str]:
         for points in sent.quantile_values.values():
             collected.update(numbers_and_hashes(points.tolist()))
         for hashes in sent.category_hashes.values():
-            collected.update(encoding_hex(hashes))
+            collected.update(hex_texts(hashes).to_pylist())
         return sent
 
     fit = encoding.fit
     monkeypatch.setattr(encoding, "fit", noted_fit)
     monkeypatch.setattr(encoding, "to_wire", noted_wire)
     return collected
-
-
-def encoding_hex(hashes: np.ndarray) -> list[str]:
-    return [row.astype(">u8").tobytes().hex() for row in hashes]
 
 
 def readings(value: float | str) -> Iterator[bytes]:
@@ -205,30 +203,23 @@ class TestSealedTexts:
         # orders are parts 0 to 2 and led by 0, customers are led by part 3
         assert "table 'c'" in swapped(action, swap) or prefix == "encoder"
 
-    def test_that_were_changed_are_refused(self, action, prefix):
-        def flip(seen):
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda text, _: np.append(text[:-1], text[-1] ^ 1),
+            lambda _, document: FORGED.seal(b"{}", document, 0, ""),
+            lambda *_: np.zeros(0, np.uint8),
+        ],
+        ids=["changed", "made by the server", "empty"],
+    )
+    def test_that_no_shard_has_sealed_are_refused(self, action, prefix, change):
+        document = STATISTICS if prefix == "statistics/" else ENCODER
+
+        def replace(seen):
             for key in sealed_names(seen, prefix):
-                seen.arrays[key] = seen.arrays[key].copy()
-                seen.arrays[key][-1] ^= 1
+                seen.arrays[key] = change(seen.arrays[key], document)
 
-        swapped(action, flip)
-
-    def test_that_the_server_made_are_refused(self, action, prefix):
-        forged = ShardSeal(bytes(32), "0" * 32, "o", (0, 1, 2))
-
-        def forge(seen):
-            for key in sealed_names(seen, prefix):
-                document = STATISTICS if prefix == "statistics/" else ENCODER
-                seen.arrays[key] = forged.seal(b"{}", document, 0, "")
-
-        swapped(action, forge)
-
-    def test_that_are_empty_are_refused(self, action, prefix):
-        def empty(seen):
-            for key in sealed_names(seen, prefix):
-                seen.arrays[key] = np.zeros(0, np.uint8)
-
-        swapped(action, empty)
+        swapped(action, replace)
 
 
 def test_statistics_of_another_shard_are_refused():

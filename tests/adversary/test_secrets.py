@@ -129,37 +129,43 @@ def test_run_that_succeeds(tables, tmp_path, caplog, capfd, mode):
     assert (tmp_path / "run" / "out" / "report.json").exists()
 
 
-def test_wrong_password(tables, tmp_path, caplog, capfd, monkeypatch):
+@pytest.fixture
+def check(tables, tmp_path, caplog, capfd):
+    """Run, and see that it failed with these words, and without a secret."""
+
+    def checked(expected):
+        output = run_app(tables, tmp_path / "run", caplog, capfd)
+        output.check(expected=expected)
+        assert output.error
+
+    return checked
+
+
+def test_wrong_password(check, monkeypatch):
     monkeypatch.setenv("TP_TEST_PASSWORD", WRONG)
-    output = run_app(tables, tmp_path / "run", caplog, capfd)
-    output.check(expected="user or password are wrong: check the 'uri'")
-    assert output.error
+    check("user or password are wrong: check the 'uri'")
 
 
-def test_missing_table(tables, places, tmp_path, caplog, capfd):
+def test_missing_table(check, places):
     run(places["orders"][0], f"DROP TABLE {places['orders'][1]}")
-    output = run_app(tables, tmp_path / "run", caplog, capfd)
-    output.check(expected="the table does not exist: check 'table', with its schema")
+    check("the table does not exist: check 'table', with its schema")
 
 
-def test_server_that_is_down(tables, tmp_path, caplog, capfd):
+def test_server_that_is_down(check, tables):
     text = tables.read_text()
     tables.write_text(re.sub(r"@127.0.0.1:\d+", "@127.0.0.1:1", text))
-    output = run_app(tables, tmp_path / "run", caplog, capfd)
-    output.check(expected="it cannot be reached: check host and port")
+    check("it cannot be reached: check host and port")
 
 
-def test_bad_cast(tables, tmp_path, caplog, capfd):
+def test_bad_cast(check, tables):
     types = 'types = { region = "INTEGER" }\n[tables.items]'
     tables.write_text(tables.read_text().replace("[tables.items]", types))
-    output = run_app(tables, tmp_path / "run", caplog, capfd)
-    output.check(expected="Conversion Error (to INT32)")
+    check("Conversion Error (to INT32)")
 
 
-def test_missing_variable(tables, tmp_path, caplog, capfd, monkeypatch):
+def test_missing_variable(check, monkeypatch):
     monkeypatch.delenv("TP_TEST_OPTION")
-    output = run_app(tables, tmp_path / "run", caplog, capfd)
-    output.check(expected="needs the environment variable 'TP_TEST_OPTION', which is")
+    check("needs the environment variable 'TP_TEST_OPTION', which is")
 
 
 def test_sources_in_words(tables):

@@ -201,10 +201,10 @@ def test_personalised_models_read_no_labels_that_may_not_leave(tmp_path, level):
         train(sites, sql, "personalised", encoders="t.x=range(-4,4)")
 
 
-def unmask(rows):
-    """A server that says of the first rows of customers that nobody has them."""
+def lied_to(folder, policy, rows):
+    """Train with a server that says of the first rows of b that nobody has them."""
 
-    def change(seen):
+    def unmask(seen):
         if seen.action == "train.prepare" and not seen.is_reply and seen.node == 3:
             for part in seen.header["parts"]:
                 total = seen.arrays[part["id"], "trained"].size * 8
@@ -212,14 +212,10 @@ def unmask(rows):
                 for side in part["joins"]:
                     seen.arrays[part["id"], f"unmatched/{side['group']}"] = bits
 
-    return change
-
-
-def lied_to(folder, policy, rows):
     items = many(20)[["id", "x"]]
     tables = [write_site(folder / "a", {"a": many()[["k", "y"]]})]
     tables.append(write_site(folder / "b", {"b": items}, {"b": policy}))
-    grid = WatchedGrid(tables, unmask(rows))
+    grid = WatchedGrid(tables, unmask)
     grid.contexts[3].node_config["state-dir"] = str(folder / "state")
     # the masks that are left in the sums are no scores
     with suppress(DivergedError):
@@ -242,23 +238,18 @@ def test_rows_that_leave_without_a_mask_are_in_the_ledger(tmp_path):
     assert [scope for scope in scopes if "the scores of 3 of 20 rows leave" in scope]
 
 
-def poison(function):
-    """A site whose words are others than its scores'."""
+def poisoned(function):
+    """Train with a site whose words are others than its scores'."""
 
-    def change(seen):
+    def poison(seen):
         if seen.action == "train.admm" and seen.is_reply and seen.node == 3:
             for key, array in seen.arrays.items():
                 if array.dtype == np.uint32:
                     seen.arrays[key] = function(array)
 
-    return change
-
-
-def poisoned(function):
-    frames = {"a": many(), "b": many(20)[["id", "x"]]}
     sql = "SELECT a.y AS label, a.x, b.x FROM a JOIN b ON a.k = b.id"
-    sites = [{name: frame} for name, frame in frames.items()]
-    return run_query(sql, sites, change=poison(function), num_epochs=3, seed=1)
+    sites = [{"a": many()}, {"b": many(20)[["id", "x"]]}]
+    return run_query(sql, sites, change=poison, num_epochs=3, seed=1)
 
 
 def test_words_at_random_make_training_diverge_and_name_nobody():

@@ -38,19 +38,23 @@ STRICT = CASES["strict"]
 JOINED = "FROM patients AS p JOIN stays AS s ON p.id = s.patient"
 DUMP = f"SELECT CONCAT_WS('|', {ALL}) AS label, {FOUR}, s.days {JOINED}"
 PACKED = f"SELECT p.age * 1000000 + p.weight AS label, {FOUR}, s.days {JOINED}"
+ILL = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
 NEVER = "releases = { rows = 'never' }"
+
+
+def sites(folder, policy):
+    """A hospital with or without a policy, and a clinic."""
+    PATIENTS.to_csv(folder / "patients.csv", index=False)
+    rules = "" if policy is None else f"[tables.patients.policy]\n{policy}"
+    file = folder / "tables.toml"
+    file.write_text(f"[tables.patients]\npath = 'patients.csv'\n{rules}")
+    return {"hospital": file, "clinic": {"stays": STAYS}}
 
 
 def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
     """Let a server query a hospital; return what has left it, in words."""
-    PATIENTS.to_csv(folder / "patients.csv", index=False)
-    file = folder / "tables.toml"
-    rules = "" if policy is None else f"[tables.patients.policy]\n{policy}"
-    file.write_text(f"[tables.patients]\npath = 'patients.csv'\n{rules}")
     left = []
-    grid = InProcessGrid(
-        app, {"hospital": file, "clinic": {"stays": STAYS}}, observe=left.append
-    )
+    grid = InProcessGrid(app, sites(folder, policy), observe=left.append)
     next(iter(grid.contexts.values())).node_config["state-dir"] = str(folder / "state")
     try:
         with closing(grid):
@@ -85,21 +89,16 @@ def test_rows_do_not_leave_as_labels(tmp_path, method, sql, policy, match):
 )
 def test_no_message_is_answered_without_a_policy(tmp_path, action):
     """As if the server had not asked for a description, or the owner changed mind."""
-    PATIENTS.to_csv(tmp_path / "patients.csv", index=False)
-    entry = "[tables.patients]\npath = 'patients.csv'\n"
-    file = tmp_path / "tables.toml"
-    file.write_text(f"{entry}[tables.patients.policy]\n{STRICT}")
 
     def withdraw(message):
         if message.metadata.message_type == action:
-            file.write_text(entry)
+            sites(tmp_path, None)
 
-    sites = {"hospital": file, "clinic": {"stays": STAYS}}
-    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
-    with closing(InProcessGrid(app, sites, observe=withdraw)) as grid:
+    hosted = sites(tmp_path, STRICT)
+    with closing(InProcessGrid(app, hosted, observe=withdraw)) as grid:
         match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
         with pytest.raises(SiteError, match=match):
-            train(grid, sql, test_fraction=0.0)
+            train(grid, ILL, test_fraction=0.0)
 
 
 @pytest.mark.parametrize(("key", "match"), CASES["keys"])
@@ -122,8 +121,7 @@ def test_few_features_are_no_lattice(tmp_path, features):
 def test_a_table_of_keys_alone_needs_no_features(tmp_path):
     sql = f"SELECT p.ill AS label, s.days {JOINED}"
     attack(tmp_path, sql, STRICT, num_epochs=1)
-    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
-    attack(tmp_path, sql, STRICT, num_epochs=1)
+    attack(tmp_path, ILL, STRICT, num_epochs=1)
 
 
 @pytest.mark.parametrize("model", ["os:system", "torch.hub:load", "builtins:eval"])
@@ -132,20 +130,18 @@ def test_no_function_runs_at_a_strict_site_as_a_model(tmp_path, monkeypatch, mod
         raise AssertionError("the function is called")
 
     monkeypatch.setattr("os.system", called)
-    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
     match = rf"\(models\) refuses: the run asks for a model '{model}'; allowed: linear"
     with pytest.raises(SiteError, match=match):
-        attack(tmp_path, sql, STRICT, model=model, device="cpu")
+        attack(tmp_path, ILL, STRICT, model=model, device="cpu")
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, Explain])
 def test_one_run_does_not_drain_a_budget(tmp_path, method):
     policy = STRICT + "epsilon = 4\nreleases = { statistics = 'moments' }"
-    sql = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
 
     def spend(epsilon):
         private = PrivacySettings(labels="randomised-response", label_epsilon=epsilon)
-        attack(tmp_path, sql, policy, method, privacy=private)
+        attack(tmp_path, ILL, policy, method, privacy=private)
 
     match = r"spent epsilon 0 of 1 in this run \(delta 1e-05\); requested: 3.9"
     with pytest.raises(SiteError, match=match):

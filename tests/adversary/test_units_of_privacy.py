@@ -20,6 +20,8 @@ epsilon-per-run = 4.0
 releases = { labels = "clear", scores = "masked", statistics = "clear" }"""
 SQL = """SELECT c.amount AS label, {feature} AS f, p.age
     FROM claims c JOIN people p ON c.person = p.id WHERE {condition}"""
+WHOLE = {"feature": "c.day", "condition": "c.day >= 0"}
+PLAIN = SQL.format(**WHOLE)
 
 
 def sites(folder, policy: str = "") -> dict:
@@ -35,7 +37,7 @@ def sites(folder, policy: str = "") -> dict:
 
 def labels(folder, policy, **query) -> set[float]:
     """The amounts that a run brings the server, in the clear."""
-    sql = SQL.format(**{"feature": "c.day", "condition": "c.day >= 0", **query})
+    sql = SQL.format(**{**WHOLE, **query})
     rows = sites(folder, policy)
     with closing(WatchedGrid(rows, state=folder / "state")) as grid:
         train(grid, sql, Explain, mode="explain")
@@ -67,15 +69,13 @@ def test_masks_name_no_row_beyond_those_that_were_drawn(tmp_path, name):
             if (0, name) in seen.arrays:
                 seen.arrays[0, name] = bits
 
-    sql = SQL.format(feature="c.day", condition="c.day >= 0")
     with pytest.raises(SiteError, match=f"not a mask of {20 + MOST} rows"):
-        run_query(sql, sites(tmp_path, UNIT), change=change, **LINEAR)
+        run_query(PLAIN, sites(tmp_path, UNIT), change=change, **LINEAR)
 
 
 def test_a_message_has_no_word_on_units_or_bounds(tmp_path):
     """So a server cannot lower what a person costs, or name more rows of one."""
     privacy = PrivacySettings(features="statistics", epsilon=2.0, delta=1e-5)
-    sql = SQL.format(feature="c.day", condition="c.day >= 0")
     rows = sites(tmp_path, UNIT + BUDGET)
     for field in ("rows-per-unit", "privacy-unit", "units"):
 
@@ -84,18 +84,17 @@ def test_a_message_has_no_word_on_units_or_bounds(tmp_path):
                 seen.header = {**seen.header, field: 1}
 
         with pytest.raises(SiteError, match=rf"{field}.*(not declared|none are)"):
-            run_query(sql, rows, change=change, privacy=privacy, **LINEAR)
+            run_query(PLAIN, rows, change=change, privacy=privacy, **LINEAR)
 
 
 def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     """Noisy labels of a person with 4 rows cost four times a label's epsilon."""
     budget = BUDGET.replace('labels = "clear", ', "")
     rows = sites(tmp_path, UNIT + budget)
-    sql = SQL.format(feature="c.day", condition="c.day >= 0")
     how = {**LINEAR, "state": tmp_path / "state"}
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
-    finished = run_query(sql, rows, privacy=enough, **how)
+    finished = run_query(PLAIN, rows, privacy=enough, **how)
     (total,) = [
         total
         for total in finished.strategy.report.privacy["totals"]
@@ -105,4 +104,4 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     more = PrivacySettings(features="statistics", label_epsilon=1.1, **noisy)
     fresh = sites(tmp_path / "fresh", UNIT + budget)
     with pytest.raises(SiteError, match=r"claims has spent epsilon 0 of 4.*requested"):
-        run_query(sql, fresh, privacy=more, state=tmp_path / "other", **LINEAR)
+        run_query(PLAIN, fresh, privacy=more, state=tmp_path / "other", **LINEAR)

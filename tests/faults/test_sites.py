@@ -37,6 +37,7 @@ from tp_flower.settings import PrivacySettings
 REPLIES = Path(__file__).with_name("refused_replies.toml")
 NODES = {"shop": SHOP, "us": US}
 NAMED = {"shop": r"site 'shop' \(table 'o'\)", "us": r"site 'us' \(table 'c'\)"}
+CLEAR = PrivacySettings(scores="clear", unions="clear")
 STOPPED = "ClientApp stopped responding."
 
 
@@ -72,7 +73,7 @@ def packed(change):
 def check_refused(run, site, action, change, match):
     method, settings = RUNS[run]
     # of masked words every value is one
-    settings = {"privacy": PrivacySettings(scores="clear", unions="clear"), **settings}
+    settings = {"privacy": CLEAR, **settings}
     with pytest.raises(ReplyError, match=match):
         train(TamperingGrid(action, NODES[site], change), method, **settings)
 
@@ -191,12 +192,9 @@ def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
         tries.append(message)
         return crash(7, f"app bundle {'5a' * 32}")(message, reply)
 
-    grid, in_clear = (
-        TamperingGrid(action, US, change),
-        PrivacySettings(scores="clear", unions="clear"),
-    )
+    grid = TamperingGrid(action, US, change)
     with pytest.raises(SiteError, match=f"{action} .*7.: app bundle 5a5a") as caught:
-        train(grid, on_missing="stale", privacy=in_clear)
+        train(grid, on_missing="stale", privacy=CLEAR)
     # what has passed by the time that a run is resumed is another error
     assert not isinstance(caught.value, UnavailableError)
     assert len(tries) == 1

@@ -42,11 +42,6 @@ def more_groups(packet):
     return Packet({**packet.header, "groups": groups}, packet.arrays)
 
 
-def no_mask(packet):
-    """Say of the table that it is in no join, so that its scores have no mask."""
-    return header(*PART, "joins", value=[])(packet)
-
-
 def huge_step(packet):
     """Drive one row's score out of range, for the error that tells of it."""
 
@@ -91,6 +86,7 @@ RUNS = {
 ROW_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
 TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
+NO_JOINS = header(*PART, "joins", value=[])
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
@@ -108,7 +104,8 @@ ATTACKS = {
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
     # the digest of rows that are not there
     Action.CHECK: (US, array(US_PART, "rows/0", lambda rows: rows + 99), "rows/0"),
-    Action.PREPARE: (US, no_mask, "has no side of join keys"),
+    # a table in no join has no mask of its scores
+    Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # the masks of an earlier round again, for the difference of two scores

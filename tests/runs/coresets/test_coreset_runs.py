@@ -382,17 +382,14 @@ def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
         claim(whole, {})
 
 
-def no_check(*_: object, **__: object) -> None:
-    """Let everything leave."""
-
-
 @pytest.mark.parametrize("is_forgotten", [False, True])
 def test_a_policy_that_keeps_scores_keeps_sensitivities(
     tmp_path, monkeypatch, is_forgotten
 ):
     if is_forgotten:
         # what a handler has not checked is refused when it is written down
-        monkeypatch.setattr("client_apps.handlers.coreset.check_plan", no_check)
+        checked = "client_apps.handlers.coreset.check_plan"
+        monkeypatch.setattr(checked, lambda *_, **__: None)
     policies = {"orders": 'releases = { scores = "never" }'}
     grid = HostileGrid(tmp_path, policies=policies)
     with pytest.raises(SiteError, match=r"releases\.scores = never"):

@@ -54,29 +54,22 @@ def moved(model, folder):
     return replace(model, state=shutil.copytree(model.state, folder / "state"))
 
 
-@pytest.fixture(scope="module")
-def logistic(tmp_path_factory):
-    return train_store(tmp_path_factory.mktemp("m"), "logistic", on(sharded, store()))
+def trained_once(loss, layout=whole, **how):
+    """A fixture of a model that is trained once for this module."""
+
+    @pytest.fixture(scope="module")
+    def model(tmp_path_factory):
+        folder = tmp_path_factory.mktemp("m")
+        return train_store(folder, loss, on(layout, store()), **how)
+
+    return model
 
 
-@pytest.fixture(scope="module")
-def squared(tmp_path_factory):
-    return train_store(tmp_path_factory.mktemp("m"), "squared", on(whole, store()))
-
-
-@pytest.fixture(scope="module")
-def softmax(tmp_path_factory):
-    how = {"strategy": "sgd", "batch_size": 20, "num_epochs": 1}
-    folder = tmp_path_factory.mktemp("m")
-    return train_store(folder, "softmax", on(whole, store()), **how)
-
-
-@pytest.fixture(scope="module")
-def torch(tmp_path_factory):
-    models = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
-    how = {"models": models, "num_epochs": 1, "local_epochs": 2}
-    folder = tmp_path_factory.mktemp("m")
-    return train_store(folder, "squared", on(whole, store()), **how)
+logistic = trained_once("logistic", sharded)
+squared = trained_once("squared")
+softmax = trained_once("softmax", strategy="sgd", batch_size=20, num_epochs=1)
+NETWORKS = (("i", "mlp"), ("c", "tests.support.predicted:wide"))
+torch = trained_once("squared", models=NETWORKS, num_epochs=1, local_epochs=2)
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic", "softmax", "torch"])

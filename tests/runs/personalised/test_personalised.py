@@ -347,12 +347,7 @@ def test_a_site_that_is_new_stands_where_its_neighbours_are_on_average():
 
 
 class Away(InProcessGrid):
-    """A site that answers no round of training from one round on to another.
-
-    Args:
-        tables: of the sites.
-        span: rounds of training in which it is away.
-    """
+    """A site that answers no round of training in a span of epochs."""
 
     def __init__(self, tables: dict[str, pd.DataFrame], span: range) -> None:
         super().__init__(app, {s: {"t": own} for s, own in tables.items()})

@@ -321,10 +321,6 @@ def flower_error(code: int, message: Message) -> Message:
     return error
 
 
-def _killed(*_: object, **__: object) -> None:
-    raise SiteKilledError
-
-
 def _full(database: Database) -> None:
     database.rollback()
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -335,52 +331,38 @@ def _unreadable(*_: object, **__: object) -> None:
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def _after(function: Callable, then: Callable) -> Callable:
-    def both(*arguments, **named):
-        function(*arguments, **named)
-        then()
+def _killed_after(owner: type, name: str) -> Callable:
+    """Return what has the site's process killed when a method is done."""
+    method = getattr(owner, name)
 
-    return both
+    def both(*arguments, **named):
+        method(*arguments, **named)
+        raise SiteKilledError
+
+    return lambda: patch.object(owner, name, both)
 
 
 HOOKS = {
     Fault.UNREADABLE: lambda: patch.object(run_store.SiteStore, "last", _unreadable),
     Fault.DISK_FULL: lambda: patch.object(Database, "commit", _full),
-    Fault.KILLED_PAYING: lambda: patch.object(
-        site.Site, "pay", _after(site.Site.pay, _killed)
-    ),
-    Fault.KILLED_COMMITTING: lambda: patch.object(
-        database.Changes, "_write", _after(database.Changes._write, _killed)
-    ),
-    Fault.KILLED_COMMITTED: lambda: patch.object(
-        database.Changes, "_commit", _after(database.Changes._commit, _killed)
-    ),
-    Fault.KILLED_FORGETTING: lambda: patch.object(
-        run_store.SiteStore, "sweep", _after(run_store.SiteStore.sweep, _killed)
-    ),
+    Fault.KILLED_PAYING: _killed_after(site.Site, "pay"),
+    Fault.KILLED_COMMITTING: _killed_after(database.Changes, "_write"),
+    Fault.KILLED_COMMITTED: _killed_after(database.Changes, "_commit"),
+    Fault.KILLED_FORGETTING: _killed_after(run_store.SiteStore, "sweep"),
 }
-
-
-class Clock:
-    """Passes when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        """The time."""
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        """Let time pass, and more of it than was asked for: there are many polls."""
-        self.now += 50 * seconds
 
 
 @contextmanager
 def virtual_time() -> Iterator[None]:
     """Let the server wait for nothing, and disks be fast."""
-    clock = Clock()
-    own = SimpleNamespace(monotonic=clock.monotonic, sleep=clock.sleep)
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        # more time passes than was asked for: there are many polls
+        now += 50 * seconds
+
+    own = SimpleNamespace(monotonic=lambda: now, sleep=sleep)
     with ExitStack() as patches:
         for module in (exchange, inventory):
             patches.enter_context(patch.object(module, "time", own))

@@ -25,7 +25,7 @@ from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_sq
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.losses import KMeansLoss
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=60)
 
 
 def features_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
@@ -194,13 +194,9 @@ def fit_problem(model, strength=0.0) -> FitProblem:
     )
 
 
-def linear_module(features, outputs, intercept) -> nn.Module:
-    return nn.Linear(features, outputs, bias=intercept)
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.05])
 def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
-    spec = ModelSpec(f"{__name__}:linear_module", intercept=True)
+    spec = ModelSpec("torch.nn:Linear", intercept=True)
     model = build_model(spec, 3, "cpu")
     problem = fit_problem(model, strength=strength)
     budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)

@@ -13,11 +13,8 @@ SETTINGS = PrivacySettings(delta=1e-6)
 
 
 def release(what, mechanism=None, source="s1", scope=""):
-    words = {"unit": "a row of t", "neighbours": "", "adversary": "server"}
-    words["scope"] = scope
-    return mechanisms.Release(
-        "t", source, 0, "train.admm", what, mechanism=mechanism, **words
-    )
+    words = ("train.admm", what, "a row of t", "", "server")
+    return mechanisms.Release("t", source, 0, *words, mechanism, scope)
 
 
 def report(accounts, *, is_complete=True):
@@ -57,10 +54,8 @@ def test_an_epsilon_beside_scores_says_what_they_tell():
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
-    other = {
-        "release": msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
-    }
-    totals = report([LABELS, other])["totals"]
+    other = msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
+    totals = report([LABELS, {"release": other}])["totals"]
     by_source = {total["source"]: total["epsilon"] for total in totals}
     assert by_source == {"s1": 0.5, "s2": 2.0}
 

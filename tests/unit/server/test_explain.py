@@ -71,9 +71,8 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert content["mode"] == "explain"
     tables = content["tables"]
     # of o, same is constant; c has two kinds
-    assert columns(
-        tables, "table", "names", "sites", "rows", "features", "dropped"
-    ) == [
+    described = ("table", "names", "sites", "rows", "features", "dropped")
+    assert columns(tables, *described) == [
         ["o", ["orders"], ["shop"], [5], 1, ["same"]],
         ["i", ["items"], ["maker"], [4], 1, []],
         ["c", ["customers"], ["uk", "us"], [2, 2], 2, []],
@@ -104,11 +103,8 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert content["saving"] == {"joined-rows": 5, "rows-held": 13, **values}
     assert sum(content["joined-rows"].values()) == 5
     cost = content["cost"]
-    assert (cost["strategy"], cost["epochs"], cost["epoch"]["rounds"]) == (
-        "admm",
-        12,
-        2,
-    )
+    assert (cost["strategy"], cost["epochs"]) == ("admm", 12)
+    assert cost["epoch"]["rounds"] == 2
     assert cost["run"]["bytes-up"] == pytest.approx(small.cost.run.up)
 
 
@@ -293,10 +289,8 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     assert "the whole run 30 " in page
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
-    totals = {
-        total["table"]: total["epsilon"] for total in content["privacy"]["totals"]
-    }
-    assert totals == {"orders": 1.5, "items": 0, "customers": 0}
+    totals = columns(content["privacy"]["totals"], "table", "epsilon")
+    assert sorted(totals) == [["customers", 0], ["items", 0], ["orders", 1.5]]
 
 
 def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):

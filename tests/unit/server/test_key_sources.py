@@ -174,24 +174,16 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     pair, site = site_of(grid, "b"), site_of(grid, "a")
     assert site.is_simulated
     member, leader = keys.key_fields(pair), keys.key_fields(site)
-    request = SealRequest(
-        keys="pinned",
-        public_keys={"2": leader["public_key"], "3": member["public_key"]},
-        site_keys={"2": leader["site_key"], "3": member["site_key"]},
-        groups={"run": ["2", "3"]},
-        simulated=True,
-        seed=0,
-    )
-    sealed = SealedSecret(
-        members=["2", "3"], text=keys.seal(site, request).sealed["run"]["3"]
-    )
-    request = ExtractRequest(
-        keys="pinned",
-        public_keys=request.public_keys,
-        site_keys=request.site_keys,
-        sealed={"run": sealed},
-        parts={},
-    )
+    both = {
+        f"{name}s": {"2": leader[name], "3": member[name]}
+        for name in ("public_key", "site_key")
+    }
+    members = ["2", "3"]
+    kind = {"simulated": True, "seed": 0}
+    request = SealRequest(keys="pinned", groups={"run": members}, **both, **kind)
+    text = keys.seal(site, request).sealed["run"]["3"]
+    sealed = {"run": SealedSecret(members=members, text=text)}
+    request = ExtractRequest(keys="pinned", sealed=sealed, parts={}, **both)
     keys.take_secrets(pair, request)
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
@@ -203,9 +195,8 @@ def test_server_does_not_choose_the_source(make, source, named):
     match = f"takes the key of a run's hashes from '{source}', and the server asks"
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
-    request = ExtractRequest(
-        keys=named, public_keys={}, site_keys={}, sealed={}, parts={}
-    )
+    nobody = {"public_keys": {}, "site_keys": {}}
+    request = ExtractRequest(keys=named, **nobody, sealed={}, parts={})
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)
     assert not site.store.has("secret")

@@ -45,9 +45,8 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
         "customers": nothing,
         "items": nothing,
     }
-    privacy = PrivacySettings(
-        labels="randomised-response", label_epsilon=2.0, features="statistics"
-    )
+    labels = {"labels": "randomised-response", "label_epsilon": 2.0}
+    privacy = PrivacySettings(features="statistics", **labels)
     grid = InProcessGrid(app, [str(tables)])
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(tables.parent / "state")
