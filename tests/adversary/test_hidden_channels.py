@@ -101,16 +101,11 @@ def test_no_refusal_tells_whose_value_is_missing(tmp_path, monkeypatch, change):
             age.clear()
         age |= change
         mask = np.arange(3) == row
-        only = hostile.arrays(
-            hostile.US_PART,
-            trained=pack_bits(mask),
-            tested=pack_bits(mask & False),
-            multiplicity=np.ones(1, np.int32),
-            encoder=seal.seal(
-                json.dumps(encoder).encode(), ENCODER, hostile.UK_PART, ""
-            ),
-        )
-        return only(packet)
+        text = json.dumps(encoder).encode()
+        arrays = {"trained": pack_bits(mask), "tested": pack_bits(mask & False)}
+        arrays["encoder"] = seal.seal(text, ENCODER, hostile.UK_PART, "")
+        arrays["multiplicity"] = np.ones(1, np.int32)
+        return hostile.arrays(hostile.US_PART, **arrays)(packet)
 
     for row in range(3):
         folder = tmp_path / str(row)
@@ -240,12 +235,8 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
 def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
     one_row = hostile.arrays(hostile.US_PART, rows=pack_bits(np.arange(3) == 1))
-    policies = {"customers": "epsilon = 1.0"}
-    error = refused(
-        *(tmp_path, "query.statistics", hostile.US, one_row),
-        policies=policies,
-        privacy=EXACT,
-    )
+    how = {"policies": {"customers": "epsilon = 1.0"}, "privacy": EXACT}
+    error = refused(tmp_path, "query.statistics", hostile.US, one_row, **how)
     assert "releases.statistics = never" in error
 
 
@@ -253,11 +244,9 @@ def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
 
 QUOTA = 3
 QUOTAS = {"orders": f"queries-per-day = {QUOTA}"}
+LATER = "CASE WHEN \"day\" > {} THEN 'x' ELSE '1' END::INT = 1"
 PROBES = {
-    day: hostile.header(
-        *("parts", 0, "fragment", "filters"),
-        value=[f"CASE WHEN \"day\" > {day} THEN 'x' ELSE '1' END::INT = 1"],
-    )
+    day: hostile.header(*FRAGMENT, "filters", value=[LATER.format(day)])
     for day in (28, 14, 7, 21, 3, 25, 10)
 }
 BEYOND = "(queries-per-day) refuses: 3 queries have read table orders"

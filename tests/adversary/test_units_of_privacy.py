@@ -95,11 +95,8 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
     finished = run_query(PLAIN, rows, privacy=enough, **how)
-    (total,) = [
-        total
-        for total in finished.strategy.report.privacy["totals"]
-        if total["table"] == "claims"
-    ]
+    totals = finished.strategy.report.privacy["totals"]
+    (total,) = [total for total in totals if total["table"] == "claims"]
     assert 4 * 0.7 < total["epsilon"] <= 4.0
     more = PrivacySettings(features="statistics", label_epsilon=1.1, **noisy)
     fresh = sites(tmp_path / "fresh", UNIT + budget)

@@ -74,14 +74,10 @@ def test_predictions_are_the_same_in_any_order(tmp_path) -> None:
         return same_numbers.prediction_figures(tmp_path)
 
     assert figures(3.0, 1.0, 2.0) == figures(1.0, 2.0, 3.0)
-    assert figures(1.0, 2.0, 6.0) == {
-        "predictions/rows": 3,
-        **{
-            f"predictions/score/quartile {number}": quartile
-            for number, quartile in enumerate([1.0, 1.5, 2.0, 4.0, 6.0])
-        },
-        "predictions/score/mean": 3.0,
-    }
+    expected = {"predictions/rows": 3, "predictions/score/mean": 3.0}
+    for number, quartile in enumerate([1.0, 1.5, 2.0, 4.0, 6.0]):
+        expected[f"predictions/score/quartile {number}"] = quartile
+    assert figures(1.0, 2.0, 6.0) == expected
 
 
 def test_a_run_has_its_settings_the_same_noise_and_the_versions_modules(

@@ -336,11 +336,8 @@ class WatchedGrid(Watched, InProcessGrid):
 def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> None:
     if report.phase != "prepare" and not report.train:
         return
-    parts = [
-        part
-        for context in grid.contexts.values()
-        for part in Site(context, grid.run_name).parts()
-    ]
+    sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
+    parts = [part for site in sites for part in site.parts()]
     parts.sort(key=lambda part: part.number)
     by_table: dict[str, list] = {}
     for part in parts:
@@ -371,12 +368,11 @@ def _masks(finished: Run) -> None:
     sizes, told = finished.sizes, finished.arrays("train.prepare")
     for name, target in (("trained", finished.trained), ("tested", finished.tested)):
         for alias, table in federation.tables.items():
-            target[alias] = np.concatenate(
-                [
-                    unpack_bits(told[part.number, name], sizes[part.number])
-                    for part in table.parts
-                ]
-            )
+            numbers = [part.number for part in table.parts]
+            bits = [
+                unpack_bits(told[number, name], sizes[number]) for number in numbers
+            ]
+            target[alias] = np.concatenate(bits)
 
 
 def _check_ledgers(finished: Run) -> None:

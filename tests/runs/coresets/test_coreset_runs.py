@@ -264,11 +264,8 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     if strategy == "admm":
         tables = last.strategy.training_problem.tables.values()
         trained = sum(rows.trained * own.outputs for own in tables for rows in own.rows)
-        scores = [
-            array.nbytes
-            for seen in last.sent(Action.CONSENSUS, replies=True)
-            for array in seen.arrays.values()
-        ]
+        sent = last.sent(Action.CONSENSUS, replies=True)
+        scores = [array.nbytes for seen in sent for array in seen.arrays.values()]
         per_epoch = np.array(scores).reshape(3, -1).sum(axis=1)
         assert per_epoch[0] == per_epoch[1] == 4 * trained < per_epoch[2]
 

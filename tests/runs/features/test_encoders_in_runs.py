@@ -14,10 +14,7 @@ FRAMES = store()
 ENCODERS = tuple(map(tuple, CASES["encoders"]))
 NAMES = {
     "o": ("day[0]", "day[1]", "online[0]", "online[1]"),
-    "c": (
-        *(f"age[{place}]" for place in range(4)),
-        *(f"region[{place}]" for place in range(4)),
-    ),
+    "c": tuple(f"{name}[{place}]" for name in ("age", "region") for place in range(4)),
     "i": ("price", "weight[0]", "weight[1]"),
 }
 

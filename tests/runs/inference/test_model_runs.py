@@ -287,11 +287,9 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     sql = "SELECT CASE WHEN c > 5 THEN 'x' WHEN c > 2 THEN 'y' ELSE 'z' END AS label, "
     strategy = train({"shop": path}, f"{sql} price FROM o", num_epochs=1)
     shown = report_dict(strategy.report)["coefficients"]["o"]
-    assert [(own["feature"], own["output"]) for own in shown] == [
-        (feature, output)
-        for feature in ("price", "(intercept)")
-        for output in ("x", "y", "z")
-    ]
+    names = ["price"] * 3 + ["(intercept)"] * 3
+    assert [own["feature"] for own in shown] == names
+    assert [own["output"] for own in shown] == [*"xyzxyz"]
 
 
 @pytest.mark.parametrize(

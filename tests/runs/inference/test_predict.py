@@ -299,12 +299,8 @@ def test_predictions_at_the_label_site(logistic):
     rows["orders"].loc[7, "name"] = None
     sites = on(sharded, rows)
     expected = logistic.table(sites, UNLABELLED)
-    strategy = logistic.predict(
-        sites,
-        UNLABELLED,
-        row_key="customer, name, at, online",
-        predictions_at="label-site",
-    )
+    how = {"row_key": "customer, name, at, online", "predictions_at": "label-site"}
+    strategy = logistic.predict(sites, UNLABELLED, **how)
     assert strategy.predictions is None
     assert [own.site for own in strategy.delivered] == ["orders"] * 3
     start, found = 0, []

@@ -58,11 +58,9 @@ def test_predict_writes_a_file_and_a_report(run):
     assert report["mode"] == "predict"
     assert report["status"] == "completed"
     assert report["missing"] == []
-    assert report["predictions"] == {
-        "at": "server",
-        "file": str(folder / "predictions.parquet"),
-        "columns": table.column_names,
-    }
+    file = str(folder / "predictions.parquet")
+    expected = {"at": "server", "file": file, "columns": table.column_names}
+    assert report["predictions"] == expected
     rows = report["rows"]
     assert (rows["joined"], rows["partial"]) == (table.num_rows, 0)
     assert 0 < rows["label-table"] < rows["joined"]

@@ -58,9 +58,8 @@ def train_store(loss, privacy, strategy="admm", frames=None, **settings):
 
 
 def response(epsilon, **fields):
-    return PrivacySettings(
-        labels="randomised-response", label_epsilon=epsilon, **fields
-    )
+    fields |= {"labels": "randomised-response", "label_epsilon": epsilon}
+    return PrivacySettings(**fields)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "randomised-response"])
@@ -116,11 +115,8 @@ def guessed_by_other_site(grid, method, action, array):
     a, b = pairs()
     truth = a.set_index("id")["y"][b["id"]].to_numpy()
     (part,) = method.training_problem.tables["b"].parts
-    told = next(
-        seen.arrays[part.number, array]
-        for seen in grid.sent(action)
-        if (part.number, array) in seen.arrays
-    )
+    key = part.number, array
+    told = next(s.arrays[key] for s in grid.sent(action) if key in s.arrays)
     masks = grid.arrays("train.prepare")
     trained = masks[part.number, "trained"]
     rows = np.flatnonzero(np.unpackbits(trained, count=len(b)))
@@ -230,9 +226,8 @@ def test_numbers_with_noise_are_regressed():
     # noise of variance 2 (8/5)^2 = 5.1 on labels whose residuals have about 0.5
     assert raw.final_test["rmse"] > 2.0
     assert noisy.final_test["loss"] == pytest.approx(clear.final_test["loss"], abs=0.9)
-    assert raw.final_train["loss"] - noisy.final_train["loss"] == pytest.approx(
-        (8 / 5) ** 2, rel=0.5
-    )
+    gap = raw.final_train["loss"] - noisy.final_train["loss"]
+    assert gap == pytest.approx((8 / 5) ** 2, rel=0.5)
 
 
 def site_files(folder):

@@ -176,11 +176,8 @@ def test_explain_and_predictions_see_the_same_rows(tmp_path):
     covered = PrivacySettings(predictions=2.0, delta=DELTA)
     strategy = model.predict(rows, privacy=covered)
     assert len(scored(strategy.predictions)) == count
-    (scores,) = [
-        line["release"]
-        for line in strategy.ledgers["insurer"]
-        if line["release"]["what"] == "scores"
-    ]
+    releases = [line["release"] for line in strategy.ledgers["insurer"]]
+    (scores,) = [release for release in releases if release["what"] == "scores"]
     assert scores["mechanism"]["count"] == 3
     evaluation = Evaluate(Query.from_sql(SQL), model.manifest, mode="evaluate")
     extracted = [
@@ -267,12 +264,8 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
     with closing(WatchedGrid(rows)) as grid:
         ledgers = train_on(grid, sql, "personalised", **how).ledgers
     assert sorted(bounds) == [EMBEDDING_BOUND, 3 * EMBEDDING_BOUND]
-    of_summaries = [
-        (line["release"]["per"], line["release"]["mechanism"])
-        for own in ledgers.values()
-        for line in own
-        if line["release"]["what"] == "summaries"
-    ]
-    (first, costs), (second, same) = of_summaries
+    releases = [line["release"] for own in ledgers.values() for line in own]
+    told = [(r["per"], r["mechanism"]) for r in releases if r["what"] == "summaries"]
+    (first, costs), (second, same) = told
     assert {first, second} == {"person", "row"}
     assert costs == same

@@ -30,14 +30,9 @@ SQL += " ON o.cust = c.id"
 
 
 def shop(rows=ROWS, **changes):
-    frame = pd.DataFrame(
-        {
-            "cust": np.arange(rows) % 4,
-            "price": np.arange(rows) * 1.5,
-            "qty": np.arange(rows) * 2.0 + 1.0,
-            "note": [f"n{k}" for k in range(rows)],
-        }
-    )
+    k = np.arange(rows)
+    frame = pd.DataFrame({"cust": k % 4, "price": k * 1.5, "qty": k * 2.0 + 1.0})
+    frame["note"] = [f"n{row}" for row in k]
     return {"shop": {"orders": frame.assign(**changes)}}
 
 

@@ -26,11 +26,8 @@ def train(frames: dict[str, pd.DataFrame], layout: str, strategy="admm", **how) 
 def test_no_order_is_lost():
     federation = trained("squared", num_epochs=2).strategy.training_problem
     steps = federation.join_steps
-    assert [(step.table, step.is_outer) for step in steps] == [
-        ("o", False),
-        ("c", True),
-        ("i", True),
-    ]
+    outer = [(step.table, step.is_outer) for step in steps]
+    assert outer == [("o", False), ("c", True), ("i", True)]
     assert [step.fan_out_min for step in steps] == [1, 1, 1]
     assert federation.train.tables["c"].has_missing
     assert federation.train.tables["i"].has_missing
@@ -44,9 +41,8 @@ def test_no_order_is_lost():
 def test_admm_reaches_the_centralised_optimum(loss, layout):
     how = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
     finished = trained(loss, layout, **how)
-    store_runs.assert_optimal(
-        finished, gradient=1e-5, excess=1e-6, source=store_runs.LEFT
-    )
+    within = {"gradient": 1e-5, "excess": 1e-6}
+    store_runs.assert_optimal(finished, source=store_runs.LEFT, **within)
 
 
 @pytest.mark.parametrize("how", [{"anderson_memory": 0}, {"rho": 2.0}, {"rho": 0.05}])

@@ -84,21 +84,14 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
         joined = np.array([encoded[row[number]] for row in rows])
         # float32 at the sites
         np.testing.assert_allclose(joined, inputs[:, : joined.shape[1]], atol=1e-6)
-        one, other = problem.encoders[alias], together.encoders[alias]
-        assert one == other
+        assert problem.encoders[alias] == together.encoders[alias]
 
 
 @pytest.mark.parametrize(("loss", "form", "corrections", "relaxation"), CASES["admm"])
 def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxation):
     rho = 0.4
-    finished = trained(
-        loss,
-        admm_form=form,
-        rho=rho,
-        over_relaxation=relaxation,
-        anderson_memory=0,
-        num_epochs=3,
-    )
+    how = {"admm_form": form, "rho": rho, "over_relaxation": relaxation}
+    finished = trained(loss, anderson_memory=0, num_epochs=3, **how)
     reference = reference_of(finished)
     steps = slow.admm(reference, 3, rho, corrections, relaxation)
     for epoch, step in enumerate(steps, start=1):
@@ -203,17 +196,11 @@ def test_jacobi_diverges_where_sharing_converges():
 def test_one_table_is_centralised_ridge_in_a_few_epochs():
     orders = FRAMES["orders"]
     sql = "SELECT qty AS label, day, online FROM orders"
-    finished = run_query(
-        sql, [{"orders": orders}], l2=0.3, num_epochs=8, test_fraction=1e-9
-    )
-    day, online = orders["day"], orders["online"].astype(float)
-    dense = np.column_stack(
-        [
-            (day - day.mean()) / day.std(ddof=0),
-            (online - online.mean()) / online.std(ddof=0),
-            np.ones(len(orders)),
-        ]
-    )
+    how = {"l2": 0.3, "num_epochs": 8, "test_fraction": 1e-9}
+    finished = run_query(sql, [{"orders": orders}], **how)
+    features = orders[["day", "online"]].astype(float)
+    scaled = (features - features.mean()) / features.std(ddof=0)
+    dense = np.column_stack([scaled, np.ones(len(orders))])
     qty = orders["qty"].to_numpy()
     matrix = dense.T @ dense / len(orders) + np.diag([0.3, 0.3, 0.0])
     expected = np.linalg.solve(matrix, dense.T @ (qty - qty.mean()) / len(orders))
@@ -307,20 +294,13 @@ def assert_one_message_per_site(finished: Run) -> None:
 def test_rounds_per_epoch(layout, how, actions):
     finished = trained("squared", layout, num_epochs=3, **how)
     for epoch in (1, 2, 3):
-        rounds = finished.requests(epoch)
-        assert [requests[0].action for requests in rounds] == [
-            f"train.{action}" for action in actions
-        ]
+        taken = [requests[0].action for requests in finished.requests(epoch)]
+        assert taken == [f"train.{action}" for action in actions]
     assert_one_message_per_site(finished)
     set_up = [requests[0].action for requests in finished.requests(0)]
-    assert set_up == [
-        "query.seal",
-        "query.extract",
-        "query.statistics",
-        *(["query.fit"] if layout == "sharded" else []),
-        "train.prepare",
-        "query.finish",
-    ]
+    fits = ["query.statistics", *(["query.fit"] if layout == "sharded" else [])]
+    ends = ["train.prepare", "query.finish"]
+    assert set_up == ["query.seal", "query.extract", *fits, *ends]
 
 
 def test_sites_are_sent_what_their_shards_need():
@@ -339,11 +319,8 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
         sites = one_per_site(whole(store(orders=orders, customers=orders // 10)))
         finished = run(loss, sites, num_epochs=3, test_fraction=1e-9)
         federation = finished.strategy.training_problem
-        floor = (
-            4
-            * federation.loss.outputs
-            * np.array([table.total_rows for table in federation.tables.values()])
-        )
+        rows = [table.total_rows for table in federation.tables.values()]
+        floor = 4 * federation.loss.outputs * np.array(rows)
         epochs = [item for item in finished.history if item.phase == "admm"]
         assert len(epochs) == 3
         for item in epochs:

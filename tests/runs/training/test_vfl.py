@@ -122,14 +122,12 @@ def twins_on(name, tables, is_sharded, strategy, **how):
     twins = (strategy, f"vfl-{strategy}")
     runs = [run_query(SQL[name], sites, twin, device="cpu", **how) for twin in twins]
     check_same_steps(*runs)
-    return [
-        sum(
-            sum(item.bytes_up.values()) + sum(item.bytes_down.values())
-            for item in run.history
-            if item.epoch == 2
-        )
-        for run in runs
-    ], runs[0].strategy.training_problem
+    epochs = ([item for item in run.history if item.epoch == 2] for run in runs)
+    moved = [
+        sum(sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in own)
+        for own in epochs
+    ]
+    return moved, runs[0].strategy.training_problem
 
 
 def allowed(federation) -> float:

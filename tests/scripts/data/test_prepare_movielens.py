@@ -79,10 +79,7 @@ def test_other_archives_are_refused(tmp_path, capsys):
 @is_absent
 def test_the_official_files_have_the_papers_sizes() -> None:
     frames = read_movielens(FOLDER)
-    assert {name: len(frame) for name, frame in frames.items()} == {
-        "ratings": 100_000,
-        "movies": 2_893,
-        "users": 943,
-    }
+    sizes = {name: len(frame) for name, frame in frames.items()}
+    assert sizes == {"ratings": 100_000, "movies": 2_893, "users": 943}
     assert frames["movies"]["genre"].nunique() == 19
     assert frames["users"]["occupation"].nunique() == 21

@@ -275,13 +275,8 @@ def test_distdim_clusters_the_combinations_of_local_centres():
     np.testing.assert_allclose(actual, np.sort(grid, axis=0), atol=1e-9)
     # fewer: the clustering of every point's combination
     points = np.column_stack([local[i][labels[:, i]] for i in (0, 1)])
-    actual, whole = (
-        kmeans_cost(points, centres, weights)
-        for centres in (
-            distdim(labels, local, weights, 2, rng),
-            weighted_kmeans(points, weights, 2, rng),
-        )
-    )
+    actual = kmeans_cost(points, distdim(labels, local, weights, 2, rng), weights)
+    whole = kmeans_cost(points, weighted_kmeans(points, weights, 2, rng), weights)
     assert actual == pytest.approx(whole)
     # one party and its own clusters: local k-means
     rows, copies = rows_and_masses()

@@ -228,13 +228,9 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
     monkeypatch.setattr("tp_flower.extraction.extract.MOST_ROWS", 7)
     rng = np.random.default_rng(0)
     texts = [None if n % 5 == 0 else f"t{n % 7}" for n in range(50)]
-    frame = pd.DataFrame(
-        {
-            "x": np.where(rng.random(50) < 0.2, np.nan, rng.random(50)),
-            "c": texts,
-            "v": [None if n % 11 == 0 else [n / 4, -n] for n in range(50)],
-        }
-    )
+    numbers = np.where(rng.random(50) < 0.2, np.nan, rng.random(50))
+    vectors = [None if n % 11 == 0 else [n / 4, -n] for n in range(50)]
+    frame = pd.DataFrame({"x": numbers, "c": texts, "v": vectors})
     wanted = fragment({name: f'"{name}"' for name in "xcv"})
     every = np.arange(50)
     runs = np.concatenate([every[::3], every[1::2]])

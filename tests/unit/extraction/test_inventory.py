@@ -24,26 +24,17 @@ NO_TABLE = (
 
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
-    return {
-        "table": table,
-        "site": site,
-        "index": index,
-        "columns": dict.fromkeys(columns, kind),
-        "rows": 3,
-        "all-null": list(empty),
-    }
+    named = {"table": table, "site": site, "index": index}
+    types = dict.fromkeys(columns, kind)
+    return {**named, "columns": types, "rows": 3, "all-null": list(empty)}
 
 
 def description(shards, **changes):
     """The answer of a node that hosts these shards."""
-    return {
-        "shards": [{"position": place, **each} for place, each in enumerate(shards)],
-        "tables": [each["table"] for each in shards],
-        "partitions": 0,
-        "public-key": "ab" * 32,
-        "keys": "agreed",
-        "simulated": True,
-    } | changes
+    numbered = [{"position": place, **each} for place, each in enumerate(shards)]
+    hosted = {"shards": numbered, "tables": [each["table"] for each in shards]}
+    keys = {"public-key": "ab" * 32, "keys": "agreed"}
+    return {**hosted, **keys, "partitions": 0, "simulated": True, **changes}
 
 
 def read(*nodes):

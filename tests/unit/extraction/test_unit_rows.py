@@ -212,13 +212,9 @@ def test_columns_of_any_name_and_type_are_left_alone(tmp_path):
 
 def grouped(*groups: str, **pieces) -> Fragment:
     columns = (Feature("n", "COUNT(*)"), Feature("mean", 'AVG("amount")'))
-    return Fragment(
-        "c",
-        "claims",
-        (Feature("n", "n"), Feature("mean", "mean")),
-        subquery=SubQuery(columns, groups=tuple(f'"{name}"' for name in groups)),
-        **pieces,
-    )
+    subquery = SubQuery(columns, groups=tuple(f'"{name}"' for name in groups))
+    features = (Feature("n", "n"), Feature("mean", "mean"))
+    return Fragment("c", "claims", features, subquery=subquery, **pieces)
 
 
 def test_groups_of_a_unit_are_made_of_its_drawn_rows(tmp_path):

@@ -71,13 +71,9 @@ def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted
     rng = np.random.default_rng(0)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
+    metrics = known.mean_squared_error, known.mean_absolute_error, known.r2_score
     squares, distances, r2 = (
-        metric(labels, scores[:, 0], sample_weight=weights)
-        for metric in (
-            known.mean_squared_error,
-            known.mean_absolute_error,
-            known.r2_score,
-        )
+        metric(labels, scores[:, 0], sample_weight=weights) for metric in metrics
     )
     for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
         expected = {"loss": value, "rmse": squares**0.5, "r2": r2}
@@ -161,19 +157,9 @@ def test_fits_take_weights_for_counts():
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
     np.testing.assert_allclose(one, two)
     assert RidgeSolver.from_gram(one, 7, intercept=True).weight == pytest.approx(24 / 7)
-    fits = [
-        FitProblem(
-            features,
-            counts,
-            target=np.zeros((1, 1)),
-            kappa=0.3,
-            joined_rows=24,
-            strength=0.1,
-            centre=np.zeros(2),
-            penalised=np.ones(2, bool),
-        )
-        for counts in (COPIES, COPIES * 1.0)
-    ]
+    how = {"kappa": 0.3, "joined_rows": 24, "strength": 0.1, "centre": np.zeros(2)}
+    how |= {"target": np.zeros((1, 1)), "penalised": np.ones(2, bool)}
+    fits = [FitProblem(features, own, **how) for own in (COPIES, COPIES * 1.0)]
     np.testing.assert_array_equal(fits[0].weights, fits[1].weights)
     np.testing.assert_array_equal(fits[0].relative_penalty, fits[1].relative_penalty)
 

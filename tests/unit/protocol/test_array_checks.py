@@ -37,14 +37,13 @@ def replied(action=Action.ADMM, facts=None, **arrays):
     header = {"round": 1, "seconds": 0.0}
     header |= {} if facts is None else {"parts": [{"id": 0, **facts}]}
     named = {(0, name.replace("_", "-")): array for name, array in arrays.items()}
-    kind = action.request
-    request = Requests(action, {PART.node: Packet()}, kind, {PART.number: PART})
+    packets, parts = {PART.node: Packet()}, {PART.number: PART}
+    request = Requests(action, packets, action.request, parts)
     # one of Flower's own needs a running app
     content = pack(Packet(header, named))
     message = SimpleNamespace(content=content, has_error=lambda: False)
-    return collect_replies(
-        request, [(PART.node, message)], {PART.node: "us"}
-    ).complete()
+    answers = [(PART.node, message)]
+    return collect_replies(request, answers, {PART.node: "us"}).complete()
 
 
 def scores_of(array):
@@ -76,12 +75,9 @@ def test_the_server_takes_codes_that_have_a_hash(code, match):
     facts = {"rows": 2, "keys": ["number"], "engine": "pandas", "pushed": []}
 
     def key_of(*codes):
-        arrays = {
-            "codes/0": np.array(codes, np.int32),
-            "hashes/0": np.ones((1, 2), np.uint64),
-        }
-        replies = replied(Action.EXTRACT, facts, **arrays)
-        return read_key(replies, PART, 0, 2)
+        codes, hashes = np.array(codes, np.int32), np.ones((1, 2), np.uint64)
+        arrays = {"codes/0": codes, "hashes/0": hashes}
+        return read_key(replied(Action.EXTRACT, facts, **arrays), PART, 0, 2)
 
     assert key_of(-1, 0).codes.tolist() == [-1, 0]
     with pytest.raises(ReplyError, match=f"site 'us' .*{match}"):
@@ -89,10 +85,8 @@ def test_the_server_takes_codes_that_have_a_hash(code, match):
 
 
 def batches_of(*rows):
-    arrays = {
-        "batch-start": np.array([0, len(rows)], np.int32),
-        "batch-rows": np.array(rows, np.int32),
-    }
+    start, numbers = np.array([0, len(rows)], np.int32), np.array(rows, np.int32)
+    arrays = {"batch-start": start, "batch-rows": numbers}
     return read_batches(body(5, arrays), 3)
 
 

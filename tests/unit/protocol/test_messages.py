@@ -169,16 +169,10 @@ STEP = np.zeros((3, 2), np.float32)
 
 def admm(step=STEP, fit=None, **facts):
     fit = training_messages.LocalFit(**{**FIT, **(fit or {})})
-    request = training_messages.AdmmRequest(
-        fit=fit,
-        more_rounds=0,
-        evaluate=False,
-        scores_number=1,
-        memory=2,
-        mixing=[0.5],
-        parts={4: training_messages.AdmmStep(step)},
-    )
-    return msgspec.structs.replace(request, **facts)
+    parts = {4: training_messages.AdmmStep(step)}
+    facts = {"more_rounds": 0, "evaluate": False, "scores_number": 1, **facts}
+    facts = {"memory": 2, "mixing": [0.5], **facts}
+    return training_messages.AdmmRequest(fit=fit, parts=parts, **facts)
 
 
 def draw(**facts):

@@ -56,13 +56,9 @@ def test_what_is_canonical_travels_and_passes_unchanged(fragment):
 
 
 def test_check_renders_again_in_the_spelling_of_the_table():
-    loose = Fragment(
-        table="p",
-        name="payments",
-        features=(Feature("f", "AMOUNT+1 /* note */ -- end"),),
-        keys=(("ID",),),
-        filters=("amount>1 or kind='a'",),
-    )
+    features = (Feature("f", "AMOUNT+1 /* note */ -- end"),)
+    pieces = {"keys": (("ID",),), "filters": ("amount>1 or kind='a'",)}
+    loose = Fragment("p", "payments", features, **pieces)
     checked = loose.check(COLUMNS)
     assert checked.features == (Feature("f", '"amount" + 1'),)
     assert checked.keys == (('"Id"',),)

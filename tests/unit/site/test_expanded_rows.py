@@ -123,22 +123,15 @@ def test_hostile_lists_are_refused(tmp_path):
 
 def lonely(*rows):
     """Two batches of two joined rows each, over these rows of the US shard."""
-    return arrays(
-        US_PART,
-        expanded_trained=np.array(rows, np.int32),
-        batch_start=np.array([0, 2, 4], np.int32),
-        batch_rows=np.arange(4, dtype=np.int32),
-    )
+    start, numbers = np.array([0, 2, 4], np.int32), np.arange(4, dtype=np.int32)
+    own = {"expanded_trained": np.array(rows, np.int32)}
+    return arrays(US_PART, batch_start=start, batch_rows=numbers, **own)
 
 
 def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
-    alone, both = answers_to(
-        *(tmp_path, "train.prepare", US),
-        {"alone": lonely(0, 0, 1, 2), "both": lonely(0, 1, 0, 2)},
-        VflSGD,
-        policies={"customers": "min-rows = 2"},
-        batch_size=12,
-    )
+    changes = {"alone": lonely(0, 0, 1, 2), "both": lonely(0, 1, 0, 2)}
+    how = {"policies": {"customers": "min-rows = 2"}, "batch_size": 12}
+    alone, both = answers_to(tmp_path, "train.prepare", US, changes, VflSGD, **how)
     alone.check_nothing_left()
     assert "a batch's gradient of table 'c' would be of too few rows" in alone.error
     assert not both.error

@@ -130,6 +130,5 @@ def test_releases_of_the_version_are_taken(apps, started, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda _: "1.41.7")
     main(["--allowed-apps", str(apps)])
     assert started
-    assert (
-        f"flwr=={supernode.FLOWER_VERSION}." in (ROOT / "constraints.txt").read_text()
-    )
+    constraints = (ROOT / "constraints.txt").read_text()
+    assert f"flwr=={supernode.FLOWER_VERSION}." in constraints

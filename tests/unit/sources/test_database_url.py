@@ -23,9 +23,8 @@ def test_driver(text, driver, dialect):
 
 
 def test_variables_are_taken_as_they_are():
-    url = parse(
-        "postgresql://${USER_NAME}:${PASSWORD}@${HOST}:5432/shop?x=${PASSWORD}"
-    ).url
+    text = "postgresql://${USER_NAME}:${PASSWORD}@${HOST}:5432/shop?x=${PASSWORD}"
+    url = parse(text).url
     assert (url.username, url.password) == ("anna@host", ENVIRONMENT["PASSWORD"])
     assert (url.host, url.port) == ("db.example.org", 5432)
     assert url.query["x"] == ENVIRONMENT["PASSWORD"]
@@ -48,9 +47,8 @@ def test_words_of_a_driver_are_redacted():
 
 @pytest.mark.parametrize(("text", "match"), CASES["refused"])
 def test_refusals(text, match):
-    with pytest.raises(
-        SourceError, match=f"'uri' of shard 0 of table 't'.*{match}"
-    ) as e:
+    match = f"'uri' of shard 0 of table 't'.*{match}"
+    with pytest.raises(SourceError, match=match) as e:
         parse(text)
     assert "s3cret" not in str(e.value)
     assert e.value.__cause__ is None

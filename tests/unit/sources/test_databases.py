@@ -405,15 +405,10 @@ def test_forms_of_one_table_agree(same):
     assert kinds == ["number", "number", "number", "text", "time"]
     assert (schema.rows, schema.all_null) == (4, ())
     features = ('"price" * 2', 'month("day")', '"name"', "\"day\" < '2000-06-01'")
-    fragment = Fragment(
-        "t",
-        "same",
-        features=tuple(Feature(f"f{k}", sql) for k, sql in enumerate(features)),
-        keys=(('"n"',), ('"name"', '"day"')),
-        label='"price"',
-        filters=('"id" <> 3',),
-    )
-    extracted = extract(same, fragment)
+    features = tuple(Feature(f"f{k}", sql) for k, sql in enumerate(features))
+    keys = (('"n"',), ('"name"', '"day"'))
+    others = {"label": '"price"', "filters": ('"id" <> 3',)}
+    extracted = extract(same, Fragment("t", "same", features, keys, **others))
     assert extracted.rows == 3
     whole, pairs = (
         [str(key.texts[code]) if code >= 0 else None for code in key.codes]

@@ -15,11 +15,7 @@ from tp_flower.features.choice import choose_encoders
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.sources import flights as flights_module
-from tp_flower.sources.flights import (
-    FLIGHTS_REGRESSION_SQL,
-    FLIGHTS_SQL,
-    flights_tables,
-)
+from tp_flower.sources.flights import FLIGHTS_SQL, flights_tables
 from tp_flower.sources.shards import describe, hosted_shards
 
 
@@ -109,7 +105,8 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind"), [(FLIGHTS_SQL, "boolean"), (FLIGHTS_REGRESSION_SQL, "number")]
+    ("sql", "kind"),
+    [(FLIGHTS_SQL, "boolean"), (flights_module.FLIGHTS_REGRESSION_SQL, "number")],
 )
 def test_flights_queries_run_at_every_shard(home, sql, kind):
     assert home.is_dir()

@@ -26,12 +26,8 @@ from tp_flower.sources.shards import load_tables
 
 CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
-POLICY = Policy(
-    columns=("amount", "day"),
-    labels=("is_fraud",),
-    filters=("day",),
-    join_only=("customer",),
-)
+NAMED = {"columns": ("amount", "day"), "labels": ("is_fraud",), "filters": ("day",)}
+POLICY = Policy(join_only=("customer",), **NAMED)
 MEDIAN = "standard missing=median"
 FINEST = {
     "moments": ("standard", "one-hot(4)", "length", "none"),
