@@ -30,7 +30,7 @@ from strategies.run.sites import Inventory
 from strategies.training.base import RelationalStrategy
 from tp_flower.errors import ModelError, QueryError
 from tp_flower.files import write_file
-from tp_flower.learning.contributions import Contribution
+from tp_flower.learning.metrics import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import ModelVersion, find_version, software
 from tp_flower.protocol.fields import Document, Finite

@@ -47,7 +47,7 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import BoolArray, FloatArray
-from tp_flower.learning.contributions import Contribution
+from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import (
     Pace,
     PersonalRequest,

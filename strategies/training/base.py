@@ -49,7 +49,7 @@ from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError, SettingsError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, split_rows
-from tp_flower.learning.contributions import Contribution, contributions
+from tp_flower.learning.metrics import Contribution, contributions
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
 from tp_flower.model_names import ModelVersion, make_version

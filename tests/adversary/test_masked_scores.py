@@ -74,7 +74,8 @@ def test_no_two_arrays_of_scores_share_masks(monkeypatch, staleness):
     names, words = [], ScoreMasks.words
 
     def noted(masks, scores, rows, name):
-        names.append((masks.sides, name))
+        sides = tuple((mask.group, mask.is_positive) for mask in masks.joins)
+        names.append((sides, name))
         return words(masks, scores, rows, name)
 
     monkeypatch.setattr(ScoreMasks, "words", noted)
