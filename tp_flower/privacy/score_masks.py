@@ -28,7 +28,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext
 from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import ECB
 
@@ -139,21 +139,26 @@ class JoinMask:
         return np.where(codes[:, None] == NO_MASK, np.uint32(0), words)
 
     @cached_property
+    def _cipher(self) -> CipherContext:
+        # to make it for every message would take longer than the masks of a batch
+        derived = hashlib.sha256(_PURPOSE + self.key).digest()
+        return Cipher(AES(derived), ECB()).encryptor()
+
+    @cached_property
     def _masks_all(self) -> bool:
         return NO_MASK not in self.codes
 
     def _of_tags(self, tags: HashArray, outputs: int, name: str) -> WordArray:
         """Return the masks of keys (n, d_c), by their tags (n, 2)."""
+        # different inputs of one permutation: two tags whose difference is that of two
+        # names, or a few bits, are as unlikely as two that are equal
+        digest = hashlib.sha256(name.encode()).digest()
+        inputs = tags ^ np.frombuffer(digest[:_BLOCK_BYTES], "<u8")
         blocks = -(-outputs // _WORDS)
         if blocks > 1:
-            # different inputs of one permutation; two tags that differ in a few bits
-            # only are as unlikely as two that are equal
-            tags = np.repeat(tags[:, None, :], blocks, axis=1)
-            tags[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
-        # the key has 32 bytes, and nobody sees the digest
-        derived = hashlib.sha256(self.key + _PURPOSE + name.encode()).digest()
-        cipher = Cipher(AES(derived), ECB()).encryptor()
-        text = cipher.update(np.ascontiguousarray(tags, "<u8").data.cast("B"))
+            inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
+            inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
+        text = self._cipher.update(np.ascontiguousarray(inputs, "<u8").data.cast("B"))
         words = np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)
         return words[:, :outputs]
 
