@@ -43,7 +43,7 @@ from strategies.training.batches import (
     safe_rate,
 )
 from strategies.training.traffic import TableSize, Traffic, sgd_epoch
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
@@ -172,7 +172,7 @@ class BatchStrategy(JoinStrategy):
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, problem.initial_scores)
-        overdue: dict[int, MeanGradient] = {}
+        overdue: dict[int, AnyArray] = {}
         for step in itertools.chain([first], schedule):
             span = plan.slice(step.batch)
             scores = sum_local(
@@ -188,9 +188,8 @@ class BatchStrategy(JoinStrategy):
                 derivatives if weights is None else weights[span] * derivatives
             )
             messages = {
-                number: BatchMessages(array, late.sum if late else None)
+                number: BatchMessages(array, overdue.get(number))
                 for number, array in batches.scatter(step.batch, derivatives).items()
-                for late in [overdue.get(number)]
             }
             # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
@@ -265,7 +264,7 @@ class BatchStrategy(JoinStrategy):
         step: _Step,
         rows: int,
         parts: dict[int, BatchMessages],
-    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, MeanGradient]]]:
+    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, AnyArray]]]:
         """Send Y of a batch (Eq. 10), with the mean gradients that are late.
 
         Return the replies with the next scores, and the mean gradients not yet sent.
@@ -293,7 +292,7 @@ class BatchStrategy(JoinStrategy):
         for table in problem.sharded:
             means |= table.for_all(MeanGradient(table.sum_shares(replies)))
         if is_late:
-            return replies, means
+            return replies, {number: mean.sum for number, mean in means.items()}
         sharded = [part for table in problem.sharded for part in table.parts]
         step_request = StepRequest(step=batch_step, parts=means)
         step_replies = yield self.request(ask(step_request, sharded))

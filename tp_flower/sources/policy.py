@@ -337,7 +337,9 @@ STRICT: Final[Mapping[str, object]] = {
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)
-BUDGETED: Final = Releases(PRIVATE, NEVER, PRIVATE, PRIVATE)
+BUDGETED: Final = Releases(
+    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE
+)
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(
     columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
