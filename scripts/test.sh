@@ -9,8 +9,8 @@ ensure_environment dev
 
 cd "$root"
 say "tests"
-# three tests at a time, as some wait; those of a file one after the other: they share what they make;
+# four tests at a time, as some wait; those of a file one after the other: they share what they make;
 # the files that take longest first (tests/conftest.py), so that all end together;
 # a thread for each of them: more would take turns on the cores;
 # an empty -m undoes the "not slow" of pyproject.toml; a later -m of the caller wins
-OMP_NUM_THREADS=1 exec "$venv/bin/python" -m pytest -n 3 --dist loadfile --no-loadscope-reorder -m "" "$@"
+OMP_NUM_THREADS=1 exec "$venv/bin/python" -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "" "$@"
