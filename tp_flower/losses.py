@@ -33,7 +33,7 @@ SMALL_STEP = 2e-4
 
 MAX_PROX_STEPS = 200
 NEAR_STEPS = 12
-"""Newton steps of whole blocks, before the rows that are still on their way go on."""
+"""Newton steps of whole blocks; other rows are solved for one number each."""
 SMALL_RANGE = 2.5e-4
 """Of the entries of softmax's last step: it leaves |gradient| <= 7.9e-9."""
 WHOLE_STEP = 1.0
@@ -331,6 +331,30 @@ def _softmax_step(z: AnyFloat, c: AnyFloat, rho: float) -> AnyFloat:
     return ranges
 
 
+def _far_softmax_prox(centre: FloatArray, labels: FloatArray, rho: float) -> FloatArray:
+    """Return the same z, however far it is; Newton on near rows is faster.
+
+    With t = log sum exp(z) and w = p / rho the condition is w + log w = c - t - log rho
+    for each class: w is Wright's omega function of the right side. Then t is the root
+    of sum w = 1 / rho, whose left side is convex and falls: Newton ascends to it from
+    the t at which one class alone adds up to 1 / rho. |gradient| <= |rho sum w - 1|.
+    """
+    # few runs have such rows, and scipy takes a sixth of a second to import
+    from scipy.special import wrightomega
+
+    c = centre.copy()
+    c[np.arange(len(labels)), labels.astype(np.intp)] += 1.0 / rho
+    t = c.max(axis=1) - 1.0 / rho
+    for _ in range(MAX_PROX_STEPS):
+        w = wrightomega(c - np.log(rho) - t[:, None])
+        excess = w.sum(axis=1) - 1.0 / rho
+        if np.abs(rho * excess).max() <= PROX_TOLERANCE:
+            break
+        t += excess / (w / (1.0 + w)).sum(axis=1)
+    z: FloatArray = c - w
+    return z
+
+
 @dataclass(frozen=True)
 class SoftmaxLoss(Loss):
     """log sum_k exp(h_k) - h_y with y in 0 .. outputs - 1, for several classes."""
@@ -369,66 +393,11 @@ class SoftmaxLoss(Loss):
     def _prox_block(
         self, centre: FloatArray, labels: FloatArray, rho: float, start: FloatArray
     ) -> FloatArray:
-        """Run Newton on whole blocks, then on the rows that are still on their way."""
+        """Run Newton on whole blocks, then solve for the rows that it left open."""
         z, is_open = softmax_prox(centre, labels, float(rho), start)
         if is_open.any():
-            rows = np.flatnonzero(is_open)
-            z[rows] = self._far_prox(z[rows], centre[rows], labels[rows], rho)
+            z[is_open] = _far_softmax_prox(centre[is_open], labels[is_open], rho)
         return z
-
-    def _far_prox(
-        self, start: FloatArray, centre: FloatArray, labels: FloatArray, rho: float
-    ) -> FloatArray:
-        """Run Newton with backtracking on the rows that have not converged yet."""
-        z = start.copy()
-        active = np.arange(len(labels))
-        for _ in range(MAX_PROX_STEPS):
-            v, y = centre[active], labels[active]
-            gradient = self.gradient(z[active], y) + rho * (z[active] - v)
-            open_rows = np.abs(gradient).max(axis=1, initial=0.0) > PROX_TOLERANCE
-            active = active[open_rows]
-            if not len(active):
-                break
-            z[active] = self._newton_step(
-                z[active], gradient[open_rows], v[open_rows], y[open_rows], rho
-            )
-        return z
-
-    def _newton_step(
-        self,
-        z: FloatArray,
-        gradient: FloatArray,
-        v: FloatArray,
-        y: FloatArray,
-        rho: float,
-    ) -> FloatArray:
-        """Take one Newton step; H = diag(p) - p p^T + rho I by Sherman-Morrison."""
-        p = softmax(z)
-        inverse = 1.0 / (p + rho)
-        # 1 - sum p^2/(p + rho) without cancellation, since sum p = 1
-        denominator = (p * rho * inverse).sum(axis=1)
-        scale = (p * inverse * gradient).sum(axis=1) / denominator
-        step = inverse * (gradient + p * scale[:, None])
-        slope = (gradient * step).sum(axis=1)
-        length = np.ones(len(z))
-        before = self._prox_value(z, v, y, rho)
-        # rounding in the objective must not refuse the last, tiny steps
-        slack = 1e-12 * (1.0 + np.abs(before))
-        for _ in range(60):
-            trial = z - length[:, None] * step
-            after = self._prox_value(trial, v, y, rho)
-            refused = after > before - 1e-4 * length * slope + slack
-            if not refused.any():
-                break
-            length[refused] *= 0.5
-        stepped: FloatArray = z - length[:, None] * step
-        return stepped
-
-    def _prox_value(
-        self, z: FloatArray, v: FloatArray, y: FloatArray, rho: float
-    ) -> FloatArray:
-        distance: FloatArray = ((z - v) ** 2).sum(axis=1)
-        return self.row_values(z, y) + 0.5 * rho * distance
 
 
 KMEANS = "kmeans"
