@@ -342,16 +342,16 @@ def _far_softmax_prox(centre: FloatArray, labels: FloatArray, rho: float) -> Flo
     # few runs have such rows, and scipy takes a sixth of a second to import
     from scipy.special import wrightomega
 
-    c = centre.copy()
+    z, c = centre, centre.copy()
     c[np.arange(len(labels)), labels.astype(np.intp)] += 1.0 / rho
     t = c.max(axis=1) - 1.0 / rho
     for _ in range(MAX_PROX_STEPS):
         w = wrightomega(c - np.log(rho) - t[:, None])
+        z = c - w
         excess = w.sum(axis=1) - 1.0 / rho
         if np.abs(rho * excess).max() <= PROX_TOLERANCE:
             break
         t += excess / (w / (1.0 + w)).sum(axis=1)
-    z: FloatArray = c - w
     return z
 
 
