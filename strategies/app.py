@@ -16,7 +16,6 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
-from strategies.disclosures import privacy_report
 from strategies.inference.manifest import make_manifest, write_manifest
 from strategies.inference.predict import use_model
 from strategies.report_page.page import (
@@ -90,14 +89,10 @@ def explain(
     """Write an explanation of the training, and return its view for the console."""
     strategy = Explain(query, settings, on_round)
     strategy.start(grid)
-    explanation = strategy.explanation
-    privacy = privacy_report(
-        explanation.disclosures, strategy.ledgers, settings.privacy, is_complete=True
-    )
-    content = explanation.content
-    write_json({**content, "privacy": privacy}, folder)
+    content = strategy.explanation
+    write_json(content, folder)
     # of the messages that explaining sends, only labels have a cost
-    totals = privacy["totals"] if settings.privacy.covers_labels else []
+    totals = content["privacy"]["totals"] if settings.privacy.covers_labels else []
     return explanation_view({**content, "privacy": {"totals": totals}})
 
 

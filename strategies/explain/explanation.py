@@ -41,7 +41,7 @@ import numpy.typing as npt
 from scipy.special import gammaln
 
 from strategies.coresets.draw import measured_rows, sample_uniformly
-from strategies.disclosures import Disclosure, disclosures
+from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.cross_check import check_alignment
@@ -82,22 +82,6 @@ EXPLAIN_PHASES: Final = ("check", "finish")
 """Rounds that explaining takes in addition to those of set-up."""
 
 
-@dataclass(frozen=True)
-class RunCost:
-    """The traffic of a training run; set-up includes the rounds after the epochs."""
-
-    strategy: str
-    epochs: int
-    set_up: Traffic
-    epoch: Traffic
-    last_epoch: Traffic
-
-    @property
-    def run(self) -> Traffic:
-        """The whole run, set-up included."""
-        return self.set_up + self.epoch * (self.epochs - 1) + self.last_epoch
-
-
 def expected_batch_rows(
     multiplicity: npt.NDArray[np.integer], joined_rows: int, batch_size: int
 ) -> float:
@@ -134,16 +118,21 @@ class CostEstimate:
     method: JoinStrategy
     history: Sequence[RoundReport]
 
-    def cost(self) -> RunCost:
-        """Return the rounds and bytes of the run."""
-        settings = self.method.settings
+    def cost(self) -> Document:
+        """Return the entry `cost`; set-up includes the rounds after the epochs."""
+        settings, set_up = self.method.settings, self._set_up()
         epoch, last_epoch = (
             self.method.epoch_traffic(self._tables, self._batches, is_last=is_last)
             for is_last in (False, True)
         )
-        return RunCost(
-            settings.strategy, settings.epochs, self._set_up(), epoch, last_epoch
-        )
+        run = set_up + epoch * (settings.epochs - 1) + last_epoch
+        return {
+            "strategy": settings.strategy,
+            "epochs": settings.epochs,
+            "set-up": _traffic_dict(set_up),
+            "epoch": _traffic_dict(epoch),
+            "run": _traffic_dict(run),
+        }
 
     @property
     def updates(self) -> dict[str, Update]:
@@ -291,15 +280,6 @@ class CostEstimate:
         )
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """The ``content`` of an explanation's `report.json`, in JSON types only."""
-
-    content: Document
-    cost: RunCost
-    disclosures: Sequence[Disclosure]
-
-
 def _traffic_dict(traffic: Traffic) -> dict[str, object]:
     return {
         "rounds": traffic.rounds,
@@ -329,15 +309,15 @@ class Explain(RoundStrategy):
         self._joined = joined
 
     @property
-    def explanation(self) -> Explanation:
-        """The explanation, available after the rounds."""
+    def explanation(self) -> Document:
+        """The content of `report.json`, available after the rounds."""
         joined = self._joined
         if joined is None:
             raise RuntimeError("there is no explanation before the rounds are done")
         encoders, method = self._encoders, self._method
         estimate = CostEstimate(joined, encoders, method, self.history)
         exposure = method.exposure(joined, self.inventory, estimate.updates, encoders)
-        cost, releases = estimate.cost(), disclosures(exposure)
+        releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
         record = RunRecord(**self.record_fields, join_steps=joined.steps)
@@ -352,17 +332,13 @@ class Explain(RoundStrategy):
             "loss": joined.loss.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),
-            "cost": {
-                "strategy": cost.strategy,
-                "epochs": cost.epochs,
-                "set-up": _traffic_dict(cost.set_up),
-                "epoch": _traffic_dict(cost.epoch),
-                "run": _traffic_dict(cost.run),
-            },
+            "cost": estimate.cost(),
             "releases": releases,
+            "privacy": privacy_report(
+                releases, self.ledgers, privacy, is_complete=True
+            ),
         }
-        json_types = {key: plain(value) for key, value in content.items()}
-        return Explanation(json_types, cost, releases)
+        return {key: plain(value) for key, value in content.items()}
 
 
 def _saving(

@@ -59,11 +59,14 @@ def _against_formulas(
         explain = Explain(Query.from_sql(dataset.sql), explaining)
         with closing(InProcessGrid(app, dataset.join_only())) as grid:
             explain.start(grid)
-        forecast = explain.explanation.cost
+        forecast = explain.explanation["cost"]
         report = runs[name].report
         expected, whole = (
-            traffic.bytes_up + traffic.bytes_down
-            for traffic in (forecast.epoch, forecast.run)
+            sum(
+                sum(forecast[stretch][way].values())
+                for way in ("bytes-up", "bytes-down")
+            )
+            for stretch in ("epoch", "run")
         )
         epoch, sent = epoch_bytes(runs[name]), report.bytes_up + report.bytes_down
         off = max(abs(epoch / expected - 1.0), abs(sent / whole - 1.0))

@@ -99,7 +99,7 @@ def test_planted_faults_are_found(action, change, is_reply, node):
 
 def test_every_matched_key_is_asked_once_on_each_side_and_told_alike():
     grid = WatchedGrid(sites())
-    (join,) = explain(grid).explanation.content["joins"]
+    (join,) = explain(grid).explanation["joins"]
     asked = grid.arrays("query.check")
     assert join["checked-keys"] == KEYS
     # parts 0 and 1 are the orders, 2 and 3 the items
@@ -115,13 +115,13 @@ def test_every_matched_key_is_asked_once_on_each_side_and_told_alike():
 
 
 def test_left_joins_and_null_keys_are_checked_where_they_match():
-    found = explain(SMALL, SMALL_SQL).explanation.content
+    found = explain(SMALL, SMALL_SQL).explanation
     assert [join["checked-keys"] for join in found["joins"]] == [2, 2]
 
 
 def test_a_query_over_one_table_has_nothing_to_check():
     strategy = explain(sites(), "SELECT y AS label, x FROM orders")
-    assert strategy.explanation.content["joins"] == []
+    assert strategy.explanation["joins"] == []
     assert "check" not in [item.phase for item in strategy.history]
 
 

@@ -32,7 +32,7 @@ def run_app(folder, **config):
 
 def printed(explanation) -> str:
     file = io.StringIO()
-    view = explanation_view(explanation.content)
+    view = explanation_view({**explanation, "privacy": {}})
     Console(file=file, width=CONSOLE_WIDTH).print(view)
     return file.getvalue()
 

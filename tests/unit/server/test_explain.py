@@ -63,11 +63,11 @@ def columns(rows, *names):
 
 
 def test_the_report_is_json_and_right_by_hand(small):
-    phases = [item["phase"] for item in small.content["history"]]
+    phases = [item["phase"] for item in small["history"]]
     # nothing is trained, and the sites forget
     assert phases[-2:] == ["check", "finish"]
     assert not {"prepare", "admm", "sgd"} & set(phases)
-    content = json.loads(json.dumps(small.content, allow_nan=False))
+    content = json.loads(json.dumps(small, allow_nan=False))
     assert content["mode"] == "explain"
     tables = content["tables"]
     # of o, same is constant; c has two kinds
@@ -105,7 +105,6 @@ def test_the_report_is_json_and_right_by_hand(small):
     cost = content["cost"]
     assert (cost["strategy"], cost["epochs"]) == ("admm", 12)
     assert cost["epoch"]["rounds"] == 2
-    assert cost["run"]["bytes-up"] == pytest.approx(small.cost.run.up)
 
 
 def test_what_the_user_reads(small):
@@ -247,7 +246,7 @@ def test_flights_are_what_sql_says():
             "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a "
             + source
         )
-        for table in explanation.content["tables"]:
+        for table in explanation["tables"]:
             alias = table["table"]
             counts = (
                 f"SELECT count(j.{alias}) AS times FROM {JOINS[alias][0]} "
@@ -260,7 +259,7 @@ def test_flights_are_what_sql_says():
             multiplicity = table["multiplicity"].values()
             expected = sum(table["rows"]), table["unused-rows"], *multiplicity
             assert figures == pytest.approx(expected)
-        for join in explanation.content["joins"]:
+        for join in explanation["joins"]:
             right, on = JOINS[join["right"]]
             for table, other, unmatched in (
                 (FLOWN, right, join["left-unmatched"]),
@@ -270,7 +269,7 @@ def test_flights_are_what_sql_says():
                     f"SELECT count(*) FROM {table} ANTI JOIN {other} ON {on}"
                 ).fetchone() == (unmatched,)
     # known from the data: the rows after every step
-    steps = [step["rows"] for step in explanation.content["join-steps"]]
+    steps = [step["rows"] for step in explanation["join-steps"]]
     assert steps == [327_346, 279_017, 277_690, 271_594]
 
 
@@ -307,7 +306,7 @@ def test_a_query_over_one_table_reads_well_too():
     text = printed(explanation)
     assert re.search(r"\[red\] +orders", text)
     assert "Join keys" not in text
-    assert explanation.cost.strategy == "admm"
+    assert explanation["cost"]["strategy"] == "admm"
 
 
 def test_explain_names_the_database_and_its_filters(tmp_path):
@@ -324,7 +323,7 @@ def test_explain_names_the_database_and_its_filters(tmp_path):
         SELECT cust, AVG(amount) AS mean FROM payments WHERE amount > 1 GROUP BY cust
     ) p ON o.cust = p.cust"""
     explanation = explain(sql, {"shop": {"orders": ORDERS}, "bank": str(tables)})
-    orders, payments = explanation.content["tables"]
+    orders, payments = explanation["tables"]
     assert orders["work"][-1] == "shop: all in DuckDB at the site"
     assert payments["work"][-1] == (
         'payments-0: in sqlite: filter: "amount" > 1. All else in DuckDB at the site'
