@@ -9,7 +9,7 @@ training.
 
 import re
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -136,7 +136,10 @@ def join_rows(
 
 
 class ModelStrategy(RoundStrategy):
-    """Base of the strategies that use a saved model."""
+    """Base of the strategies that use a saved model.
+
+    ``metrics`` are those of the joined rows, if they are compared with labels.
+    """
 
     _joined: Joined | None = None
 
@@ -150,6 +153,7 @@ class ModelStrategy(RoundStrategy):
     ) -> None:
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
+        self.metrics: dict[str, float] = {}
 
     @abstractmethod
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
@@ -243,11 +247,7 @@ class ModelStrategy(RoundStrategy):
             total[unmatched] += manifest.table(table).mean_score
         return total
 
-    def report(
-        self,
-        predictions: Mapping[str, object] | None = None,
-        metrics: Mapping[str, float] | None = None,
-    ) -> Document:
+    def report(self, predictions: Mapping[str, object] | None = None) -> Document:
         """Return the content of `report.json`, see `strategies.inference.predict`."""
         joined, manifest = self._joined, self.manifest
         if joined is None:
@@ -273,7 +273,7 @@ class ModelStrategy(RoundStrategy):
                 "partial": int(np.count_nonzero(joined.is_partial)),
             },
             "predictions": predictions,
-            "metrics": metrics or {},
+            "metrics": self.metrics,
             "privacy": self._privacy(joined),
         }
         return {key: plain(value) for key, value in content.items()}
@@ -312,21 +312,17 @@ class ModelStrategy(RoundStrategy):
         )
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """Predictions that a site has written."""
-
-    site: str
-    file: str
-    rows: int
-
-
 class Predict(ModelStrategy):
-    """Predict the rows of a query with a saved model."""
+    """Predict the rows of a query with a saved model.
+
+    Attributes:
+        predictions: of the joined rows, if the label table's sites do not get them.
+        delivered: the site, file and rows of the predictions that sites have written.
+    """
 
     name = PREDICT
-    delivered: tuple[Delivered, ...] = ()
-    _scored: tuple[Extracted, Scored] | None = None
+    predictions: pa.Table | None = None
+    delivered: Sequence[Document] = ()
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
@@ -346,27 +342,18 @@ class Predict(ModelStrategy):
         scored = Scored(joined.label_row_of, scores, joined.is_partial)
         if self.is_delivered:
             self.delivered = yield from self._deliver(joined, scored, row_key)
-        self._scored = joined.extracted, scored
-        return joined
-
-    @property
-    def predictions(self) -> pa.Table | None:
-        """The predictions; None if only the label table's sites get them."""
-        if self._scored is None:
-            raise RuntimeError("there are no predictions before the rounds are done")
-        if self.is_delivered:
-            return None
-        extracted, scored = self._scored
+            return joined
         # a joined row is named by a keyed hash of its row key, or by its position
-        names = pa.array(scored.rows)
-        if extracted.row_hashes is not None:
-            names = hex_texts(extracted.row_hashes[scored.rows])
+        names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
+        if hashes is not None:
+            names = hex_texts(hashes[scored.rows])
         outputs = Outputs(self.manifest.loss, self.manifest.classes)
-        return prediction_table({ROW_HASH: names}, scored, outputs)
+        self.predictions = prediction_table({ROW_HASH: names}, scored, outputs)
+        return joined
 
     def _deliver(
         self, joined: Joined, scored: Scored, row_key: RowKeyColumns
-    ) -> Generator[Requests, Replies, tuple[Delivered, ...]]:
+    ) -> Generator[Requests, Replies, list[Document]]:
         """Send the scores of their joined rows to the label table's sites."""
         bodies: dict[int, DeliverPart] = {}
         label_table = joined.bound.label_table
@@ -395,8 +382,8 @@ class Predict(ModelStrategy):
                 raise refuse(part, "a different number of predictions than it got")
             if not _FILE.fullmatch(body.file):
                 raise refuse(part, "a malformed name of its predictions file")
-            delivered.append(Delivered(part.site, body.file, body.rows))
-        return tuple(delivered)
+            delivered.append({"site": part.site, "file": body.file, "rows": body.rows})
+        return delivered
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
@@ -416,7 +403,6 @@ class Evaluate(ModelStrategy):
     """Measure a saved model on the rows of a query."""
 
     name = EVALUATE
-    _metrics: dict[str, float] | None = None
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query, with its label if the model predicts one."""
@@ -440,7 +426,7 @@ class Evaluate(ModelStrategy):
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from self.score(joined)
-        self._metrics = evaluate(
+        self.metrics = evaluate(
             loss,
             scores,
             labels.values[joined.label_row_of],
@@ -456,13 +442,6 @@ class Evaluate(ModelStrategy):
         labels = gather_labels(extracted.label_columns(table), settings)
         labels = _of_classes(labels, self.manifest.classes)
         return labels, loss_of(labels, self.manifest.loss, self.settings)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The metrics of the joined rows."""
-        if self._metrics is None:
-            raise RuntimeError("there are no metrics before the rounds are done")
-        return self._metrics
 
 
 def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
@@ -494,14 +473,11 @@ def use_model(
         settings.sql if settings.sql.strip() else manifest.query,
         needs_label=is_evaluation and manifest.loss != KMEANS,
     )
-    if is_evaluation:
-        evaluation = Evaluate(query, manifest, settings, on_round)
-        evaluation.start(grid)
-        report = evaluation.report(metrics=evaluation.metrics)
-    else:
-        prediction = Predict(query, manifest, settings, on_round)
-        prediction.start(grid)
-        report = prediction.report(predictions=_write(prediction, folder))
+    method = Evaluate if is_evaluation else Predict
+    strategy = method(query, manifest, settings, on_round)
+    strategy.start(grid)
+    predictions = _write(strategy, folder) if isinstance(strategy, Predict) else None
+    report = strategy.report(predictions)
     write_json(report, folder)
     return result_view(report)
 

@@ -302,14 +302,14 @@ def test_predictions_at_the_label_site(logistic):
     how = {"row_key": "customer, name, at, online", "predictions_at": "label-site"}
     strategy = logistic.predict(sites, UNLABELLED, **how)
     assert strategy.predictions is None
-    assert [own.site for own in strategy.delivered] == ["orders"] * 3
+    assert [own["site"] for own in strategy.delivered] == ["orders"] * 3
     start, found = 0, []
     for own, piece in zip(strategy.delivered, sites["orders"]["orders"], strict=True):
-        path = logistic.state / "orders" / own.file
+        path = logistic.state / "orders" / own["file"]
         assert path.stat().st_mode & 0o777 == 0o600
         assert path.parent.stat().st_mode & 0o077 == 0
         table = pq.read_table(path)
-        assert table.num_rows == own.rows
+        assert table.num_rows == own["rows"]
         rows_of = table["row"].to_pylist()
         kept = piece.iloc[rows_of].reset_index(drop=True)
         for name in ("name", "online"):
