@@ -16,7 +16,7 @@ others as they were computed.
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring_ascii
 from typing import Annotated, Any, Final, NamedTuple
@@ -36,10 +36,6 @@ ALIGNMENT_BYTES = 8
 WIRE_DTYPES = frozenset(
     {"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"}
 )
-
-NPY_MAGIC = b"\x93NUMPY\x01\x00"
-NPY_HEADER_BYTES = 128
-"""Length of NumPy's header before a flat array of bytes of any length."""
 
 SMALL_BYTES = 1 << 20
 """Payloads up to this size are a value of the config record: each additional Flower
@@ -91,8 +87,7 @@ def pack(packet: Packet) -> RecordDict:
     return _records(
         _JSON.encode(packet.header),
         f"[{','.join(entries)}]",
-        size,
-        lambda start: _joined(start, arrays, size),
+        _joined(arrays, size),
     )
 
 
@@ -136,9 +131,7 @@ def parcel_of(content: RecordDict) -> Parcel:
 def open_parcel(parcel: Parcel) -> RecordDict:
     """Return a packed message from its bytes."""
     header, layout = (str(bytes(text), "utf-8") for text in parcel[:2])
-    return _records(
-        header, layout, len(parcel.payload), lambda start: start + bytes(parcel.payload)
-    )
+    return _records(header, layout, bytes(parcel.payload))
 
 
 def bytes_of(packet: Packet) -> bytes:
@@ -175,16 +168,13 @@ def _value_bytes(value: object) -> int:
     return 1 if isinstance(value, bool) else 8
 
 
-def _records(
-    header: str, layout: str, size: int, payload: Callable[[bytes], bytes]
-) -> RecordDict:
+def _records(header: str, layout: str, payload: bytes) -> RecordDict:
     record = ConfigRecord({HEADER: header, LAYOUT: layout})
     content = RecordDict({MESSAGE: record})
-    if 0 < size <= SMALL_BYTES:
-        record[PAYLOAD] = payload(b"")
+    if 0 < len(payload) <= SMALL_BYTES:
+        record[PAYLOAD] = payload
     elif layout != "[]":  # arrays without any number have a payload of no bytes
-        data = payload(_npy_header(size))
-        array = Array("uint8", (size,), "numpy.ndarray", data)
+        array = Array("uint8", (len(payload),), "bytes", payload)
         content[ARRAYS] = ArrayRecord({PAYLOAD: array})
     return content
 
@@ -197,30 +187,21 @@ def _entry(part: int, name: str, array: AnyArray) -> str:
     return f'[{part},{encode_basestring_ascii(name)},"{dtype}",[{shape}]]'
 
 
-def _joined(start: bytes, arrays: list[AnyArray], size: int) -> bytes:
-    """Return ``start`` and the arrays, padded; each is copied once, whatever its order.
+def _joined(arrays: list[AnyArray], size: int) -> bytes:
+    """Return the arrays, padded; each is copied once, whatever its order.
 
     The zeros are not written until something else is, and CPython hands them out
     without a copy while nobody else has seen them.
     """
-    buffer = io.BytesIO(bytes(len(start) + size))
-    buffer.write(start)
+    buffer = io.BytesIO(bytes(size))
     with buffer.getbuffer() as view:
-        offset = len(start)
+        offset = 0
         for array in arrays:
             place = np.ndarray(array.shape, array.dtype, view, offset)
             place[...] = array
             del place  # the buffer stays locked as long as it exists
             offset += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return buffer.getvalue()
-
-
-def _npy_header(size: int) -> bytes:
-    """Return the header that NumPy writes before ``size`` bytes, in less time."""
-    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({size},), }}"
-    length = NPY_HEADER_BYTES - len(NPY_MAGIC) - 2
-    padded = text.ljust(length - 1).encode("ascii") + b"\n"
-    return NPY_MAGIC + length.to_bytes(2, "little") + padded
 
 
 def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
@@ -230,13 +211,7 @@ def _payload(content: RecordDict, record: ConfigRecord) -> memoryview:
         array = content.array_records[ARRAYS][PAYLOAD]
     except KeyError:
         raise ReplyError("malformed message: it has a layout but no payload") from None
-    # compared, not parsed: NumPy's parsing takes longer than the rest of unpacking
-    view = memoryview(array.data)[NPY_HEADER_BYTES:]
-    if array.data[: len(NPY_MAGIC)] != NPY_MAGIC:
-        raise ReplyError("malformed message: the payload is not an array")
-    if array.data[:NPY_HEADER_BYTES] != _npy_header(len(view)):
-        raise ReplyError("malformed message: the payload has the wrong size")
-    return view
+    return memoryview(array.data)
 
 
 def _record(content: RecordDict) -> ConfigRecord:
