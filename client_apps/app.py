@@ -20,13 +20,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
-from client_apps.rounds.audit import record_refusal
 from client_apps.rounds.site import Site
 from client_apps.rounds.transaction import (
     Answer,
     IncomingRequest,
     MessageLog,
     answer_once,
+    record_refusal,
 )
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, encode

@@ -93,10 +93,9 @@ def close_databases() -> None:
 class Changes:
     """The changes that a message makes to the site's database: all of them or none.
 
-    Within ``together``, changes are collected (``is_collecting``) and written in one
-    transaction at its end; elsewhere each is written at once. ``is_durable`` changes,
-    or all of them, survive a loss of power. The error of a refused change names the
-    ``part`` that was being worked on when the change was added.
+    They are added within ``together``, and written in one transaction at its end.
+    ``is_durable`` changes, or all of them, survive a loss of power. The error of a
+    refused change names the ``part`` that was being worked on when it was added.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -105,7 +104,7 @@ class Changes:
         self._is_durable = is_durable
         self._waiting: list[_Change] = []
         self._written = 0
-        self.is_collecting = self._is_begun = False
+        self._is_begun = False
 
     @contextmanager
     def together(self, make_room: Callable[[OSError], bool]) -> Iterator[None]:
@@ -114,7 +113,6 @@ class Changes:
         ``make_room`` is called if they cannot be written, and returns whether another
         attempt is worthwhile. If this raises, nothing has changed.
         """
-        self.is_collecting = True
         try:
             yield
             try:
@@ -125,7 +123,6 @@ class Changes:
                     raise
                 self._commit()
         finally:
-            self.is_collecting = False
             self._waiting.clear()
             self._rollback()
 
@@ -142,12 +139,6 @@ class Changes:
         change has one, there is no transaction.
         """
         self._waiting.append(_Change(write, then, self.part, is_durable))
-        if not self.is_collecting:
-            try:
-                self._commit()
-            finally:
-                self._waiting.clear()
-                self._rollback()
 
     def write_now(self) -> None:
         """Write the collected changes, so that they can be read before the commit.

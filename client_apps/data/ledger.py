@@ -15,8 +15,10 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
     "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
     "event": "keys",    "run", "groups"     who has its secrets, by group (fingerprints)
-    "event": "answer",  "run", "source", "rows", "bytes", "ident", ...   see ``audit``
+    "event": "answer",  "run", "source", "rows", "bytes", "ident", ...
     "event": "refuse",  "run", "source", "reason", ...   source: if rows were read
+
+``transaction.py`` says what an answer or a refusal has besides.
 
 *Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
 zeros before the first) followed by the line, so that no line can be changed, removed or

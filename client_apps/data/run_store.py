@@ -114,8 +114,6 @@ class SiteStore:
         self._files: list[Path] = []
         self._unsynced: Path | None = None
         self._has_dropped = False
-        # ids of the entries by name, cached while nobody else can change them
-        self._ids: dict[str, int] | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -123,13 +121,7 @@ class SiteStore:
         folder = self._folder
         lock = self._cached.lock if folder is None else self._file_lock(folder)
         with lock:
-            if folder is not None:
-                query = "SELECT name, id FROM entries WHERE run = ?"
-                self._ids = dict(self._database.fetch(query, self.run))
-            try:
-                yield
-            finally:
-                self._ids = None
+            yield
 
     @contextmanager
     def _file_lock(self, folder: Path) -> Iterator[None]:
@@ -234,9 +226,9 @@ class SiteStore:
     def forget_committed(self) -> None:
         """Forget the committed round, as if the site had answered no message."""
         query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
-        self._write(query, self.run, _ROUND, _REPLY)
-        for name in (_ROUND, _REPLY):
-            self._note_id(name, None)
+        self._write(query, self.run, *_WHOLE)
+        for name in _WHOLE:
+            self._cached.entries.pop(name, None)
 
     def names(self) -> list[str]:
         """Return the names of the entries."""
@@ -258,8 +250,7 @@ class SiteStore:
     def save(self, name: str, entry: Entry) -> None:
         """Save an entry, replacing one of that name; ValueError for object arrays."""
         self._add(self.run, name, entry)
-        if self.changes.is_collecting:
-            self._pending[name] = entry
+        self._pending[name] = entry
 
     def load(self, name: str) -> Entry:
         """Return an entry, large arrays as memory maps; LostStateError if missing."""
@@ -278,15 +269,12 @@ class SiteStore:
             return
 
         def forget() -> None:
-            self._note_id(name, None)
+            self._cached.entries.pop(name, None)
             self._has_dropped = True
 
         query = "DELETE FROM entries WHERE run = ? AND name = ?"
         self.changes.add(partial(self._write, query, self.run, name), forget)
-        if self.changes.is_collecting:
-            self._pending[name] = None
-        else:
-            self.sweep()
+        self._pending[name] = None
 
     def labels(self, name: str, draw: Callable[[], AnyArray]) -> tuple[AnyArray, str]:
         """Return noisy labels (n,) and their id, drawing them if there are none.
@@ -305,8 +293,7 @@ class SiteStore:
         if entry is None:
             entry = Entry({_LABELS: draw()}, {"ident": secrets.token_hex(16)})
             self._add(_LABELS, name, entry)
-            if self.changes.is_collecting:
-                self._pending_labels[name] = entry
+            self._pending_labels[name] = entry
         return entry.arrays[_LABELS], str(entry.meta["ident"])
 
     @property
@@ -347,8 +334,6 @@ class SiteStore:
         if self._folder is None:
             number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
             return number
-        if run == self.run and self._ids is not None:
-            return self._ids.get(name)
         query = "SELECT id FROM entries WHERE run = ? AND name = ?"
         rows = self._database.fetch(query, run, name)
         return next((number for (number,) in rows), None)
@@ -375,21 +360,8 @@ class SiteStore:
             is_durable=run == _LABELS,
         )
 
-    def _note_id(self, name: str, number: int | None) -> None:
-        """Note that an entry of the run has been written, or (None) removed."""
-        if number is None:
-            self._cached.entries.pop(name, None)
-        if self._ids is None:
-            return
-        if number is None:
-            self._ids.pop(name, None)
-        else:
-            self._ids[name] = number
-
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
         """Keep an entry in this process if it is read again or stored nowhere else."""
-        if run == self.run:
-            self._note_id(name, number)
         if self._folder is None or (run != _LABELS and name not in _WHOLE):
             _CACHE[self._root, run].entries[name] = number, entry
 
@@ -452,8 +424,7 @@ class SiteStore:
         path = folder / f"{name}-{secrets.token_hex(8)}{_SUFFIX}"
         try:
             _make(folder)
-            if self.changes.is_collecting:
-                self._files.append(path)
+            self._files.append(path)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE)
             with open(descriptor, "wb") as file:
                 np.save(file, array, allow_pickle=False)

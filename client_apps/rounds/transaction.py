@@ -13,6 +13,11 @@ what is no longer needed; reply.
 An older request is refused, because the site's state has moved on. The server says
 which round it believes the site has answered last: a site that has answered fewer says
 so, and is sent the rounds that it lacks.
+
+The ledger has a line for each query of a table, answered or refused: ``flower-run`` is
+Flower's number of the run, by which the SuperLink's operator finds its account: Flower
+tells an app no more. ``app`` is the SHA-256 of the app's bundle, ``query`` the text of
+the fragment, ``digest`` the text's and ``policy`` the rules'.
 """
 
 import hashlib
@@ -22,25 +27,28 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from logging import INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from operator import itemgetter
 from typing import Any, Final, Self
 
 from flwr.app import RecordDict
 
+from client_apps.data.ledger import ANSWER, REFUSE, Line
 from client_apps.data.run_store import CommittedRound
-from client_apps.rounds.audit import record_answers
 from client_apps.rounds.site import Site
 from tp_flower.errors import (
     BehindError,
+    BudgetError,
     DivergedError,
     LostStateError,
     MessageError,
+    PolicyError,
     RangeError,
     SiteError,
+    TPFlowerError,
 )
 from tp_flower.events import Value, is_printed, log_event
-from tp_flower.node_config import site_id
+from tp_flower.node_config import app_sha256, site_id
 from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -64,6 +72,8 @@ _JSON: Final = json.JSONEncoder(sort_keys=True)
 
 Answer = Callable[[Site, Any], Any]
 """A handler: takes the site and a request, returns the reply; rerun after a crash."""
+
+MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
 
 
 @dataclass(frozen=True)
@@ -208,13 +218,66 @@ def _answered(
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
         if site.queries:
-            record_answers(site, request, packet)
+            _record_answers(site, request, packet)
         if is_round:
             site.pay()
             # nothing is to be kept of a run that the site does not know
             if last is not None or site.store.names() or not site.round.is_over:
                 site.commit(parcel_of(content))
     return content
+
+
+def _record_answers(site: Site, request: IncomingRequest, packet: Packet) -> None:
+    """Record the queries that a reply answers, with the round's commit."""
+    sent = packet.payload_bytes()
+    common = {**_common(site, request), "ident": request.digest}
+    lines = [
+        {**common, **query, "bytes": sent.get(part, 0)}
+        for part, query in site.queries.items()
+    ]
+    site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
+
+
+def record_refusal(
+    site: Site, request: IncomingRequest, error: Exception, reason: str
+) -> Exception:
+    """Record a refused query or what a policy refuses; return the error that may leave.
+
+    An error may tell of rows that were read. So if its line cannot be written, or is
+    beyond the quota, this is the error that leaves, and says nothing of the other.
+    """
+    queries = list(site.queries.values())
+    if not queries:
+        if not isinstance(error, PolicyError | BudgetError):
+            return error
+        # the table is that of the part in the run's earlier lines
+        queries = [{"part": site.changes.part}]
+    common = {**_common(site, request), "reason": reason[:MOST_CHARACTERS]}
+    lines = [
+        {**common, **query, "query": query.get("query", "")[:MOST_CHARACTERS]}
+        for query in queries
+    ]
+    try:
+        with site.store.together(site.features.make_room):
+            site.ledger.record(site.store.run, REFUSE, lines, site.quotas)
+    except TPFlowerError as failure:
+        log_event(ERROR, "unrecorded", run=site.run, reason=str(failure))
+        if not any("source" in query for query in queries):
+            return error
+        site.changes.part = None
+        for query in queries:
+            query.pop("source", None)
+        return record_refusal(site, request, failure, str(failure))
+    return error
+
+
+def _common(site: Site, request: IncomingRequest) -> Line:
+    return {
+        "action": str(request.action),
+        "round": request.number,
+        "flower-run": site.context.run_id,
+        "app": app_sha256(site.context.node_config),
+    }
 
 
 def _encoded(site: Site, reply: Reply) -> Packet:

@@ -45,6 +45,11 @@ def at(folder, run=1, node=2):
     return SiteStore(str(folder), run, node)
 
 
+def save(site, name="part-0", entry=ENTRY):
+    with site.together(bool):
+        site.save(name, entry)
+
+
 def same(entry):
     assert entry.meta == ENTRY.meta
     assert entry.arrays.keys() == ENTRY.arrays.keys()
@@ -57,15 +62,17 @@ def test_runs_and_nodes_are_apart(tmp_path, is_on_disk):
     root = tmp_path if is_on_disk else run_store.IN_MEMORY
     site, other = at(root), at(root, node=3)
     for store in (site, other):
-        store.save("part-0", ENTRY)
-        store.save("extracted-0", ENTRY)
+        save(store)
+        save(store, "extracted-0")
     assert is_on_disk or at(root).load("part-0") is ENTRY
     with pytest.raises(SiteError, match="lost its state"):
         at(root, run=2).load("part-0")
-    site.drop("extracted-0")
-    site.drop("never-there")
-    assert site.names() == ["part-0"]
-    site.drop("part-0")
+    with site.together(bool):
+        site.drop("extracted-0")
+        site.drop("never-there")
+        assert site.names() == ["part-0"]
+        site.drop("part-0")
+    site.sweep()
     assert list(tmp_path.glob("1-2/*")) == []
     with pytest.raises(SiteError, match=r"has lost its state .*start the run again"):
         site.load("part-0")
@@ -73,7 +80,7 @@ def test_runs_and_nodes_are_apart(tmp_path, is_on_disk):
 
 
 def test_files_are_mapped_read_only(tmp_path):
-    at(tmp_path).save("part-0", ENTRY)
+    save(at(tmp_path))
     forget_processes()
     entry = at(tmp_path).load("part-0")
     same(entry)
@@ -83,7 +90,7 @@ def test_files_are_mapped_read_only(tmp_path):
         mapped[0, 0] = 5.0
     assert at(tmp_path).load("part-0") is entry
     # an entry is replaced as a whole; what was mapped before stays what it was
-    at(tmp_path).save("part-0", Entry({"new": np.ones(2)}, {}))
+    save(at(tmp_path), entry=Entry({"new": np.ones(2)}, {}))
     forget_processes()
     assert at(tmp_path).load("part-0").arrays.keys() == {"new"}
     np.testing.assert_array_equal(mapped, ENTRY.arrays["features"])
@@ -91,7 +98,7 @@ def test_files_are_mapped_read_only(tmp_path):
 
 def test_folder_is_private_and_has_no_leftovers(tmp_path):
     root = tmp_path / "state"
-    at(root).save("part-0", ENTRY)
+    save(at(root))
     (large,) = (root / "1-2").iterdir()
     for path in (root, *root.rglob("*")):
         assert path.stat().st_mode & 0o077 == 0
@@ -107,7 +114,7 @@ def test_only_the_user_may_open_the_database_and_have_made_it(tmp_path, monkeypa
         with pytest.raises(SettingsError, match=rf"site\.db {match}"):
             at(tmp_path).names()
 
-    at(tmp_path).save("part-0", ENTRY)
+    save(at(tmp_path))
     path = tmp_path / FILE
     rows_in(path, "PRAGMA user_version = 9")
     refuses("has version 9, expected 2")
@@ -138,7 +145,7 @@ def test_a_state_folder_of_version_0_1_0_is_refused_by_name(tmp_path):
 
 @pytest.mark.parametrize("where", ["large", "small"])
 def test_failed_write_leaves_the_old_entry(tmp_path, monkeypatch, where):
-    at(tmp_path).save("part-0", ENTRY)
+    save(at(tmp_path))
     fail = Mock(side_effect=OSError(28, "No space left on device"))
     with monkeypatch.context() as patch:
         if where == "large":
@@ -177,7 +184,7 @@ DAMAGES = {
 @pytest.mark.parametrize("how", [*DAMAGES, "meta", "layout", "data", "checksum"])
 def test_damaged_entries_are_lost_state(tmp_path, how):
     """Another process's file, or a column of its row."""
-    at(tmp_path).save("part-0", ENTRY)
+    save(at(tmp_path))
     forget_processes()
     (path,) = (tmp_path / "1-2").iterdir()
     if how in DAMAGES:
@@ -192,7 +199,7 @@ def test_nothing_is_pickled(tmp_path):
     for count in (1, 9):
         objects = np.array([{}] * count, dtype=object)
         with pytest.raises(ValueError, match="allow_pickle=False"):
-            at(tmp_path).save("part-1", Entry({"a": objects}, {}))
+            save(at(tmp_path), "part-1", Entry({"a": objects}, {}))
     assert not at(tmp_path).has("part-1")
 
 
@@ -283,13 +290,15 @@ def test_runs_that_were_killed_are_forgotten(tmp_path):
     killed, slow = (SiteStore(str(tmp_path), run, 2) for run in (1, 3))
     (tmp_path / "models").mkdir()
     for site in (killed, slow):
-        site.save("keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
+        save(site, "keys", Entry({"private": np.zeros(32, np.uint8)}, {}))
     (tmp_path / "5-2").mkdir()
     for folder in tmp_path.iterdir():
         os.utime(folder, (0, 0))
     rows_in(tmp_path / FILE, "UPDATE entries SET touched = 0")
     slow.touch()
-    assert list(SiteStore(str(tmp_path), 4, 2).forget_stale()) == ["1-2", "5-2"]
+    current = SiteStore(str(tmp_path), 4, 2)
+    with current.together(bool):
+        assert list(current.forget_stale()) == ["1-2", "5-2"]
     folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
     assert folders == ["3-2", "models"]
     assert rows_of(tmp_path, "run") == [("3-2",)]

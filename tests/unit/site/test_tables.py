@@ -97,9 +97,10 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
 
 
 def test_second_message_reads_no_source(tmp_path, source):
-    first = Site(tmp_path / "state").tables
-    assert first.describe(source).rows == 500
-    first.extract(0, source, WANTED)
+    first = Site(tmp_path / "state")
+    assert first.tables.describe(source).rows == 500
+    with first.store.together(bool):
+        first.tables.extract(0, source, WANTED)
     Path(source.path).unlink()
     for forget in (lambda: None, restart):
         forget()
