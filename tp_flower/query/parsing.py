@@ -9,11 +9,9 @@ of the result is text that was checked and rendered, and that parses back to its
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeGuard
 
-import sqlglot
-from sqlglot import TokenType, exp
+from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import (
@@ -164,8 +162,6 @@ _BRANCH_ADVICE = {
     "offset": _NO_ORDER,
     "with_": "write the sub-query in its place",
 }
-_OPENING = {TokenType.L_PAREN, TokenType.L_BRACKET, TokenType.L_BRACE}
-_CLOSING = {TokenType.R_PAREN, TokenType.R_BRACKET, TokenType.R_BRACE}
 
 
 def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
@@ -183,7 +179,7 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     return Statement(
         tables=tuple(tables),
         items=items,
-        joins=_parse_joins(select, sql),
+        joins=tuple(map(_parse_join, select.args.get("joins") or ())),
         where=_conditions(select.args.get("where"), "WHERE"),
         sql=render(select),
     )
@@ -410,33 +406,7 @@ def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
     return render(parse_expression(render(tree), what, aggregates=aggregates))
 
 
-def _parse_joins(select: exp.Select, sql: str) -> tuple[JoinClause, ...]:
-    """Return one clause per joined table; sqlglot's tree has no commas."""
-    joins = select.args.get("joins") or []
-    commas = list(_separators(sqlglot.tokenize(sql, dialect=DIALECT)))
-    if len(commas) != len(joins):
-        # joins that are nested, or of a kind that is refused by name
-        commas = [False] * len(joins)
-    return tuple(map(_parse_join, joins, commas))
-
-
-def _separators(tokens: Sequence[sqlglot.Token]) -> Iterator[bool]:
-    """Yield, for each comma or JOIN between tables, whether it is a comma."""
-    depth, is_inside = 0, False
-    for previous, token in pairwise(tokens):
-        kind = token.token_type
-        depth += (kind in _OPENING) - (kind in _CLOSING)
-        if depth:
-            continue
-        if kind == TokenType.FROM and previous.token_type != TokenType.DISTINCT:
-            is_inside = True
-        elif kind in (TokenType.WHERE, TokenType.SELECT):
-            is_inside = False
-        elif is_inside and kind in (TokenType.COMMA, TokenType.JOIN):
-            yield kind == TokenType.COMMA
-
-
-def _parse_join(join: exp.Join, after_comma: bool) -> JoinClause:
+def _parse_join(join: exp.Join) -> JoinClause:
     """Return a join's conditions; only INNER and LEFT joins with one are accepted."""
     alias = join.this.alias_or_name
     kind = " ".join(filter(None, (join.method, join.side, join.kind))).upper()
@@ -446,7 +416,9 @@ def _parse_join(join: exp.Join, after_comma: bool) -> JoinClause:
         )
     on = join.args.get("on")
     using = tuple(column.name for column in join.args.get("using") or ())
-    if on is None and not using and not after_comma:
+    # sqlglot gives a comma's join no other arguments, not even empty ones
+    is_comma = join.args.keys() == {"this"}
+    if on is None and not using and not is_comma:
         raise QueryError(f"join of {alias} has no equality condition: add ON or USING")
     return JoinClause(
         alias=alias,
