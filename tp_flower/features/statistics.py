@@ -56,16 +56,16 @@ class QuantileSummary:
     merging does not matter and the error does not grow with it.
 
     **Error.** Let F(x) be the number of values <= x over all shards, and W(x) the
-    weight of the points <= x. Then |F(x) - W(x)| <= ``rank_error`` for every x: in a
-    shard, a group whose values are all <= x or all > x contributes equally to both, and
-    at most one group has values on both sides. If its middle value, at 0-based position
+    weight of the points <= x. Then |F(x) - W(x)| <= E for every x: in a shard, a group
+    whose values are all <= x or all > x contributes equally to both, and at most one
+    group has values on both sides. If its middle value, at 0-based position
     (s - 1) // 2 of s, is <= x, at least (s - 1) // 2 + 1 of its values are, and W
     counts s: too many by at most s // 2. If it is > x, at most (s - 1) // 2 <= s // 2
     of its values are <= x, and W counts none. So a shard adds at most half its largest
     group; a shard with fewer than min_count values sends nothing and adds their number.
     The same holds for values < x. In terms of the n_q values of shard q:
 
-        rank_error <= sum_q max(ceil(n_q / m), 2 min_count - 1) / 2
+        E = sum_q max(ceil(n_q / m), 2 min_count - 1) // 2
 
     which is (1 / 2m) of all rows, plus at most half a row per shard, unless shards are
     smaller than 2 m min_count. If min_count = 1 and n_q <= m for all q it is 0: the
@@ -76,7 +76,6 @@ class QuantileSummary:
 
     values: FloatArray
     weights: IntArray
-    rank_error: int
 
     @property
     def count(self) -> int:
@@ -87,7 +86,7 @@ class QuantileSummary:
         """Return the p-quantile of the weighted points, interpolated linearly.
 
         For points of weight 1 it equals numpy's. In general it is a value x with F(x)
-        >= floor(r) + 1 - rank_error, and fewer than ceil(r) + 1 + rank_error values
+        >= floor(r) + 1 - E, and fewer than ceil(r) + 1 + E values
         below it, where r = p * (count - 1).
         """
         if not len(self.values):
@@ -103,36 +102,25 @@ class QuantileSummary:
         return float(min(max(between, below), above))
 
 
-NO_POINTS: Final = QuantileSummary(np.zeros(0), np.zeros(0, np.int64), 0)
+NO_POINTS: Final = QuantileSummary(np.zeros(0), np.zeros(0, np.int64))
 
 
 def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
     """Return the summary of a shard's finite values, (n,)."""
     groups = min(MOST_POINTS, len(values) // min_count)
     if not groups:
-        return replace(NO_POINTS, rank_error=len(values))
+        return NO_POINTS
     edges = np.arange(groups + 1, dtype=np.int64) * len(values) // groups
     points = np.sort(values)[(edges[:-1] + edges[1:] - 1) // 2]
-    weights = np.diff(edges)
-    return _ordered(points, weights, rank_error_of(weights, len(values)))
-
-
-def rank_error_of(weights: IntArray, count: int) -> int:
-    """Return the error that a shard's points add, for its ``count`` values."""
-    return int(weights.max(initial=0)) // 2 + count - int(weights.sum())
+    return merge_quantiles([QuantileSummary(points, np.diff(edges))])
 
 
 def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
     """Return the summary of the union of the shards' values, in any order."""
     values = np.concatenate([summary.values for summary in summaries])
     weights = np.concatenate([summary.weights for summary in summaries])
-    return _ordered(values, weights, sum(item.rank_error for item in summaries))
-
-
-def _ordered(values: FloatArray, weights: IntArray, rank_error: int) -> QuantileSummary:
-    """Return the summary of points, independent of the order of merging."""
     order = np.lexsort((weights, values))
-    return QuantileSummary(values[order], weights[order], rank_error)
+    return QuantileSummary(values[order], weights[order])
 
 
 @dataclass(frozen=True, eq=False)

@@ -23,7 +23,6 @@ from tp_flower.features.statistics import (
     ColumnStatistics,
     QuantileSummary,
     declared_statistics,
-    rank_error_of,
 )
 from tp_flower.protocol.setup_messages import (
     MOST_WIDTH,
@@ -136,9 +135,7 @@ def _with_arrays(
         if (np.diff(values) < 0).any():
             raise ImpossibleError("quantile points are not in ascending order")
         _check_counts(weights, column.count)
-        rank_error = rank_error_of(weights, column.count)
-        points = QuantileSummary(values, weights, rank_error)
-        column = replace(column, quantiles=points)
+        column = replace(column, quantiles=QuantileSummary(values, weights))
     if Need.CATEGORIES in column.needs:
         hashes = _array(sent.category_hashes.get(key), "hashes", MOST_CATEGORIES)
         counts = _array(sent.category_counts.get(key), "counts", MOST_CATEGORIES)
