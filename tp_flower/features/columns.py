@@ -7,6 +7,7 @@ Notation
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self
 
 import numpy as np
@@ -21,9 +22,6 @@ from tp_flower.features.spec import TIME_PARTS
 Float32Array = npt.NDArray[np.float32]
 CodeArray = npt.NDArray[np.int32]
 Rows = slice | IndexArray | BoolArray
-
-_DAY: Final = 86400
-_EPOCH_WEEKDAY: Final = 4  # 1970 began on a Thursday; Sunday is 0
 
 TimePart = Callable[[FloatArray], FloatArray]
 
@@ -191,41 +189,21 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
     """Return the function that gives a number's place in a cycle, and its length."""
     if isinstance(argument, str):
-        return _PARTS[argument], float(TIME_PARTS[argument])
+        return partial(_time_part, argument), float(TIME_PARTS[argument])
     return (lambda values: np.mod(values, argument)), float(argument)
 
 
-def _days(seconds: FloatArray) -> np.ndarray[tuple[int], np.dtype[np.datetime64]]:
-    return np.floor(seconds / _DAY).astype(np.int64).astype("datetime64[D]")
-
-
-def _month(seconds: FloatArray) -> FloatArray:
-    months = _days(seconds).astype("datetime64[M]").astype(np.int64)
-    return (months % 12 + 1).astype(np.float64)
-
-
-def _day_of_year(seconds: FloatArray) -> FloatArray:
-    days = _days(seconds)
-    new_year = days.astype("datetime64[Y]").astype("datetime64[D]")
-    return np.asarray((days - new_year).astype(np.float64) + 1)
-
-
-def _where_present(part: TimePart) -> TimePart:
-    """Skip NaN, which has no date."""
-
-    def compute(seconds: FloatArray) -> FloatArray:
-        is_missing = np.isnan(seconds)
-        places = part(np.where(is_missing, 0.0, seconds))
-        return np.where(is_missing, np.nan, places)
-
-    return compute
-
-
-_PARTS: Final[Mapping[str, TimePart]] = {
-    "hour": lambda seconds: np.floor(np.mod(seconds, _DAY) / 3600),
-    "minute": lambda seconds: np.floor(np.mod(seconds, 3600) / 60),
-    "weekday": lambda seconds: np.mod(np.floor(seconds / _DAY) + _EPOCH_WEEKDAY, 7),
-    "month": _where_present(_month),
-    "day-of-year": _where_present(_day_of_year),
+_PARTS: Final[Mapping[str, Callable[..., pa.Array]]] = {
+    "hour": pc.hour,
+    "minute": pc.minute,
+    "weekday": partial(pc.day_of_week, week_start=7),
+    "month": pc.month,
+    "day-of-year": pc.day_of_year,
 }
 """As in SQL: hour 0-23, minute 0-59, month 1-12, Sunday 0, day of the year 1-366."""
+
+
+def _time_part(name: str, seconds: FloatArray) -> FloatArray:
+    """Return a part of times (n,), seconds since 1970 (UTC); NaN where missing."""
+    moments = pa.array(np.floor(seconds).astype("datetime64[s]"))
+    return np.asarray(_PARTS[name](moments), np.float64)
