@@ -14,19 +14,12 @@ server). Each sample is used once: a repeated batch is not an independent sample
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.joins.mapping import (
-    NO_ROW,
-    Number,
-    TableMapping,
-    segment_sum,
-    with_zero_row,
-)
+from tp_flower.joins.mapping import NO_ROW, Number, TableMapping, TableRows
 from tp_flower.randomness import NoiseSource
 
 
@@ -42,12 +35,7 @@ class TableBatches:
 
     start: IntArray
     rows: IntArray
-    slots: IntArray
-
-    @cached_property
-    def has_missing(self) -> bool:
-        """Whether some joined row has no row of the table."""
-        return bool(self.slots.min(initial=0) < 0)
+    slots: npt.NDArray[np.int32]
 
     def of(self, batch: int) -> IntArray:
         """Return the distinct rows of a batch, (k,)."""
@@ -83,23 +71,17 @@ class BatchPlan:
         local: Mapping[str, npt.NDArray[Number]],
     ) -> npt.NDArray[Number]:
         """Return h (B, d_c) from the tables' scores (k, d_c) of the batch's rows."""
-        span = self.slice(batch)
-        total = np.tile(base, (span.stop - span.start, 1))
-        for table, values in local.items():
-            slots = self.tables[table].slots[span]
-            if self.tables[table].has_missing:
-                values = with_zero_row(values)  # noqa: PLW2901
-            total += values[slots]
-        return total
+        tables = {table: self._rows_of(table, batch) for table in self.tables}
+        return TableMapping(tables).sum_scores(base, local)
 
     def segment_sum(self, table: str, batch: int, values: FloatArray) -> FloatArray:
         """Return Y_i (k, d_c): values (B, d_c) summed per distinct row (Eq. 10)."""
+        return self._rows_of(table, batch).segment_sum(values)
+
+    def _rows_of(self, table: str, batch: int) -> TableRows:
+        """Return the positions of a batch's distinct rows of a table in the batch."""
         plan = self.tables[table]
-        slots = plan.slots[self.slice(batch)]
-        count = int(plan.start[batch + 1] - plan.start[batch])
-        if plan.has_missing:
-            slots = np.where(slots < 0, count, slots)
-        return segment_sum(slots, count, values)
+        return TableRows(plan.slots[self.slice(batch)], len(plan.of(batch)))
 
 
 def plan_batches(
@@ -169,6 +151,6 @@ def _table_batches(
     batches = batch_of[matched]
     pairs, places = np.unique(batches * rows + row_of[matched], return_inverse=True)
     start = np.searchsorted(pairs, np.arange(count + 1) * rows)
-    slots = np.full(len(row_of), NO_ROW, dtype=np.int64)
+    slots = np.full(len(row_of), NO_ROW, dtype=np.int32)
     slots[matched] = places - start[batches]
     return TableBatches(start, pairs % max(rows, 1), slots)

@@ -27,7 +27,6 @@ Number = TypeVar("Number", np.float64, np.uint32)
 """Scores, or masked words of them, whose sums are modulo 2^32."""
 
 NO_ROW = -1
-MAX_RUNS = 64
 
 
 @dataclass(frozen=True)
@@ -57,33 +56,6 @@ class TableRows:
         """Whether every row of the table appears in at most one joined row."""
         return bool((self.multiplicity <= 1).all())
 
-    @cached_property
-    def runs(self) -> tuple[tuple[slice, slice], ...]:
-        """(joined rows, rows of the table) that ascend together one by one.
-
-        Joined rows follow the label table's rows, so an unrepeated label table is a few
-        runs, which slices move faster than indices. Empty if there are many.
-        """
-        if not self.is_injective:
-            return ()
-        # constant within a run; one more constant for joined rows without a row
-        lag = self.row_of - np.arange(len(self.row_of))
-        if self.has_missing:
-            lag[self.row_of < 0] = self.rows
-        breaks = np.flatnonzero(np.diff(lag)) + 1
-        if len(breaks) >= MAX_RUNS:
-            return ()
-        starts = [0, *breaks.tolist()]
-        stops = [*breaks.tolist(), len(self.row_of)]
-        return tuple(
-            (
-                slice(start, stop),
-                slice(first := int(self.row_of[start]), first + stop - start),
-            )
-            for start, stop in zip(starts, stops, strict=True)
-            if stop > start and self.row_of[start] >= 0
-        )
-
     def expand(self, values: FloatArray) -> FloatArray:
         """Return values (n_i, ...) of the table's rows on the joined rows, (N, ...)."""
         total = np.zeros((len(self.row_of), *values.shape[1:]))
@@ -94,12 +66,9 @@ class TableRows:
         self, values: npt.NDArray[Number], total: npt.NDArray[Number]
     ) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
-        if self.runs:
-            for joined, rows in self.runs:
-                total[joined] += values[rows]
-            return
         if self.has_missing:
-            values = with_zero_row(values)
+            zero = np.zeros((1, *values.shape[1:]), values.dtype)
+            values = np.concatenate([values, zero])
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
 
@@ -108,12 +77,13 @@ class TableRows:
         if self.is_injective:
             # the additional last row collects what belongs to no row
             out = np.zeros((self.rows + 1, values.shape[1]))
-            if not self.runs:
-                out[self.row_of] = values
-            for joined, rows in self.runs:
-                out[rows] = values[joined]
+            out[self.row_of] = values
             return out[: self.rows]
-        return segment_sum(self._slots, self.rows, values)
+        columns = [
+            np.bincount(self._slots, column, self.rows + 1)[: self.rows]
+            for column in np.ascontiguousarray(values.T)
+        ]
+        return np.stack(columns, axis=1)
 
     @cached_property
     def _slots(self) -> IntArray:
@@ -121,26 +91,6 @@ class TableRows:
         if not self.has_missing:
             return self.row_of
         return np.where(self.row_of < 0, self.rows, self.row_of).astype(np.int32)
-
-
-def with_zero_row(values: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Return values (n, ...) with a row of zeros appended, for index -1.
-
-    >>> with_zero_row(np.array([3.0, 4.0]))[[1, -1]].tolist()
-    [4.0, 0.0]
-    """
-    return np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
-
-
-def segment_sum(
-    slots: npt.NDArray[np.integer], rows: int, values: FloatArray
-) -> FloatArray:
-    """Return sums (rows, d_c) of values (N, d_c) by slot (N,) below ``rows``."""
-    columns = [
-        np.bincount(slots, column, rows + 1)[:rows]
-        for column in np.ascontiguousarray(values.T)
-    ]
-    return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True)
