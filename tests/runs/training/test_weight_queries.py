@@ -148,21 +148,23 @@ def test_there_is_no_noise_on_weights():
 
 def test_explain_says_what_weighs_a_row():
     found = explain(SQL, SITES, row_weight="entity(c)")
-    facts = found.content["row-weight"]
+    facts = found["row-weight"]
     assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
     assert 0 < facts["min"] < 1 < facts["max"]
-    assert facts["effective-rows"] < found.content["joined-rows"]["train"]
-    carried = {own.carries: own for own in found.disclosures}
-    (weight,) = (own for text, own in carried.items() if text.startswith("the weight "))
-    assert (weight.message, weight.to) == ("query.extract", "server")
-    assert weight.protection == "nothing"
+    assert facts["effective-rows"] < found["joined-rows"]["train"]
+    carried = {each["carries"]: each for each in found["privacy"]["messages"]}
+    (weight,) = (
+        each for text, each in carried.items() if text.startswith("the weight ")
+    )
+    assert (weight["message"], weight["to"]) == ("query.extract", "server")
+    assert weight["protection"] == "nothing"
     assert any("the total weight of their joined rows" in text for text in carried)
     text = " ".join(printed(found).split())
     assert 'weight of a joined row: "price"' in text
     words = 'Joined rows have the weight of i: "price". Each row of c counts once.'
     assert words in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
-    assert plain.content["row-weight"] is None
+    assert plain["row-weight"] is None
     words = " ".join(own.carries for own in plain.disclosures)
     assert "the weight of" not in words
     assert "total weight" not in words
