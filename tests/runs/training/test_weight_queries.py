@@ -152,7 +152,7 @@ def test_explain_says_what_weighs_a_row():
     assert (facts["column"], facts["entity"]) == ('i: "price"', "c")
     assert 0 < facts["min"] < 1 < facts["max"]
     assert facts["effective-rows"] < found["joined-rows"]["train"]
-    carried = {each["carries"]: each for each in found["privacy"]["messages"]}
+    carried = {each["carries"]: each for each in found["releases"]}
     (weight,) = (
         each for text, each in carried.items() if text.startswith("the weight ")
     )
@@ -165,7 +165,7 @@ def test_explain_says_what_weighs_a_row():
     assert words in text
     plain = explain(SQL.replace("i.price AS weight, ", ""), SITES)
     assert plain["row-weight"] is None
-    words = " ".join(own.carries for own in plain.disclosures)
+    words = " ".join(each["carries"] for each in plain["releases"])
     assert "the weight of" not in words
     assert "total weight" not in words
     assert "which rows of the site are joined, and to how many rows" in words
