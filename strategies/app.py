@@ -26,7 +26,7 @@ from strategies.report_page.page import (
 )
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
-from strategies.trackers import Tracking, each
+from strategies.trackers import Tracking
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
@@ -58,7 +58,12 @@ def main(grid: Grid, context: Context) -> None:
         console.print(f"Results will be in {folder}", soft_wrap=True)
         settings = replace(settings, output_dir=str(folder))
         with Tracking(settings, folder) as tracking:
-            on_round = each(_ProgressLines(console, settings), tracking)
+            progress = _ProgressLines(console, settings)
+
+            def on_round(report: RoundReport) -> None:
+                progress(report)
+                tracking(report)
+
             view = act(settings, on_round, grid, folder)
             page = page_line(folder)
     except TPFlowerError as error:

@@ -21,7 +21,6 @@ from flwr.common.logger import log
 
 from strategies.inference.manifest import finite
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report
-from strategies.run.strategy import RoundListener
 from tp_flower.errors import SettingsError
 from tp_flower.reports.records import REPORT_FILE, RoundReport
 from tp_flower.settings import Settings
@@ -201,16 +200,6 @@ class Tracking:
                 name = type(tracker).__name__
                 log(WARNING, "%s is left out from here on: %s", name, error)
                 self._trackers.remove(tracker)
-
-
-def each(*listeners: RoundListener) -> RoundListener:
-    """Return a listener that calls several."""
-
-    def listen(report: RoundReport) -> None:
-        for listener in listeners:
-            listener(report)
-
-    return listen
 
 
 def _final(folder: Path) -> dict[str, float]:

@@ -4,10 +4,6 @@ import re
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-import sqlglot
-from sqlglot import exp
-from sqlglot.errors import SqlglotError
-
 from strategies.report_page.convergence import (
     METRIC_NAMES,
     TEST,
@@ -16,6 +12,8 @@ from strategies.report_page.convergence import (
     main_metric,
     metric_name,
 )
+from tp_flower.errors import QueryError
+from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports.blocks import (
     TWO_TEXTS,
     Blocks,
@@ -79,7 +77,6 @@ def format_setting(value: object) -> str:
     return str(value)
 
 
-LABEL = "label"
 FAN_OUT = ("min", "median", "mean", "max")
 CLAUSE = re.compile(
     r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )"
@@ -224,12 +221,10 @@ def label_of(query: str) -> str:
     ('a.x > 3', '')
     """
     try:
-        tree = sqlglot.parse_one(query, read="duckdb")
-    except SqlglotError:
+        statement = parse_statement(query, needs_label=False)
+    except QueryError:
         return ""
-    columns = tree.expressions if isinstance(tree, exp.Select) else []
-    labels = (item.this.sql("duckdb") for item in columns if item.alias == LABEL)
-    return next(map(str, labels), "")
+    return next((item.sql for item in statement.items if is_label(item)), "")
 
 
 ACRONYMS = frozenset({"admm", "sgd", "vfl-admm", "vfl-sgd", "gd"})

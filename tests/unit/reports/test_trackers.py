@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from strategies.trackers import Tracker, Tracking, each
+from strategies.trackers import Tracker, Tracking
 from tests.support.examples.explained import run_app
 from tp_flower.errors import MappingError, SettingsError
 from tp_flower.reports.records import RoundReport
@@ -145,7 +145,7 @@ def test_a_run_that_fails_is_logged_as_one(tmp_path, recorders):
 
 def test_what_is_not_finite_is_left_out(tmp_path, recorders):
     with Tracking(Settings(), tmp_path) as tracking:
-        each(tracking)(RoundReport(1, 1, "a", {"loss": float("nan"), "auc": 0.5}))
+        tracking(RoundReport(1, 1, "a", {"loss": float("nan"), "auc": 0.5}))
     ((epoch, values),) = recorders[1].logged
     assert (epoch, values["train/auc"]) == (1, 0.5)
     assert "train/loss" not in values
