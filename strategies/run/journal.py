@@ -30,7 +30,7 @@ from tp_flower.database import DamagedFileError, Database
 from tp_flower.errors import SettingsError
 from tp_flower.files import write_file
 from tp_flower.protocol.fields import Document
-from tp_flower.protocol.packet import Parcel, open_parcel, parcel_of
+from tp_flower.protocol.packet import Parcel, parcel_of
 
 VERSION: Final = 1
 FOLDER: Final = "checkpoint"
@@ -222,14 +222,6 @@ def read_head(folder: Path) -> Document:
         return journal.head
     finally:
         journal.close()
-
-
-def messages_of(parcels: Mapping[int, Parcel], like: Sequence[Message]) -> None:
-    """Restore the content of messages that left before, if it is recorded."""
-    for message in like:
-        parcel = parcels.get(message.metadata.dst_node_id)
-        if parcel is not None:
-            message.content = open_parcel(parcel)
 
 
 def _open(folder: Path) -> Database:

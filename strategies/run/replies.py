@@ -14,7 +14,7 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 from strategies.run.exchange import Answer, Part, Replies, Requests, RunLog
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import (
     DivergedError,
     ErrorKind,
@@ -301,14 +301,6 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     if label.kind == "text" and not np.isin(present, np.arange(len(names))).all():
         raise refuse(part, "labels outside its categories")
     return LabelColumn(label.kind, values, names)
-
-
-def read_weight(replies: Replies, part: Part, rows: int) -> FloatArray:
-    """Return the weights of a participant's rows, (rows,); NaN where NULL."""
-    weight = replies.body(part, ExtractedPart).weight
-    if weight is None or weight.shape != (rows,):
-        raise refuse(part, f"no weight for its {rows} rows")
-    return weight
 
 
 def refuse(part: Part, problem: str) -> ReplyError:

@@ -5,7 +5,7 @@ journal; a strategy makes the requests and computes with the replies.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from logging import DEBUG, ERROR, INFO, WARNING
@@ -24,7 +24,7 @@ from strategies.run.exchange import (
     Transport,
     make_messages,
 )
-from strategies.run.journal import FOLDER, Frame, Journal, messages_of
+from strategies.run.journal import FOLDER, Frame, Journal
 from strategies.run.replies import Absences, Collected, collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
 from strategies.run.sites import Inventory, find_sites, read_inventory
@@ -155,8 +155,10 @@ class Session:
     def messages(self, request: Requests, number: int) -> list[Message]:
         """Return the messages of a round, after a restart with the same content."""
         messages = make_messages(request, self.run, number, self.answered)
-        if self.journal is not None:
-            messages_of(self.journal.in_flight(number), messages)
+        parcels = {} if self.journal is None else self.journal.in_flight(number)
+        for message in messages:
+            if parcel := parcels.get(message.metadata.dst_node_id):
+                message.content = open_parcel(parcel)
         return messages
 
     def send_and_wait(
@@ -214,11 +216,6 @@ class Session:
         self.is_replaying = True
         self.answered.clear()
         self.absences = Absences(self.settings, self.log)
-
-    def frames(self) -> Iterator[Frame]:
-        """Yield the rounds of the journal."""
-        if self.journal is not None:
-            yield from self.journal.frames()
 
     def recall(self, request: Requests | None, frame: Frame) -> Replies:
         """Return a round's replies from the journal; resend it if they were lost."""

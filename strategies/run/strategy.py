@@ -304,7 +304,8 @@ class RoundStrategy(Strategy):
         self._progress, self.epoch = _Progress(), 0
         self._progress.method = self.rounds()
         self._progress.pending = next(self._progress.method)
-        for frame in self.session.frames():
+        journal = self.session.journal
+        for frame in journal.frames() if journal else ():
             self._take(self.session.recall(self._progress.pending, frame))
             self._progress.history.append(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())

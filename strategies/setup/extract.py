@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from strategies.run.exchange import Part, Replies, Requests, ask
-from strategies.run.replies import array_of, read_key, read_label, read_weight
+from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
@@ -127,7 +127,7 @@ def extract(
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
         weights = query_weights(
-            [read_weight(replies, part, rows[part.number]) for part in parts[weighed]],
+            [array_of(replies, p, "weight", (rows[p.number],)) for p in parts[weighed]],
             f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
     if row_key.leaves and row_key.columns:

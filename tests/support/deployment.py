@@ -14,11 +14,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from scripts.run_app import descendants
 from tests.support.files import ROOT
 from tests.support.servers import free_port
 
@@ -121,7 +122,7 @@ class Deployment:
     def kill(self, name: str) -> None:
         """Kill a process and all that it has started, as power loss and systemd do."""
         process = self._processes.pop(name)
-        under = _descendants({process.pid})
+        under = descendants(process.pid)
         process.kill()
         process.wait()
         _kill(under)
@@ -162,11 +163,11 @@ class Deployment:
 
     def stop(self) -> None:
         """End all processes and what they have started."""
-        known = {process.pid for process in self._processes.values()}
-        under = _descendants(known)
-        for process in self._processes.values():
+        processes = self._processes.values()
+        under = [pid for process in processes for pid in descendants(process.pid)]
+        for process in processes:
             process.terminate()
-        for process in self._processes.values():
+        for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(SECONDS_TO_STOP)
             process.kill()
@@ -250,21 +251,7 @@ def deployed(folder: Path) -> Iterator[Deployment]:
         deployment.stop()
 
 
-def _kill(processes: set[int]) -> None:
+def _kill(processes: Iterable[int]) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _descendants(ancestors: set[int]) -> set[int]:
-    """The processes under these, also those in sessions of their own."""
-    parents = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # after the name, which may hold anything: state, parent
-            fields = stat.read_text().rpartition(")")[2].split()
-            parents[int(stat.parent.name)] = int(fields[1])
-    found: set[int] = set()
-    while new := {p for p, of in parents.items() if of in ancestors | found} - found:
-        found |= new
-    return found
