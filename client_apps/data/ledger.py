@@ -52,7 +52,6 @@ from msgspec.structs import replace
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
 from tp_flower.errors import BudgetError, LedgerError
-from tp_flower.methods import RDP
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
@@ -278,9 +277,9 @@ class Ledger:
         with self._transaction(is_whole=True) as connection:
             return mechanisms_of(_spent(connection, source))
 
-    def total(self, source: str, delta: float, accountant: str = RDP) -> float:
+    def total(self, source: str, delta: float) -> float:
         """Return the epsilon that a source has spent, at a delta."""
-        return epsilon(self.spent(source), delta, accountant)
+        return epsilon(self.spent(source), delta)
 
     def tells_features(self, source: str) -> bool:
         """Return whether scores of a source have left in the clear."""
@@ -557,7 +556,7 @@ def _check_budget(
             )
 
     def epsilon_of(costs: Costs) -> float:
-        return epsilon(mechanisms_of(costs), budget.delta, budget.accountant)
+        return epsilon(mechanisms_of(costs), budget.delta)
 
     limits = (("", None, budget.epsilon), (" in this run", run, budget.per_run))
     for when, spender, limit in limits:

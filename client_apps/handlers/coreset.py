@@ -301,7 +301,8 @@ def weigh(site: Site, request: WeighRequest) -> WeighReply:
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = WeighedPart(fixed + masks)
         note(site, number, MASKED)
-        site.round.forget(f"measured-{number}", f"drawn-{number}")
+        for state in ("measured", "drawn"):
+            site.store.drop(f"{state}-{number}")
     return WeighReply(parts)
 
 

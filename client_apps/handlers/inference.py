@@ -8,7 +8,7 @@ rather than the rows.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import are_masked, score_masks
-from client_apps.operator.participant import Releaser, make_model, sent_scores
+from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import (
     note_unmatched,
@@ -28,7 +28,6 @@ from client_apps.privacy.ledger_entries import (
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, ModelError, SiteError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
-from tp_flower.features.encoder import SiteEncoder
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import LocalModel
@@ -36,7 +35,6 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
-from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.codec import check_positions, check_sizes, parse
 from tp_flower.protocol.inference_messages import (
     DeliveredPart,
@@ -64,66 +62,66 @@ from tp_flower.reports.predictions import (
 from tp_flower.sources.policy import SCORES
 
 
-class _Ready(NamedTuple):
-    """A loaded part of a model, and the positions (k,) of the rows that it scores."""
-
-    model: LocalModel
-    encoder: SiteEncoder
-    rows: np.ndarray[Any, np.dtype[np.int64]]
-    releaser: Releaser
-    masks: ScoreMasks | None
-
-
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the requested rows, one each."""
-    ready = {
-        number: _ready(site, number, body, request)
+    scored = {
+        number: _scored(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    set_aside(site, (_planned(site, part) for part in ready.values()))
-    parts: dict[int, ScoredPart] = {}
-    is_private = request.privacy.covers_predictions
-    for number, (model, encoder, rows, releaser, masks) in site.each(ready):
-        features = site.tables.encode(number, encoder, rows, is_private=is_private)
-        scores = releaser.scores(model.scores(features))
-        parts[number] = ScoredPart(
-            rows=len(rows),
-            scores=sent_scores(scores, masks, slice(None), "scores"),
-        )
+    set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
-    return ScoreReply(ledger=site.ledger.lines(site.store.run), parts=parts)
+    return ScoreReply(
+        ledger=site.ledger.lines(site.store.run),
+        parts={number: part for number, (part, _) in scored.items()},
+    )
 
 
-def _ready(site: Site, number: int, body: ScorePart, request: ScoreRequest) -> _Ready:
+def _scored(
+    site: Site, number: int, body: ScorePart, request: ScoreRequest
+) -> tuple[ScoredPart, Release]:
+    """Return the scores of a part's rows, and how their plan protects them."""
     source, extracted = site.source(number), site.extracted(number)
     is_masked = are_masked(request.masking, body)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
     check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
-    saved = _saved(site, body, ModelVersion(request.model_name, request.model_version))
-    _check_fits(saved, site.fragment(number))
-    source.policy.check_model(saved.spec.kind)
-    width = saved.encoder.encoder.width
-    model = make_model(saved.spec, width, request.device)
-    model.parameters = saved.parameters
-    if request.privacy.covers_predictions:
-        check_scores(model, width)
+    saved, model = _loaded(site, number, body, request)
+    is_private = request.privacy.covers_predictions
+    if is_private:
+        check_scores(model, saved.encoder.encoder.width)
     scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
     join_keys = site.join_keys(number)
     masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
     note_unmatched(site, number, masks)
-    return _Ready(model, saved.encoder, rows, site.releaser(number, plan), masks)
+    features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
+    scores = site.releaser(number, plan).scores(model.scores(features))
+    sent = sent_scores(scores, masks, slice(None), "scores")
+    (use,) = plan.uses
+    scope = "given the model and its encoder, which come from an earlier run"
+    if use.mechanism is None:
+        scope = score_scope(masks)
+    planned = release(site, number, Action.SCORE, use.what, scope, use.mechanism)
+    return ScoredPart(rows=len(rows), scores=sent), planned
 
 
-def _saved(site: Site, body: ScorePart, model: ModelVersion) -> SavedModel:
+def _loaded(
+    site: Site, number: int, body: ScorePart, request: ScoreRequest
+) -> tuple[SavedModel, LocalModel]:
+    """Return the part of the saved model that a request names, and its model."""
     root = site.state_folder
+    version = ModelVersion(request.model_name, request.model_version)
     if root is None:
         raise ModelError("this site keeps no models: its state-dir is ':memory:'")
-    folder = part_folder(root, model, body.model_part)
+    folder = part_folder(root, version, body.model_part)
     if not folder.is_dir():
-        raise ModelError(f"this site has no part {body.model_part} of model {model}")
-    return SavedModel.load(folder, body.digest)
+        raise ModelError(f"this site has no part {body.model_part} of model {version}")
+    saved = SavedModel.load(folder, body.digest)
+    _check_fits(saved, site.fragment(number))
+    site.source(number).policy.check_model(saved.spec.kind)
+    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+    model.parameters = saved.parameters
+    return saved, model
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
@@ -146,15 +144,6 @@ def _grouping(fragment: Fragment) -> object:
     """Return the columns and groups of a sub-query, whose filters may differ."""
     subquery = fragment.subquery
     return None if subquery is None else (subquery.columns, subquery.groups)
-
-
-def _planned(site: Site, part: _Ready) -> tuple[Release, int]:
-    """Return the scores of rows to predict, protected by their plan."""
-    (use,), number = part.releaser.plan.uses, part.releaser.number
-    scope = "given the model and its encoder, which come from an earlier run"
-    if use.mechanism is None:
-        scope = score_scope(part.masks)
-    return release(site, number, Action.SCORE, use.what, scope, use.mechanism), 1
 
 
 PREDICTIONS: Final = "predictions"
@@ -281,7 +270,7 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
     parts: dict[int, DeliveredPart] = {}
     for number, body in site.each(request.parts):
         extracted = site.extracted(number)
-        scored = _scored(body, extracted.rows, outputs)
+        scored = _joined_rows(body, extracted.rows, outputs)
         row_key = check_row_key(body.row_key, len(extracted.keys))
         rows = pa.array(scored.rows)
         in_clear = _plain_key(row_key, extracted).items()
@@ -292,7 +281,7 @@ def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
     return DeliverReply(parts)
 
 
-def _scored(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
+def _joined_rows(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
     """Return the joined rows that the server sent for a part of ``total`` rows."""
     rows = body.rows.astype(np.int64)
     check_positions(rows, "rows", total)

@@ -133,12 +133,14 @@ _NOTES: Final[Mapping[str, str]] = {
 def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
     multiplier = _summary_noise(request)
-    starts: dict[int, PersonalisedPart] = {}
-    site.round.arrays.clear()
-    for number, body in site.each(request.parts):
-        starts[number] = _start(site, number, body, request, multiplier)
-    planned = (_planned(site, n, request.graph, multiplier) for n in request.parts)
+    numbers = (number for number, _ in site.each(request.parts))
+    planned = (_planned(site, n, request.graph, multiplier) for n in numbers)
     set_aside(site, chain.from_iterable(planned))
+    site.round.arrays.clear()
+    starts = {
+        number: _start(site, number, body, request, multiplier)
+        for number, body in site.each(request.parts)
+    }
     return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 

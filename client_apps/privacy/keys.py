@@ -134,9 +134,6 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 
     Done once in a run; a repeat of the same request finds the stored keys.
     """
-    # no secret is opened twice: a second request for rows would get hashes that can be
-    # compared with those of the first
-    site.round.forget(_KEYS)
     if site.store.has(SECRET):
         if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
             raise SiteError("another request has already extracted this run's rows")
@@ -158,6 +155,9 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
         arrays[group] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
     site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))
+    # no secret is opened twice: a second request for rows would get hashes that can be
+    # compared with those of the first
+    site.store.drop(_KEYS)
 
 
 def _secret(

@@ -24,21 +24,20 @@ from typing import Final
 
 import numpy as np
 from flwr.common.logger import log
+from msgspec.structs import replace
 
-from client_apps.privacy.guard import budgets, source_id
-from client_apps.privacy.ledger_entries import unit_text
+from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import budgets
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import ClassNoise, LabelPlan
-from tp_flower.methods import SERVER
 from tp_flower.privacy.mechanisms import PureDp, Release
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS
-from tp_flower.sources.shards import ShardSource
 
 _OTHERWISE: Final = (
     "which rows there are; what features, keys and filters tell of a label"
@@ -55,7 +54,7 @@ def released_label(
     """
     run, source = site.store.run, site.source(number)
     source.policy.check_release(LABELS, is_private=plan is not None)
-    release = _release(source, number, plan)
+    release = _release(site, number, plan)
     if plan is None:
         site.ledger.note(run, [release])
         return label
@@ -73,8 +72,8 @@ def released_label(
     return LabelColumn(kind, values.astype(np.float64), plan.classes)
 
 
-def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Release:
-    policy = source.policy
+def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
+    source = site.source(number)
     scope = f"each label for itself, whatever else is known; not: {_OTHERWISE}"
     if plan is None:
         scope = "the labels leave in the clear"
@@ -88,19 +87,12 @@ def _release(source: ShardSource, number: int, plan: LabelPlan | None) -> Releas
     else:
         low, high = plan.limits
         scope = f"{plan.mechanism}: clipped to {low:g} .. {high:g}; {scope}"
-    return Release(
-        table=source.table,
-        site=source.site,
-        source=source_id(source),
-        part=number,
-        action=str(Action.EXTRACT),
-        what=LABELS,
-        unit=f"the label of {unit_text(source, source.table)}",
+    rows_per_unit = source.policy.rows_per_unit
+    return replace(
+        ledger_entries.release(site, number, Action.EXTRACT, LABELS, scope),
+        unit=f"the label of {ledger_entries.unit_text(source, source.table)}",
         neighbours="any other label",
-        adversary=SERVER,
-        mechanism=None if plan is None else PureDp(plan.epsilon, policy.rows_per_unit),
-        scope=scope,
-        per=policy.per,
+        mechanism=None if plan is None else PureDp(plan.epsilon, rows_per_unit),
     )
 
 

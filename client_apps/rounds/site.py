@@ -69,7 +69,7 @@ class Round:
     True
 
     ``digest`` is the request's, ``arrays`` the current state by (part, name), ``noise``
-    the source of the reply's noise; the commit deletes ``obsolete`` entries.
+    the source of the reply's noise.
     """
 
     def __init__(
@@ -85,7 +85,6 @@ class Round:
         self._key = key
         self.noise = NoiseSource(lambda: self._derived(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
-        self.obsolete: list[str] = []
         self.is_over = False
 
     @property
@@ -100,10 +99,6 @@ class Round:
     def learn(self, rows: str) -> None:
         """Add an identifier of the rows that were read to the history."""
         self._history = later(self._history, rows)
-
-    def forget(self, *entries: str) -> None:
-        """Drop entries once the round is committed."""
-        self.obsolete += entries
 
     def committed(self) -> CommittedRound:
         """Return the round as it is committed."""
@@ -329,7 +324,7 @@ class Site:
         entry = part.data.entry(arrays, meta)
         entry = self.features.without(part.number, entry)
         self.store.save(f"part-{part.number}", entry)
-        self.round.forget(rows_of(part.number))
+        self.store.drop(rows_of(part.number))
         self.save(part)
 
     def keep_solver(self, number: int, solver: RidgeSolver) -> None:
@@ -354,8 +349,6 @@ class Site:
 
     def commit(self, reply: Parcel) -> None:
         """Make this the committed round, as part of the transaction."""
-        for name in self.round.obsolete:
-            self.store.drop(name)
         self.store.commit(self.round.committed(), reply)
 
     def settle(self) -> None:

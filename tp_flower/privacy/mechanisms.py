@@ -15,7 +15,6 @@ import numpy as np
 
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.methods import RDP
 from tp_flower.randomness import NoiseSource
 
 _LARGEST: Final = 1e150  # its square is a number
@@ -90,7 +89,6 @@ class Budget:
 
     epsilon: float
     delta: float
-    accountant: str = RDP
     per_run: float = math.inf
 
 

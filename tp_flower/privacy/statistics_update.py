@@ -108,20 +108,18 @@ class StatisticsPlan:
     moments_multiplier: float
 
     def __post_init__(self) -> None:
-        ClippedNoise(self.radius * self.radius, self.gram_multiplier)
-        ClippedNoise(self.radius * self.target_bound, self.moments_multiplier)
+        _ = self.gram_deviation, self.moments_deviation
 
     @property
     def gram_deviation(self) -> float:
         """Deviation of the noise on A's diagonal, s."""
-        sigma = self.gram_multiplier
-        return sigma * self.radius * self.radius if sigma else 0.0
+        return ClippedNoise(self.radius * self.radius, self.gram_multiplier).deviation
 
     @property
     def moments_deviation(self) -> float:
         """Deviation of the noise on each entry of b."""
-        sigma = self.moments_multiplier
-        return sigma * self.radius * self.target_bound if sigma else 0.0
+        bound = self.radius * self.target_bound
+        return ClippedNoise(bound, self.moments_multiplier).deviation
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,8 @@ class Discloses(NamedTuple):
     Attributes:
         carries: in plain words; names in braces are properties of the run.
         fields: names of the fields; empty if sending the message discloses it.
-        covered_by: the mechanism that covers it: a name of ``COVERS``.
+        covered_by: the mechanism that covers it; how strong it is in a run is a
+            property of that run (``strategies/disclosures.py``).
         kinds: its names in a run's plan and in the site's ledger; none if it is not a
             release of rows.
         policy: the rule of a table's policy that allows it; "" for none.
@@ -177,15 +178,6 @@ class Discloses(NamedTuple):
     policy: str = ""
     when: str = ""
     reader: str = ""
-
-
-COVERS: Final = frozenset(
-    {
-        *("nothing", "hashes", "labels", "models", "scores", "messages"),
-        *("noise", "sealed", "masked", "summaries", "shards", "unions"),
-    }
-)
-"""Mechanisms; how strong each is in a run is a property of that run."""
 
 
 class Body(

@@ -76,9 +76,11 @@ def test_a_release_is_booked_under_the_message_it_leaves_with(action):
 
 
 def test_placeholders_are_facts_of_a_run():
-    from strategies.disclosures import Exposure, facts_of
+    from strategies.disclosures import Exposure, _protections, facts_of
 
-    facts = facts_of(Exposure("o", [Action.ADMM], ["c"], ["c"], [], True, False))
+    exposure = Exposure("o", [Action.ADMM], ["c"], ["c"], [], True, False)
+    facts, protections = facts_of(exposure), _protections(exposure)
     for _, declared in DISCLOSURES:
+        assert declared.covered_by in protections
         assert not declared.when or declared.when in facts
         assert not re.search(r"[{}]", declared.carries.format_map(facts))

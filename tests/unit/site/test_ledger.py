@@ -23,7 +23,6 @@ from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tp_flower.errors import BudgetError, LedgerError, SettingsError, SiteError
-from tp_flower.methods import PRV
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Budget, Gaussian, PureDp, Release, Reservation
 
@@ -122,7 +121,6 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     ledger.charge(RUN, release("labels", PureDp(0.5)), {})
     everything = {Gaussian(6.0, 20), Gaussian(3.0, 5, 0.1), PureDp(0.5)}
     assert set(ledger.spent("F")) == everything
-    assert ledger.total("F", DELTA, PRV) == epsilon(ledger.spent("F"), DELTA, PRV)
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
 
 
@@ -150,15 +148,6 @@ def test_a_plan_that_meets_the_budget_exactly_is_accepted_and_nothing_more(ledge
             ledger.charge(RUN, more, exact)
     ledger.charge(RUN, without_noise, {})
     assert ledger.total("F", DELTA) == np.inf
-
-
-def test_the_budgets_accountant_decides(ledger):
-    sampled = release(mechanism=Gaussian(1.0, 1000, 0.01))
-    rdp, prv = (epsilon([sampled.mechanism], DELTA, name) for name in ("rdp", "prv"))
-    between = (rdp + prv) / 2
-    with pytest.raises(BudgetError, match="requested"):
-        ledger.charge(RUN, sampled, {"F": Budget(between, DELTA)})
-    ledger.charge(RUN, sampled, {"F": Budget(between, DELTA, PRV)})
 
 
 def test_what_makes_no_sense_or_cannot_be_read_back_is_not_written(root):
