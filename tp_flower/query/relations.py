@@ -42,7 +42,7 @@ from tp_flower.query.parsing import (
     TableRef,
     item_name,
 )
-from tp_flower.query.scope import Scope, excluded_columns
+from tp_flower.query.scope import Scope, star_columns
 
 
 def typed_nulls(types: Mapping[str, str]) -> str:
@@ -254,11 +254,8 @@ class _Binder:
             if item.name is None and name is not None:
                 name = spell(name, tuple(self._schema))
             return [(name, sql)]
-        alias = item.table
-        if alias is not None and alias.lower() != self._branch.table.alias.lower():
-            raise QueryError(f"{self._what}: no table is called {alias!r} here")
-        left_out = excluded_columns(item, self._scope)[self._branch.table.alias]
-        return [(c, quote_name(c)) for c in self._schema if c not in left_out]
+        columns = star_columns(item, self._scope, self._what)
+        return [(name, quote_name(name)) for _, name in columns]
 
     def _named(
         self, items: Sequence[Named], names: Sequence[str] | None

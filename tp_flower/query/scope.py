@@ -104,6 +104,10 @@ class Scope:
         )
 
 
+Column = tuple[str, str | None]
+"""The alias of a table, and the name of one of its columns."""
+
+
 def expand_stars(
     items: Sequence[Item],
     scope: Scope,
@@ -117,104 +121,80 @@ def expand_stars(
     or the weight uses, and those that it EXCLUDEs. A column called ``label`` from a
     star is the label, if no other item is; one called ``weight`` is a feature.
     """
-    labels = _labels(items, scope)
+    stars = [star_columns(i, scope) if isinstance(i, StarItem) else [] for i in items]
+    selected = [item for item in items if is_label(item)]
+    every = [] if selected else chain.from_iterable(stars)
+    starred = [(alias, name) for alias, name in every if name.lower() == LABEL]
+    if len(starred) > 1:
+        names = ", ".join(f"{alias}.{name}" for alias, name in starred)
+        raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
+    labels = selected or [_item(alias, name) for alias, name in starred]
     if needs_label and not labels:
         raise QueryError(
             "the query has no label: write the value to predict as `... AS label`"
         )
     weights = [item for item in items if is_weight(item)]
     hidden = _columns_of([*labels, *weights], keys, scope)
-    expanded = chain.from_iterable(
-        _expand(item, scope, hidden) if isinstance(item, StarItem) else [item]
-        for item in items
-    )
-    brought = () if any(is_label(item) for item in items) else labels
-    return (*expanded, *brought)
+    expanded: list[SelectItem] = []
+    for item, columns in zip(items, stars, strict=True):
+        if isinstance(item, SelectItem):
+            expanded.append(item)
+            continue
+        features = [_item(*column) for column in columns if column not in hidden]
+        if not features:
+            raise QueryError(
+                f"{'*' if item.table is None else f'{item.table}.*'} selects no column:"
+                f" all of {', '.join(_tables_of(item, scope))} are join keys, label, "
+                "weight or EXCLUDEd"
+            )
+        expanded += features
+    return (*expanded, *(() if selected else labels))
 
 
-def excluded_columns(star: StarItem, scope: Scope) -> Mapping[str, Collection[str]]:
-    """Return the columns that EXCLUDE names, by table."""
-    excluded = {alias: set[str]() for alias in scope.columns}
+def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str, str]]:
+    """Return alias and name of the columns of a star's tables that it does not EXCLUDE.
+
+    They are in the order of the tables, and of the columns in each.
+    """
+    tables = _tables_of(star, scope, what)
+    excluded = set[Column]()
     for sql in star.exclude:
         column = parse_expression(sql, "EXCLUDE")
         if not isinstance(column, exp.Column):
             raise QueryError(f"EXCLUDE takes columns, not {sql}")
-        tables = _starred(star, scope)
-        if column.table:
-            tables = [a for a in tables if a.lower() == column.table.lower()]
-        spellings = {a: spell(column.name, scope.columns[a]) for a in tables}
-        if not any(spellings.values()):
-            starred = list(chain.from_iterable(scope.columns[a] for a in tables))
+        named = [a for a in tables if column.table.lower() in ("", a.lower())]
+        spellings = {(a, spell(column.name, scope.columns[a])) for a in named}
+        if all(name is None for _, name in spellings):
+            names = list(chain.from_iterable(scope.columns[a] for a in named))
             raise QueryError(
                 f"EXCLUDE ({sql}): the star has no such column"
-                f"{closest(column.name, starred)}"
+                f"{closest(column.name, names)}"
             )
-        for alias, name in spellings.items():
-            excluded[alias] |= {name} if name else set()
-    return excluded
+        excluded |= spellings
+    return [(a, n) for a in tables for n in scope.columns[a] if (a, n) not in excluded]
 
 
-def _labels(items: Sequence[Item], scope: Scope) -> tuple[SelectItem, ...]:
-    """Return the label, if any: the item of that name, or a column of a star."""
-    labels = [item for item in items if is_label(item)]
-    if labels:
-        return (labels[0],)
-    starred = [
-        (alias, name)
-        for star in items
-        if isinstance(star, StarItem)
-        for alias in _starred(star, scope)
-        if (name := spell(LABEL, scope.columns[alias]))
-        and name not in excluded_columns(star, scope)[alias]
-    ]
-    if len(starred) > 1:
-        names = ", ".join(f"{alias}.{name}" for alias, name in starred)
-        raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
-    return tuple(_item(alias, name) for alias, name in starred)
+def _tables_of(star: StarItem, scope: Scope, what: str = "") -> list[str]:
+    """Return the aliases that a star is about."""
+    if star.table is None:
+        return list(scope.columns)
+    return [scope.alias_of(star.table, what or f"{star.table}.*")]
 
 
 def _columns_of(
     items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
-) -> Mapping[str, Collection[str]]:
-    """Return the columns that label, weight and keys use, by table."""
-    columns = {alias: set[str]() for alias in scope.columns}
+) -> set[Column]:
+    """Return the columns that label, weight and keys use."""
+    columns = set[Column]()
     for key in keys:
         tree = parse_expression(key.sql, "join key")
-        columns[key.table] |= {column.name for column in tree.find_all(exp.Column)}
+        columns |= {(key.table, column.name) for column in tree.find_all(exp.Column)}
     for item in items:
         what = f"the {WEIGHT if is_weight(item) else LABEL} {item.sql}"
         for column in parse_expression(item.sql, what).find_all(exp.Column):
             alias = scope.table_of(column, what)
-            name = spell(column.name, scope.columns[alias])
-            columns[alias] |= {name} if name else set()
+            columns.add((alias, spell(column.name, scope.columns[alias])))
     return columns
-
-
-def _starred(star: StarItem, scope: Scope) -> list[str]:
-    """Return the aliases that a star is about."""
-    if star.table is None:
-        return list(scope.columns)
-    return [scope.alias_of(star.table, f"{star.table}.*")]
-
-
-def _expand(
-    star: StarItem, scope: Scope, hidden: Mapping[str, Collection[str]]
-) -> list[SelectItem]:
-    """Return the features that a star stands for."""
-    excluded = excluded_columns(star, scope)
-    tables = _starred(star, scope)
-    items = [
-        _item(alias, name)
-        for alias in tables
-        for name in scope.columns[alias]
-        if name not in hidden[alias] and name not in excluded[alias]
-    ]
-    if not items:
-        raise QueryError(
-            f"{'*' if star.table is None else f'{star.table}.*'} selects no column: "
-            f"all of {', '.join(tables)} are join keys, label, weight or EXCLUDEd"
-        )
-    return items
 
 
 def _item(alias: str, name: str) -> SelectItem:
