@@ -68,11 +68,7 @@ class SimilarityGraph:
         left, right = self.edges[joined].T
         shape = (len(self), len(self))
         links = csr_array((np.ones(len(left)), (left, right)), shape)
-        labels = connected_components(links, directed=False)[1]
-        _, first_sites = np.unique(labels, return_index=True)
-        rank = np.empty(len(first_sites), np.int64)
-        rank[np.argsort(first_sites)] = np.arange(len(first_sites))
-        groups: IntArray = rank[labels]
+        groups: IntArray = connected_components(links, directed=False)[1]
         return groups
 
     def neighbours(self, site: int) -> IntArray:

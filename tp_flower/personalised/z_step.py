@@ -5,7 +5,7 @@
 With w_ij = 1, V = Z_t - eta G_t / N and penalty = eta * lambda this is the draft's
 problem of Section IV-B. It is solved by Algorithm 4 (ADMM), written with rows for
 sites, over-relaxed and scaled: kappa = eta rho, and the multipliers as
-`pull` = -eta Omega^T, so that neither the factors nor a warm start depend on eta:
+`pull` = -eta Omega^T, so that neither the inverse nor a warm start depends on eta:
 
     Z  <- (I + kappa B^T B)^-1 (V + B^T (kappa W - pull))
     D  <- a B Z + (1 - a) W                               (a: over-relaxation)
@@ -21,7 +21,6 @@ The draft runs a fixed number of iterations. This solver stops on both residuals
 units of Z: ||B Z - W||_F and kappa ||B^T (W - W_before)||_F.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -91,11 +90,7 @@ def _onto_cross_polytope(rows: FloatArray, radius: Radius) -> FloatArray:
     return projected
 
 
-Solve = Callable[[FloatArray], FloatArray]
-
 OVER_RELAXATION = 1.6
-DENSE_SITES = 4096
-"""Up to this size the inverse, 128 MB, is faster than sparse factors with fill-in."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ class ZSolution:
 
 
 class ZStep:
-    """Solver of Z-steps on one graph, which reuses its factors.
+    """Solver of Z-steps on one graph, which reuses its inverses.
 
     The edges have weights w, (M,), > 0, None for ones; the tolerance applies to both
     residuals, relative to the spread of the targets.
@@ -135,7 +130,7 @@ class ZStep:
         self._weights = 1.0 if weights is None else weights[:, None]
         self.tolerance = tolerance
         self.most_iterations = most_iterations
-        self._factors: dict[float, Solve] = {}
+        self._inverses: dict[float, FloatArray] = {}
 
     def solve(
         self, targets: FloatArray, penalty: float, pull: FloatArray | None = None
@@ -159,9 +154,9 @@ class ZStep:
     ) -> ZSolution:
         forward, back = self.graph.incidence, self.graph.incidence.T.tocsr()
         kappa = self._coupling(targets, penalty)
-        if kappa not in self._factors:
-            self._factors[kappa] = factorise(self.graph, kappa)
-        inverse = self._factors[kappa]
+        if kappa not in self._inverses:
+            self._inverses[kappa] = inverse_of(self.graph, kappa)
+        inverse = self._inverses[kappa]
         radius = penalty * self._weights
         scaled = project_dual(pull, radius, self.norm) / kappa
         models = targets - kappa * (back @ scaled)
@@ -170,7 +165,7 @@ class ZStep:
         iteration = 0
         while max(primal, dual) > self.tolerance and iteration < self.most_iterations:
             iteration += 1
-            models = inverse(targets + kappa * (back @ (differences - scaled)))
+            models = inverse @ (targets + kappa * (back @ (differences - scaled)))
             exact = forward @ models
             centre = OVER_RELAXATION * exact
             centre += (1.0 - OVER_RELAXATION) * differences
@@ -185,7 +180,7 @@ class ZStep:
         return ZSolution(models, kappa * scaled, iteration, primal, dual)
 
     def _coupling(self, targets: FloatArray, penalty: float) -> float:
-        """Return kappa, a power of 2, so that few values, and so few factors, occur.
+        """Return kappa, a power of 2, so that few values, and so few inverses, occur.
 
         3 over the mean degree balances the two residuals if the penalty is weak; if it
         is strong relative to the targets' differences, kappa is larger, by trial.
@@ -201,28 +196,16 @@ class ZStep:
         return float(2.0 ** np.round(np.log2(coupling)))
 
 
-def factorise(graph: SimilarityGraph, kappa: float) -> Solve:
-    """Return the product of (I + kappa B^T B)^-1 with (N, d), as a function.
+def inverse_of(graph: SimilarityGraph, kappa: float) -> FloatArray:
+    """Return (I + kappa B^T B)^-1, (N, N).
 
-    The eigenvalues are between 1 and 1 + 2 kappa * the largest degree, so an explicit
-    inverse loses no digits. If it is too large to store, sparse factors are kept.
+    The eigenvalues are between 1 and 1 + 2 kappa * the largest degree, so that an
+    explicit inverse loses no digits.
     """
-    from scipy.linalg import lapack
-    from scipy.sparse import eye_array
-    from scipy.sparse.linalg import splu
-
     incidence = graph.incidence
-    matrix = eye_array(len(graph)) + kappa * (incidence.T @ incidence)
-    if len(graph) > DENSE_SITES:
-        options = {"SymmetricMode": True}
-        factors = splu(
-            matrix.tocsc(), "MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options=options
-        )
-        return lambda right: np.asarray(factors.solve(right))
-    factor, _ = lapack.dpotrf(matrix.toarray(), lower=1)
-    lower, _ = lapack.dpotri(factor, lower=1)
-    inverse = np.tril(lower) + np.tril(lower, -1).T
-    return lambda right: inverse @ right
+    matrix = np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray()
+    inverse: FloatArray = np.linalg.inv(matrix)
+    return inverse
 
 
 def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:

@@ -27,7 +27,7 @@ from tp_flower.personalised.z_step import (
     EdgeNorm,
     ZStep,
     edge_norms,
-    factorise,
+    inverse_of,
     project_dual,
 )
 from tp_flower.randomness import NoiseSource
@@ -168,28 +168,20 @@ def test_a_warm_start_takes_a_fraction_of_the_iterations():
     assert warm.models == pytest.approx(cold.models, abs=1e-4)
 
 
-def test_factors_are_made_once(monkeypatch):
+def test_inverses_are_made_once(monkeypatch):
     made = []
 
     def counted(graph, kappa):
         made.append(kappa)
-        return factorise(graph, kappa)
+        return inverse_of(graph, kappa)
 
-    monkeypatch.setattr(z_step, "factorise", counted)
+    monkeypatch.setattr(z_step, "inverse_of", counted)
     step = ZStep(ring(6), EdgeNorm.TWO)
     targets = np.random.default_rng(9).normal(size=(6, 2))
     for scale in (1.0, 2.0, 1e-3, 1e5):
         # another step size: targets that differ, and penalties, scale alike
         step.solve(scale * targets, 0.3 * scale)
     assert len(made) == 1
-
-
-def test_sparse_factors_are_the_inverse(monkeypatch):
-    graph = random_graph(50, 120, 11)
-    right = np.random.default_rng(12).normal(size=(50, 3))
-    dense = factorise(graph, 0.4)(right)
-    monkeypatch.setattr(z_step, "DENSE_SITES", 10)
-    assert factorise(graph, 0.4)(right) == pytest.approx(dense, abs=1e-12)
 
 
 def test_too_few_iterations_are_told():
