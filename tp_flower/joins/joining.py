@@ -209,34 +209,15 @@ def on_joined(row_of: IntArray, codes: IntArray) -> IntArray:
 def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     """Number combined keys.
 
-    Codes (m,) and (n,) are equal if those of all predicates are; NULL if any is or,
-    with several predicates, if no row of the new table has the key.
+    Codes (m,) and (n,) are equal if those of all predicates are; NULL if any is.
     """
-    group_old, group_new = old[0], new[0]
-    for codes_old, codes_new in zip(old[1:], new[1:], strict=True):
-        width = int(max(codes_old.max(initial=0), codes_new.max(initial=0))) + 1
-        pairs = _paired(group_new, codes_new, width)
-        distinct = np.unique(pairs[pairs >= 0])
-        group_new = _position(distinct, pairs)
-        group_old = _position(distinct, _paired(group_old, codes_old, width))
-    return group_old, group_new
-
-
-def _paired(first: IntArray, second: IntArray, width: int) -> npt.NDArray[np.int64]:
-    """Return one number per pair of codes, (n,); NULL where either is."""
-    pairs = first.astype(np.int64) * width + second
-    pairs[(first < 0) | (second < 0)] = NULL
-    return pairs
-
-
-def _position(
-    distinct: npt.NDArray[np.int64], pairs: npt.NDArray[np.int64]
-) -> IntArray:
-    """Return the position of each pair (n,) among the sorted ones; NULL if missing."""
-    if not len(distinct):
-        return np.full(len(pairs), NULL, dtype=np.int32)
-    place = np.minimum(np.searchsorted(distinct, pairs), len(distinct) - 1)
-    return np.where(distinct[place] == pairs, place, NULL).astype(np.int32)
+    codes = np.concatenate([old[0], new[0]])
+    for sides in zip(old[1:], new[1:], strict=True):
+        others = np.concatenate(sides)
+        pairs = codes.astype(np.int64) * (int(others.max(initial=0)) + 1) + others
+        numbers = np.unique(pairs, return_inverse=True)[1]
+        codes = np.where((codes < 0) | (others < 0), NULL, numbers).astype(np.int32)
+    return codes[: len(old[0])], codes[len(old[0]) :]
 
 
 def build_mapping(
