@@ -81,39 +81,35 @@ def _stray_rows(
     early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
     likely = _mostly_numbers(connection, early, names)
     # few files have such a column: only for these all rows are read again
-    strays = _mostly_numbers(connection, texts, likely)
-    rows = {}
-    for name in strays:
-        column = quote_name(name)
-        row = connection.execute(
-            f"SELECT r FROM (SELECT {column}, row_number() OVER () AS r FROM {texts}) "
-            f"WHERE {column} IS NOT NULL AND TRY_CAST({column} AS DOUBLE) IS NULL "
-            "LIMIT 1"
-        ).fetchone()
-        if row:
-            rows[name] = int(row[0])
-    return rows
+    strays = _mostly_numbers(connection, texts, list(likely))
+    return {name: row for name, row in strays.items() if row is not None}
 
 
 def _mostly_numbers(
     connection: duckdb.DuckDBPyConnection, relation: str, names: Sequence[str]
-) -> list[str]:
-    """Return the columns of texts in which nearly all values are numbers."""
+) -> dict[str, int | None]:
+    """Return the columns of texts in which nearly all values are numbers.
+
+    With each column comes the first row of a value that is none; the first row is 1.
+    """
     if not names:
-        return []
+        return {}
     counts = ", ".join(
         f"count({column}), count(TRY_CAST({column} AS DOUBLE)), "
-        f"count(*) FILTER (regexp_matches({column}, '{_KEY}'))"
+        f"count(*) FILTER (regexp_matches({column}, '{_KEY}')), "
+        f'min("(row)") FILTER ({column} IS NOT NULL '
+        f"AND TRY_CAST({column} AS DOUBLE) IS NULL)"
         for column in map(quote_name, names)
     )
-    (row,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
-    return [
-        name
-        for name, values, numbers, keys in zip(
-            names, row[::3], row[1::3], row[2::3], strict=True
+    numbered = f'(SELECT *, row_number() OVER () AS "(row)" FROM {relation})'
+    (row,) = connection.execute(f"SELECT {counts} FROM {numbered}").fetchall()
+    return {
+        name: first
+        for name, values, numbers, keys, first in zip(
+            names, row[::4], row[1::4], row[2::4], row[3::4], strict=True
         )
         if not keys and numbers > 0 and values - numbers <= MOST_STRAY * values
-    ]
+    }
 
 
 def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
