@@ -292,7 +292,8 @@ def change_of(text: str) -> Change:
     if sign:
         first = functools.partial(_with_first, json.loads(value))
         return array(int(part), name.removesuffix("[0]"), first)
-    return array(int(part), name, RESHAPED.get(value) or methodcaller("astype", value))
+    reshaped = {**RESHAPED, "turned": np.transpose, "flat": np.ravel}
+    return array(int(part), name, reshaped.get(value) or methodcaller("astype", value))
 
 
 def _with_first(value: float, values: np.ndarray) -> np.ndarray:
