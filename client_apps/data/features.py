@@ -11,7 +11,6 @@ when another run needs the memory.
 
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -113,16 +112,9 @@ def mapped(folder: Path) -> FeatureArray:
     return features
 
 
-@dataclass
-class _Copy:
-    """Features on a device, and when they were last used."""
-
-    placed: Features
-    used: float
-
-
-_COPIES: Final[dict[tuple[str, int], _Copy]] = {}
-"""By the name of run and site, and the participant."""
+_COPIES: Final[dict[tuple[str, int], tuple[Features, float]]] = {}
+"""Features on a device, and when they were last used; by the name of run and site, and
+the participant."""
 
 
 def place(
@@ -139,9 +131,9 @@ def place(
     if name == CPU:
         return features
     key, now = (store.run, number), time.monotonic()
-    copy = _COPIES.get(key)
-    if copy is None:
-        _drop([k for k, cached in _COPIES.items() if now - cached.used > IDLE_SECONDS])
+    placed, _ = _COPIES.get(key, (None, now))
+    if placed is None:
+        _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])
         from tp_flower.learning.models.device_rows import (
             DeviceFeatures,
             free_bytes,
@@ -158,9 +150,9 @@ def place(
                 f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "
                 "GB; allowed: 'cpu' and 'auto'"
             )
-        copy = _COPIES[key] = _Copy(DeviceFeatures.place(features, gpu), now)
-    copy.used = now
-    return copy.placed
+        placed = DeviceFeatures.place(features, gpu)
+    _COPIES[key] = placed, now
+    return placed
 
 
 def forget(store: SiteStore, number: int) -> None:

@@ -5,7 +5,6 @@ the server, they contain neither the path nor any content of the file.
 """
 
 import base64
-import binascii
 import hashlib
 import hmac
 import os
@@ -37,7 +36,6 @@ _MOST_BYTES: Final = 1 << 20
 _FEWEST_VALUES: Final = 16
 """Distinct bytes of a secret: 32 random bytes have fewer with probability 10**-12."""
 
-_HEX: Final = re.compile(rb"[0-9a-fA-F]*")
 _KEY: Final = re.compile(rf"[0-9a-fA-F]{{{2 * PUBLIC_KEY_BYTES}}}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _OTHERS_READ: Final = 0o077
@@ -154,12 +152,11 @@ def _state_key(
 def _decoded(content: bytes) -> bytes:
     """Decode hexadecimal or base64 text; return other content unchanged."""
     text = b"".join(content.split())
-    if _HEX.fullmatch(text) and len(text) % 2 == 0:
+    with suppress(ValueError):
         return bytes.fromhex(text.decode())
-    try:
+    with suppress(ValueError):
         return base64.b64decode(text, validate=True)
-    except binascii.Error:
-        return content
+    return content
 
 
 def _lines(path: str | Path, setting: str) -> Iterator[tuple[int, list[str]]]:

@@ -7,8 +7,7 @@ open it with the first message that encodes rows.
 """
 
 import json
-from functools import partial
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -82,8 +81,7 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
 
 
 def _choice(encoders: object) -> TableChoice:
-    choice = parse(encoders, "encoders", partial(msgspec.convert, type=TableChoice))
-    return cast(TableChoice, choice)
+    return parse(encoders, "encoders", lambda it: msgspec.convert(it, TableChoice))
 
 
 def _computed(

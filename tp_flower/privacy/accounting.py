@@ -113,23 +113,6 @@ def noise_multiplier(
     return enough if sample_rate == 1 else _least_noise(excess, enough)
 
 
-def server_mechanism(
-    multiplier: float, batches_per_epoch_of_row: int, epochs: int
-) -> Gaussian:
-    """Return the cost of SGD for a row against the server, which chooses the batches.
-
-    Sampling gives no amplification against someone who knows which rows are in a batch.
-    A row is in one message for each batch that has one of its joined rows: at most
-    ``min(G_j, batches)`` in an epoch, however many joined rows it has in a batch,
-    because a row's contributions to a batch are summed before they are clipped.
-    docs/reference/mechanisms.md has an example by hand.
-
-    >>> server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
-    Gaussian(noise_multiplier=6.0, count=36, sample_rate=1.0)
-    """
-    return Gaussian(multiplier, batches_per_epoch_of_row * epochs)
-
-
 def outsider_mechanism(
     multiplier: float, batch_rate: float, multiplicity: int, steps: int
 ) -> Gaussian:

@@ -21,11 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SiteError
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS, OUTSIDER
-from tp_flower.privacy.accounting import (
-    noise_multiplier,
-    outsider_mechanism,
-    server_mechanism,
-)
+from tp_flower.privacy.accounting import noise_multiplier, outsider_mechanism
 from tp_flower.privacy.gradients import PrivateFit
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.statistics_update import GRAM_SHARE, StatisticsPlan
@@ -259,7 +255,7 @@ def _plan_gradients(
     """
     rows = schedule.rows_per_unit
     once = max(min(rows * schedule.row_batches, schedule.batches), 1)
-    in_run = server_mechanism(1.0, once, schedule.batch_uses)
+    in_run = Gaussian(1.0, once * schedule.batch_uses)
     if settings.adversary == OUTSIDER and schedule.batch_rate:
         in_run = outsider_mechanism(
             1.0,

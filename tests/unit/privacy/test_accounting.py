@@ -23,7 +23,6 @@ from tp_flower.privacy.accounting import (
     epsilon,
     noise_multiplier,
     outsider_mechanism,
-    server_mechanism,
 )
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
@@ -158,6 +157,9 @@ def test_epsilon_at_the_ends_of_noise_and_sampling(accountant):
     sampled = [epsilon([Gaussian(2.0, 100, q)], DELTA, accountant) for q in rates]
     assert sampled == sorted(sampled)
     assert sampled[-1] == epsilon([Gaussian(2.0, 100)], DELTA)
+    # the example of docs/reference/mechanisms.md
+    amplified = epsilon([Gaussian(6.0, 900, 0.04)], DELTA)
+    assert amplified == pytest.approx(0.81, abs=5e-3)
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
@@ -180,15 +182,6 @@ def test_the_noise_for_any_delta_is_enough(delta):
     assert epsilon([Gaussian(multiplier)], delta) <= 1.0
     assert noise_multiplier(1.0, delta, count=0) == 0.0
     assert noise_multiplier(math.inf, delta, count=5) == 0.0
-
-
-def test_sgd_is_not_amplified_against_the_server():
-    # the numbers of the docstring, worked out by hand there
-    against_server = server_mechanism(6.0, batches_per_epoch_of_row=4, epochs=9)
-    assert against_server == Gaussian(6.0, 36, 1.0)
-    assert epsilon([against_server], DELTA) == pytest.approx(4.377, abs=5e-4)
-    amplified = Gaussian(6.0, 900, 0.04)
-    assert epsilon([amplified], DELTA) == pytest.approx(0.81, abs=5e-3)
 
 
 def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
