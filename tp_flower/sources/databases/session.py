@@ -381,11 +381,6 @@ class DatabaseSession:
                 return list(cursor._result.fields)  # noqa: SLF001
             return list(cursor.description)
 
-    def all_rows(self, sql: str) -> list[Sequence[Any]]:
-        """Return the rows of a small query."""
-        with self._run(sql) as cursor:
-            return list(cursor.fetchall())
-
     def primary_key(self) -> list[str]:
         """Return the columns of the table's primary key, [] without one."""
         table = self.database.table

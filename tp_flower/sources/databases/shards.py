@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, Final
 from uuid import uuid4
 
@@ -248,9 +249,8 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
 
     if session.dialect == "sqlite":
         session.execute(f"CREATE TEMP VIEW tp_flower_shard AS SELECT * FROM {base}")
-        rows = session.all_rows("PRAGMA table_info(tp_flower_shard)")
+        rows = chain.from_iterable(session.chunks("PRAGMA table_info(tp_flower_shard)"))
         declared = {str(name): str(kind) for _, name, kind, *_ in rows}
-        check_names([str(name) for _, name, *_ in rows], str(session.source))
         return sqlite_columns(
             declared, one_row, session.source.types, str(session.source)
         )
