@@ -132,15 +132,8 @@ def match_table(
         else (join.left, codes[0], codes[1])
         for join, codes in predicates
     ]
-    joined_tables = {other for other, _, _ in sides}
-    joined_codes = [
-        # keys of a single table are looked up once per row, not per joined row
-        codes if len(joined_tables) == 1 else on_joined(joined[other], codes)
-        for other, codes, _ in sides
-    ]
-    group_old, group_new = _groups(joined_codes, [codes for _, _, codes in sides])
-    if len(joined_tables) == 1:
-        group_old = on_joined(joined[sides[0][0]], group_old)
+    old = [on_joined(joined[other], codes) for other, codes, _ in sides]
+    group_old, group_new = _groups(old, [codes for _, _, codes in sides])
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
     # an additional empty group at the end is for NULL
     sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
