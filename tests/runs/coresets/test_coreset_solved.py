@@ -192,7 +192,7 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
     expected = model.table(sites)
     found = model.predict(sites, predictions_at="label-site")
     assert found.predictions is None
-    files = [tmp_path / "orders" / own.file for own in found.delivered]
+    files = [tmp_path / "orders" / own["file"] for own in found.delivered]
     written = pa.concat_tables([pq.read_table(file) for file in files])
     for name in ("score.0", "score.1", "distance", "prediction"):
         assert written[name].to_pylist() == expected[name].to_pylist()
