@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import Explain, TablePuppetADMM, TablePuppetSGD, VflSGD
 from tests.support.peers.hostile import SQL, HostileGrid, StoppedError, train
 
 # categories come in the order of their hashes, which differ from run to run: so would
@@ -16,6 +16,7 @@ RUNS = {
     "consensus": (TablePuppetADMM, {"lou": "consensus", "inner_rounds": 2}),
     "torch": (TablePuppetADMM, TORCH),
     "sgd": (TablePuppetSGD, {"batch_size": 5}),
+    "vfl": (VflSGD, {"batch_size": 5}),
     "explain": (Explain, {"mode": "explain"}),
 }
 

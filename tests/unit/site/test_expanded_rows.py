@@ -11,7 +11,6 @@ from client_apps.handlers import training_rows
 from strategies import TablePuppetSGD, VflADMM, VflSGD
 from tests.support.examples.site_examples import body
 from tests.support.peers.hostile import (
-    FOREIGN,
     ORDERS,
     SHOP,
     US,
@@ -22,10 +21,8 @@ from tests.support.peers.hostile import (
     change_of,
     header,
     train,
-    wrong_arrays,
-    wrong_headers,
 )
-from tests.support.peers.hostile_runs import answers_to, refused, spread
+from tests.support.peers.hostile_runs import answers_to, refused
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
@@ -153,24 +150,10 @@ def test_a_run_on_lists_has_no_accounts(tmp_path):
     Settings(strategy="vfl-admm", privacy=labels)
 
 
-def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path):
-    def hostile(action, node, packet):
-        if (action, node) == ("train.prepare", US):
-            yield from spread(wrong_headers(packet), 3, 23)
-            yield from spread(wrong_arrays(packet), 0, 3)
-
-    grid = HostileGrid(tmp_path, hostile)
-    fuzzed = train(grid, VflSGD, batch_size=5)
-    assert sum(bool(answer.error) for answer in grid.answers) > 20
-    for answer in grid.answers:
-        assert not FOREIGN.match(answer.error), answer
-        if answer.error:
-            answer.check_nothing_left()
-    # no refusal has changed anything, and features that lie in files train alike
+def test_features_that_lie_in_files_train_alike(tmp_path):
     plain, tables = (
         train(HostileGrid(tmp_path), method, batch_size=5).report
         for method in (VflSGD, TablePuppetSGD)
     )
-    assert fuzzed.report.final_train == plain.final_train
     assert plain.final_train == pytest.approx(tables.final_train, rel=1e-4)
     assert plain.final_test == pytest.approx(tables.final_test, rel=1e-4)
