@@ -7,7 +7,7 @@ full, the least recently used entries go first, but never one that a run still u
 
 Layout
     <folder>/<entry>/...                    the files
-    <folder>/<entry>/entry.json             version, names and sizes, checksum
+    <folder>/<entry>/entry.json             version, names and sizes
     <folder>/uses/<run>/<entry>             an empty file: the run uses the entry
 """
 
@@ -169,29 +169,25 @@ class Cache:
 
 
 def _describe(folder: Path) -> None:
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    document = {"version": VERSION, "sizes": sizes, "checksum": _checksum(sizes)}
+    document = _description(folder)
     (folder / ENTRY_FILE).write_text(json.dumps(document), encoding="utf-8")
     for path in folder.iterdir():
         path.chmod(0o600)
 
 
+def _description(folder: Path) -> dict[str, object]:
+    """Return the version, and the names and sizes of an entry's files."""
+    files = [path for path in folder.iterdir() if path.name != ENTRY_FILE]
+    return {"version": VERSION, "sizes": {p.name: p.stat().st_size for p in files}}
+
+
 def _is_whole(folder: Path) -> bool:
-    """Whether the description is of this version and matches the files."""
+    """Whether the description is of this version and of these files."""
     try:
-        document = json.loads((folder / ENTRY_FILE).read_text(encoding="utf-8"))
-        sizes = document["sizes"]
-        return bool(
-            document["version"] == VERSION
-            and document["checksum"] == _checksum(sizes)
-            and all((folder / name).stat().st_size == n for name, n in sizes.items())
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        text = (folder / ENTRY_FILE).read_text(encoding="utf-8")
+        return bool(json.loads(text) == _description(folder))
+    except (OSError, ValueError):
         return False
-
-
-def _checksum(sizes: dict[str, int]) -> str:
-    return hashlib.sha256(json.dumps(sizes, sort_keys=True).encode()).hexdigest()
 
 
 def _last_use(folder: Path) -> float:
