@@ -116,7 +116,7 @@ def read_multiplicity(
     """
     if masses is None:
         counts = required(multiplicity, "multiplicity")
-        if counts.max(initial=0) > joined_rows or counts.min(initial=1) < 1:
+        if counts.max(initial=0) > joined_rows:
             raise MessageError(
                 f"array 'multiplicity' must hold numbers from 1 to {joined_rows}"
             )

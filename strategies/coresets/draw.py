@@ -29,7 +29,7 @@ from strategies.run.replies import array_of, refuse
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
-from tp_flower.arrays import AnyArray, FloatArray, IntArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.coresets.importance import (
     CLUSTERS,
     REGRESSION,
@@ -227,12 +227,7 @@ def measured_rows(layout: TableLayout) -> PartArrays:
         by_part[number] = {"trained": fields["trained"]}
         for name in ("multiplicity", "masses"):
             if name in fields and (fields[name] != 1).any():
-                masses: AnyArray = fields[name]
-                if masses.dtype.kind != "f":
-                    # in the smallest dtype that holds them
-                    fits = masses.max(initial=0) <= np.iinfo(np.uint8).max
-                    masses = masses.astype(np.uint8 if fits else np.uint32)
-                by_part[number][name] = masses
+                by_part[number][name] = fields[name]
     return by_part
 
 

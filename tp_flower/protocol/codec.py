@@ -238,7 +238,7 @@ def _check_array(
 ) -> None:
     """Compare an array with its declaration; see ``_check_shape``."""
     dtype = _dtype_name(array.dtype)
-    if dtype not in (spec.dtype, spec.masked) and dtype not in spec.shorter:
+    if dtype not in (spec.dtype, spec.masked):
         raise _wrong_form(name, array, spec, {})
     _check_shape(name, array, spec, sizes)
     if dtype != spec.masked:

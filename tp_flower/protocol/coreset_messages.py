@@ -29,7 +29,7 @@ class MeasurePart(PartBody, frozen=True, kw_only=True):
     label: f.Document | None = None
     encoder: SealedText | None = None
     trained: Annotated[AnyArray, f.bits("rows")]
-    multiplicity: Annotated[AnyArray, f.unsigned("trained")] | None = None
+    multiplicity: Annotated[AnyArray, f.positive_counts("trained")] | None = None
     masses: Annotated[AnyArray, f.float32("trained")] | None = None
 
 

@@ -98,7 +98,6 @@ class ArraySpec(NamedTuple):
 
     Attributes:
         nullable: whether NaN stands for a missing value.
-        shorter: dtypes of fewer bytes that may be used instead.
         masked: dtype of masked or sealed words in its place, of any value.
     """
 
@@ -107,7 +106,6 @@ class ArraySpec(NamedTuple):
     low: float | None = None
     high: float | None = None
     nullable: bool = False
-    shorter: tuple[str, ...] = ()
     masked: str = ""
 
 
@@ -132,8 +130,8 @@ nullable_positions = _declaration("int32", -1)
 """Row numbers or codes; -1 for none."""
 score_words = _declaration("float32", -LARGEST, LARGEST, masked="uint32")
 """Scores of rows, or masked words of them."""
-unsigned = _declaration("uint32", None, shorter=("uint8",))
-"""Unsigned positions or counts."""
+unsigned = _declaration("uint32", None)
+"""Unsigned positions."""
 flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
 positive_counts = _declaration("int32", 1)

@@ -105,7 +105,7 @@ def _array(
         else:
             side = size
         shape.append(side)
-    dtypes = [name for name in (spec.dtype, spec.masked, *spec.shorter) if name]
+    dtypes = [name for name in (spec.dtype, spec.masked) if name]
     dtype = np.dtype(draw(st.sampled_from(dtypes)))
     return draw(hnp.arrays(dtype, tuple(shape), elements=_numbers(spec, dtype)))
 
@@ -286,7 +286,7 @@ def _wrong_forms(
     spec: ArraySpec, array: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Yield arrays of other dtypes, dimensions and ranges than are declared."""
-    for dtype in sorted(WIRE_DTYPES - {spec.dtype, spec.masked, *spec.shorter}):
+    for dtype in sorted(WIRE_DTYPES - {spec.dtype, spec.masked}):
         with np.errstate(all="ignore"):
             yield dtype, array.astype(dtype)
     yield "deeper", array[..., None]
