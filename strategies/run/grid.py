@@ -19,14 +19,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from tp_flower.node_config import (
-    KEYS,
-    NUM_PARTITIONS,
-    PARTITION_ID,
-    STATE_DIR,
-    TABLES,
-    UNCHECKED,
-)
+from tp_flower import node_config
 from tp_flower.protocol.codec import read_envelope
 from tp_flower.protocol.messages import NO_RUN, RequestEnvelope
 from tp_flower.protocol.packet import unpack
@@ -65,10 +58,8 @@ class InProcessGrid(Grid):
         self._run_id = uuid4().int >> 65
         self._tokens: list[str] = []
         self.contexts: dict[int, Context] = {
-            node: Context(
-                self._run_id, node, node_config, RecordDict(), run_config or {}
-            )
-            for node, node_config in enumerate(self._node_configs(sites), start=2)
+            node: Context(self._run_id, node, config, RecordDict(), run_config or {})
+            for node, config in enumerate(self._node_configs(sites), start=2)
         }
         self._replies: dict[str, Message] = {}
         self._last: Message | None = None
@@ -157,15 +148,15 @@ class InProcessGrid(Grid):
             # in memory a test leaves nothing to clean up
             folder = ":memory:" if self._state is None else str(self._state / name)
             config: UserConfig = {
-                STATE_DIR: folder,
-                PARTITION_ID: number,
+                node_config.STATE_DIR: folder,
+                node_config.PARTITION_ID: number,
                 # nobody needs to wait for any other site
-                NUM_PARTITIONS: len(by_name),
+                node_config.NUM_PARTITIONS: len(by_name),
                 # nobody is between the sites
-                KEYS: UNCHECKED,
+                node_config.KEYS: node_config.UNCHECKED,
             }
             if tables is not None:
-                config[TABLES] = self._tables(name, tables)
+                config[node_config.TABLES] = self._tables(name, tables)
             configs.append(config)
         return configs
 
