@@ -166,11 +166,10 @@ class Tracking:
         )
         if not report.epoch or not report.train:
             return
-        residuals = {"primal": report.primal_residual, "dual": report.dual_residual}
         values = {
             **{f"train/{name}": value for name, value in report.train.items()},
             **{f"test/{name}": value for name, value in report.test.items()},
-            **{f"residual/{n}": v for n, v in residuals.items() if v is not None},
+            **{f"residual/{name}": value for name, value in report.residuals.items()},
             **self._so_far,
         }
         self._call(lambda tracker: tracker.log(finite(values), report.epoch))

@@ -37,7 +37,7 @@ RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
 COST_NOTE = "One point per epoch; the first includes set-up."
 RESIDUALS_NOTE = (
     "Primal: how far scores are from what they should agree on. Dual: how far that "
-    "moved in the epoch."
+    "moved in the epoch. Gradient: its preconditioned norm, relative to the loss."
 )
 
 
@@ -61,15 +61,14 @@ def convergence(report: Record) -> Blocks:
     if choice := main_metric(report):
         yield from _metrics(epochs, *choice)
     lines = []
-    for name in ("primal", "dual"):
+    for name in dict.fromkeys(name for epoch in epochs for name in epoch.residuals):
         points = [
             (float(epoch.number), epoch.residuals[name])
             for epoch in epochs
             if epoch.residuals.get(name, 0.0) > 0
         ]
         lines.append(Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
-    title = "ADMM's residuals by epoch"
-    yield line_figure(title, EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
+    yield line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
 
 
 def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
@@ -119,11 +118,7 @@ def read_epochs(report: Record) -> list[Epoch]:
         seconds += sum(map(item.amount, TIMES))
         number = int(item.amount("epoch"))
         metrics = {part: item.at(part).numbers() for part in (TRAIN, TEST)}
-        residuals = {
-            name: value
-            for name in ("primal", "dual")
-            if (value := item.number(f"{name}-residual")) is not None
-        }
+        residuals = item.at("residuals").numbers()
         if number and (residuals or any(metrics.values())):
             epochs.append(Epoch(number, metrics, residuals, sent, seconds))
     return epochs

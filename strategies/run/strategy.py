@@ -39,22 +39,20 @@ from tp_flower.settings.run import STALE
 
 @dataclass(frozen=True)
 class EpochResult:
-    """The metrics of an epoch, and ADMM's relative residuals.
+    """The metrics of an epoch, and how far it was from the optimum.
 
-    There are no test metrics if held-out rows were not scored.
+    There are no test metrics if held-out rows were not scored. Residuals are relative:
+    ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate gradients.
     """
 
     epoch: int
     train: dict[str, float]
     test: dict[str, float]
-    primal_residual: float | None = None
-    dual_residual: float | None = None
+    residuals: Mapping[str, float] = field(default_factory=dict)
 
     def is_within(self, tolerance: float) -> bool:
-        """Whether both residuals are below the tolerance."""
-        if self.primal_residual is None or self.dual_residual is None:
-            return False
-        return max(self.primal_residual, self.dual_residual) < tolerance
+        """Whether there are residuals, and all are below the tolerance."""
+        return 0.0 <= max(self.residuals.values(), default=-1.0) < tolerance
 
 
 def tests_every_epoch(settings: Settings) -> bool:
@@ -364,8 +362,7 @@ class RoundStrategy(Strategy):
             client_seconds=client_seconds,
             site_seconds=computing_seconds(answers, self.session.site_names),
             wait_seconds=max(waited, 0.0),
-            primal_residual=result.primal_residual,
-            dual_residual=result.dual_residual,
+            residuals=result.residuals,
         )
         self._progress.history.append(report)
         return report

@@ -127,9 +127,9 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
         *_metrics_parts("train", last.train, ("loss",)),
         *_metrics_parts("test", last.test, TESTED),
     ]
-    if last.primal_residual is not None and last.dual_residual is not None:
-        primal, dual = last.primal_residual, last.dual_residual
-        parts.append(f"residuals {primal:.1e} {dual:.1e}")
+    if last.residuals:
+        values = " ".join(f"{value:.1e}" for value in last.residuals.values())
+        parts.append(f"residual{'s' * (len(last.residuals) > 1)} {values}")
     parts.append(f"{format_bytes(up)} up, {format_bytes(down)} down")
     remaining_seconds = seconds / max(last.epoch, 1) * (epochs - last.epoch)
     if remaining_seconds > 0:

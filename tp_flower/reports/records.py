@@ -13,8 +13,9 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                 fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
-                server-seconds, client-seconds, wait-seconds, primal-residual,
-                dual-residual, site-seconds: {site: s}}]   `RoundReport`
+                server-seconds, client-seconds, wait-seconds,
+                residuals: {primal, dual} or {gradient},
+                site-seconds: {site: s}}]   `RoundReport`
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
@@ -96,8 +97,7 @@ class RoundReport:
     server_seconds: float = 0.0
     client_seconds: float = 0.0
     wait_seconds: float = 0.0
-    primal_residual: float | None = None
-    dual_residual: float | None = None
+    residuals: Mapping[str, float] = field(default_factory=dict)
     site_seconds: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -49,10 +49,10 @@ def test_bytes_keep_three_digits(number: int) -> None:
 
 def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
     metrics = {"train": {"loss": 0.25}, "test": {"loss": 0.5, "auc": 0.75}}
-    residuals = {"primal_residual": 0.01, "dual_residual": 0.002}
+    metrics["residuals"] = {"primal": 0.01, "dual": 0.002}
     rounds = [
         RoundReport(3, 2, "statistics", bytes_up={"f": 1000, "p": 500}),
-        RoundReport(4, 2, "admm", **metrics, bytes_down={"f": 2000}, **residuals),
+        RoundReport(4, 2, "admm", **metrics, bytes_down={"f": 2000}),
     ]
     # two epochs took 3 s, so the ten left take 15 s
     assert epoch_line(rounds, epochs=12, seconds=3.0) == (

@@ -38,7 +38,7 @@ def test_a_report_says_what_its_records_say() -> None:
     assert table["multiplicity"] == {"min": 0, "mean": 5.4, "max": 9}
     of_round = content["history"][1]
     assert of_round["site-seconds"] == {"EWR": 0.5, "registry": 0.25}
-    assert (of_round["primal-residual"], of_round["dual-residual"]) == (0.1, 0.2)
+    assert of_round["residuals"] == {"primal": 0.1, "dual": 0.2}
     failed = replace(small_report(), history=(), final_train={}, status="no such table")
     content = report_dict(failed)
     assert (content["epochs"], content["rounds"], content["bytes_up"]) == (0, 0, 0)

@@ -58,8 +58,7 @@ def made_report(epochs=3, tables=("f", "p"), test_rows=7, **changes):
         metrics = {"loss": 0.4 + 0.3 / epoch, "auc": 0.8 - 0.2 / epoch}
         history[-1]["train"] = metrics
         history[-1]["test"] = metrics if test_rows else {}
-        history[-1]["primal-residual"] = 2.0**-epoch
-        history[-1]["dual-residual"] = 0.1 * 2.0**-epoch
+        history[-1]["residuals"] = {"primal": 2.0**-epoch, "dual": 0.1 * 2.0**-epoch}
     content = report_dict(small_report())
     base = content["tables"][0]
     content |= {
@@ -113,8 +112,8 @@ def test_figures_are_those_of_the_report() -> None:
     for metric, title in (("auc", "AUC by epoch"), ("loss", "Loss by epoch")):
         expected = [(item["epoch"], item["test"][metric]) for item in ended]
         assert figures[title].points == {"test rows": expected, "train rows": expected}
-    assert figures["ADMM's residuals by epoch"].points == {
-        name: [(item["epoch"], item[f"{name}-residual"]) for item in ended]
+    assert figures["Residuals by epoch"].points == {
+        name: [(item["epoch"], item["residuals"][name]) for item in ended]
         for name in ("primal", "dual")
     }
     # costs are counted from the start of the run; an epoch: two tables,

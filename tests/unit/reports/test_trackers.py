@@ -27,8 +27,8 @@ def expected_curves(report):
         if item["epoch"] and item["train"]:
             values = {f"train/{name}": item["train"][name] for name in item["train"]}
             values |= {f"test/{name}": item["test"][name] for name in item["test"]}
-            for name in ("primal", "dual"):
-                values[f"residual/{name}"] = item[f"{name}-residual"]
+            residuals = item["residuals"]
+            values |= {f"residual/{name}": residuals[name] for name in residuals}
             for name, value in {**values, **so_far}.items():
                 curves.setdefault(name, []).append((item["epoch"], value))
     for part, metrics in report["final"].items():
@@ -67,7 +67,7 @@ def test_tensorboard_has_the_curves_of_the_report(tmp_path):
     for name, points in expected.items():
         # a float32 each
         assert np.array(curves[name]) == pytest.approx(np.array(points), rel=1e-6), name
-    assert "| strategy | admm |" in texts["settings/text_summary"]
+    assert "| strategy | auto |" in texts["settings/text_summary"]
     assert str(tmp_path / "report.html") in texts["report/text_summary"]
 
 
