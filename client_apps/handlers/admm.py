@@ -7,15 +7,13 @@ answers with statistics or parameters first, and with scores after ``consensus``
 (learning over unions).
 """
 
-from typing import Final
-
 import numpy as np
 
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
-from tp_flower.learning.admm import consensus_parameters, mixed_parameters
+from tp_flower.learning.admm import consensus_parameters
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
 from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
@@ -35,11 +33,6 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.randomness import Stream, generator
 
-REACHED: Final = "reached"
-"""State vector: theta after each of the last epochs, (epochs, p)."""
-START: Final = "start"
-"""State vector: the theta that the scores step off from, (p,)."""
-
 
 def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     """Step towards the targets; update theta, or send the share of what updates it."""
@@ -48,7 +41,7 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
         body, outputs = body_of(request.parts, part), part.model.outputs
         check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
         if body.sum is not None:
-            site.keep_solver(part.number, _solver(part, body))
+            site.keep_solver(part.number, summed_solver(part, body))
         step = body.step.astype(np.float64)
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
@@ -61,12 +54,11 @@ def _theta_update(
     fit, data = request.fit, part.data
     if data.update is Update.GRAM:
         moments = part.moments(step, fit.kappa)
-        part.vectors[START] = _start(part, request)
         return AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
     if data.update is Update.LOCAL and data.solver is not None:
         if data.plan.statistics is None:
             part.releaser.check_clear(MODEL)
-        _fit_exactly(part, data.solver, step, request)
+        _solve(part, data.solver, part.moments(step, fit.kappa), fit.kappa)
         return AdmmUpdate(scores=_scores(part, request))
     target = part.model.scores(data.trained) + step
     if data.update is Update.CONSENSUS:
@@ -82,51 +74,25 @@ def _scores(part: Participant, request: AdmmRequest | ConsensusRequest) -> AnyAr
     return part.release_rows(is_tested=request.evaluate)
 
 
-def _fit_exactly(
-    part: Participant, solver: RidgeSolver, step: FloatArray, request: AdmmRequest
-) -> None:
-    """Set theta to the exact theta-update of a linear model (Eq. 16)."""
-    start, moments = _start(part, request), part.moments(step, request.fit.kappa)
-    _solve(part, solver, start, moments, request.fit.kappa)
-
-
-def _start(part: Participant, request: AdmmRequest) -> FloatArray:
-    """Return the parameters that the scores step off from, (p,); drop older ones."""
-    # an untrained model is where the first epoch starts
-    reached = part.vectors.get(REACHED, part.model.parameters[None, :])
-    if len(request.mixing) >= len(reached):
-        raise MessageError(
-            f"'mixing' has {len(request.mixing)} coefficients; the site remembers "
-            f"{len(reached) - 1} changes"
-        )
-    start = mixed_parameters(reached, np.array(request.mixing))
-    # with the parameters that the epoch leads to there are memory + 1
-    part.vectors[REACHED] = reached[-max(request.memory, 1) :]
-    return start
-
-
 def _solve(
-    part: Participant,
-    solver: RidgeSolver,
-    start: FloatArray,
-    moments: FloatArray,
-    kappa: float,
+    part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: float
 ) -> None:
-    """Take the exact theta-update from the moments of the table's rows."""
+    """Set theta to the exact theta-update of a linear model (Eq. 16).
+
+    ``moments`` (d [+ 1], d_c) are of the steps of the table's rows.
+    """
     outputs = part.model.outputs
-    theta = exact_update(
+    part.linear.parameters = exact_update(
         solver,
-        start.reshape(-1, outputs),
+        part.model.parameters.reshape(-1, outputs),
         moments.reshape(-1, outputs),
         kappa,
         part.data.l2,
     ).ravel()
-    part.linear.parameters = theta
-    part.vectors[REACHED] = np.vstack([part.vectors[REACHED], theta])
 
 
-def _solver(part: Participant, body: AdmmStep) -> RidgeSolver:
-    """Return the theta-update of the whole table, from the shards' Gram matrices."""
+def summed_solver(part: Participant, body: AdmmStep) -> RidgeSolver:
+    """Return the solver of the whole table, from the shards' Gram matrices."""
     width, data = len(part.model.parameters) // part.model.outputs, part.data
     if data.update is not Update.GRAM:
         raise MessageError(f"'sum' does not go with update {data.update.value!r}")
@@ -245,9 +211,9 @@ def _accept(part: Participant, common: CommonParameters, fit: LocalFit | None) -
     elif data.update is Update.GRAM:
         fit = required(fit, "fit")
         moments = part.total(common.sum, _moment_unit(part, fit))
-        if data.solver is None or START not in part.vectors:
+        if data.solver is None:
             raise MessageError("no epoch has begun")
-        _solve(part, data.solver, part.vectors[START], moments, fit.kappa)
+        _solve(part, data.solver, moments, fit.kappa)
     elif data.update is Update.CONSENSUS:
         total = part.total(common.sum, _parameter_unit(part))
         rho_in = float(part.vectors["rho_in"][0])

@@ -6,6 +6,7 @@ or theta^q up, then parameters down and scores up. Join-only training (the paper
 TP-Join-ADMM) is the case of one shard per table, not another class.
 """
 
+import dataclasses
 from collections.abc import Generator, Sequence
 from statistics import mean
 
@@ -19,9 +20,6 @@ from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.learning.admm import (
-    AdmmState,
-    AndersonMixer,
-    Point,
     Residuals,
     admm_step,
     balanced_rho,
@@ -51,7 +49,6 @@ BALANCED_EPOCHS = 30
 """Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
 
 OVER_RELAXATION = 1.5
-"""Over-relaxation without Anderson mixing: each helps as much, together they do not."""
 
 
 class AdmmServer:
@@ -60,8 +57,6 @@ class AdmmServer:
     Attributes:
         rho: the penalty in use; it may change from epoch to epoch.
         corrections: c: the number of tables (sharing) or 1 (Jacobi).
-        memory: epochs that Anderson mixing looks back on; 0 without.
-        mixing: by which the sites mix their parameters before an epoch, (used,).
     """
 
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
@@ -70,24 +65,15 @@ class AdmmServer:
         curvature = problem.loss.curvature(problem.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
         noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
-        # balancing and mixing would follow the noise
+        # both would follow the noise
         self._balances = not settings.rho and not noisy
-        # mixing needs theta-updates that depend on nothing but the target
-        exact = not noisy and all(
-            table.is_linear and table.update is not Update.CONSENSUS
-            for table in problem.tables.values()
-        )
-        self.memory = settings.anderson_memory if exact else 0
         self.over_relaxation = settings.over_relaxation or (
-            1.0 if self.memory or noisy else OVER_RELAXATION
+            1.0 if noisy else OVER_RELAXATION
         )
-        self._mixer = AndersonMixer(self.memory, problem.weighting.train_rows)
-        self.mixing = self._mixer.coefficients
-        self._stepped = initial_state(
-            problem.base_score, problem.train.joined_rows, rho=1.0
+        self._state = initial_state(
+            problem.base_score, problem.train.joined_rows, self.rho
         )
-        scores = problem.gather(problem.initial_scores)
-        self._reached = self._point = Point(scores, self._stepped.duals)
+        self._scores = problem.gather(problem.initial_scores)
         self._epoch = 0
         self._recent: list[Residuals] = []
 
@@ -99,9 +85,9 @@ class AdmmServer:
     def steps(self) -> dict[str, FloatArray]:
         """Start an epoch: z- and dual update; return steps (n_i, d_c) by table."""
         self._epoch += 1
-        self._stepped, message = admm_step(
-            AdmmState(self._stepped.z, self._point.duals, self.rho),
-            self._point.scores,
+        self._state, message = admm_step(
+            dataclasses.replace(self._state, rho=self.rho),
+            self._scores,
             self.problem.train_labels,
             self.problem.loss,
             self.over_relaxation if self._epoch > 1 else 1.0,
@@ -110,12 +96,11 @@ class AdmmServer:
 
     def take(self, scores: FloatArray, test: dict[str, float]) -> EpochResult:
         """End an epoch with the new scores h (N, d_c), and the metrics of the test."""
-        problem, old_scores = self.problem, self._reached.scores
-        self._reached = Point(scores, self._stepped.duals)
+        problem = self.problem
         gap = residuals(
-            self._stepped,
+            self._state,
             scores,
-            old_scores,
+            self._scores,
             problem.base_score,
             problem.weighting.train_rows,
         )
@@ -123,11 +108,9 @@ class AdmmServer:
             epoch=self._epoch,
             train=problem.train_metrics(scores),
             test=test,
-            primal_residual=gap.primal,
-            dual_residual=gap.dual,
+            residuals=dataclasses.asdict(gap),
         )
-        self._point = self._mixer.mix(self._point, self._reached)
-        self.mixing = self._mixer.coefficients
+        self._scores = scores
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
             rho = balanced_rho(self.rho, self._recent)
@@ -137,9 +120,8 @@ class AdmmServer:
         return result
 
     def forget_steps(self) -> None:
-        """Choose rho, and let mixing use only the epochs from here on."""
+        """Choose rho by the epochs from here on."""
         self._recent.clear()
-        self._mixer.restart()
 
 
 class AdmmStrategy(JoinStrategy):
@@ -183,7 +165,6 @@ class AdmmStrategy(JoinStrategy):
         self.chosen |= {
             "rho": server.rho,
             "over-relaxation": server.over_relaxation,
-            "anderson-memory": server.memory,
             "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
         for _ in range(self.settings.epochs):
@@ -248,8 +229,6 @@ class AdmmStrategy(JoinStrategy):
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
-            memory=server.memory,
-            mixing=server.mixing.tolist(),
             parts={},
         )
 

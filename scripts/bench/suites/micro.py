@@ -16,7 +16,6 @@ from tp_flower.arrays import FloatArray
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping, TableRows
-from tp_flower.learning.admm import AndersonMixer, Point
 from tp_flower.learning.metrics import auc
 from tp_flower.learning.models.local_model import LinearModel, moment
 from tp_flower.learning.solvers import gram
@@ -28,7 +27,6 @@ ROWS = 400_000
 USERS = 150_000
 CLASSES = 5
 FEATURES = 256
-MEMORY = 5
 RHO = 0.1
 REPEATS = 7
 
@@ -44,7 +42,7 @@ Kernel = tuple[str, Work, str, Work, float]
 def measure_micro(_: Options, rows: int = ROWS, repeats: int = REPEATS) -> Outcome:
     """Measure every kernel on so many joined rows; the fastest repeat counts."""
     outcome = Outcome()
-    for kernels in (_mapping, _row_kernels, _prox_kernels, _feature_kernels, _mixing):
+    for kernels in (_mapping, _row_kernels, _prox_kernels, _feature_kernels):
         for name, run, floor_name, floor, most in kernels(rows):
             seconds, least = best_seconds(run, floor, repeats=repeats)
             outcome.facts[f"{name}, ms"] = 1000.0 * seconds
@@ -160,23 +158,6 @@ def _feature_kernels(rows: int) -> Iterator[Kernel]:
     yield name, update, floor, two_passes, 4.0
     run = partial(gram, features, count, intercept=False)
     yield "Gram matrix", run, "X^T G X in one product", plain_gram, 1.5
-
-
-def _mixing(rows: int) -> Iterator[Kernel]:
-    """One mix with a full memory, against a copy of the memory."""
-    draw = np.random.default_rng(4)
-    mixer = AndersonMixer(MEMORY)
-
-    def point() -> Point:
-        return Point(*draw.normal(size=(2, rows, CLASSES)))
-
-    points = [(point(), point()) for _ in range(MEMORY + 1)]
-    for before, after in points:
-        mixer.mix(before, after)
-    # how duals and h changed, and their steps
-    history = np.ones((MEMORY, 3 * rows * CLASSES), np.float32)
-    run = partial(mixer.mix, *points[0])
-    yield "Anderson mixing", run, "a copy of its memory", history.copy, 12.0
 
 
 def _measure_packing(outcome: Outcome, repeats: int) -> None:

@@ -38,7 +38,7 @@ SIZES = np.linspace(1, 66, PEOPLE).astype(int)
 SOURCE = "FROM claims c JOIN people p ON c.person = p.id"
 SQL = f"SELECT c.amount > 0 AS label, c.day, c.fee, p.age {SOURCE}"
 COVERED = {"labels": "randomised-response", "label_epsilon": 0.5, "predictions": 2.0}
-LINEAR = {"anderson_memory": 0, "num_epochs": 2, "device": "cpu"}
+LINEAR = {"num_epochs": 2, "device": "cpu"}
 
 
 def claims() -> pd.DataFrame:
@@ -105,8 +105,6 @@ def test_the_epsilon_of_a_run_is_the_persons(
 ):
     privacy = private(features, **COVERED)
     how = {**LINEAR, **settings, "privacy": privacy}
-    if strategy == "sgd":
-        del how["anderson_memory"]
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
     assert finished.sizes == {0: taking_part, 1: PEOPLE}

@@ -136,7 +136,7 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
 
 
 def test_weighted_residuals_are_those_of_rows_repeated():
-    """Whole runs of weighted rows, with mixing, are in tests/runs."""
+    """Whole runs of weighted rows, are in tests/runs."""
     rng = np.random.default_rng(1)
     z, duals, scores, before = rng.normal(size=(4, ROWS, 1))
     again = np.repeat(np.arange(ROWS), COPIES)
