@@ -1,4 +1,6 @@
-"""The theta-update of ADMM: a weighted least-squares fit of the target.
+"""Exact solutions with a table's Hessian: the theta-update of ADMM, and CG's steps.
+
+The theta-update is a weighted least-squares fit of the target:
 
     theta_i = argmin  beta R(theta)
                       + (kappa / 2N) sum_j G_ij ||f_i(theta; T_ij) - target_ij||^2
@@ -10,16 +12,24 @@ the features per epoch, after one eigendecomposition for all rho.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks
-from tp_flower.learning.models.local_model import Features
+from tp_flower.arrays import FloatArray, IntArray, blocks
+from tp_flower.learning.models.local_model import FeatureArray, Features, moment
 
 RANK_TOLERANCE = 1e-11
+
+MOST_COLUMNS = 4096
+"""A Gram matrix of as many columns takes about 20 s to factorise, eight times as long
+for twice as many."""
+FREQUENT = 1024
+"""Columns of the block of a wider table; the others have a diagonal."""
+BY_COLUMNS, BY_ROWS, BY_FREQUENT = "columns", "rows", "frequent columns, diagonal"
+"""Factorisations of a table's Hessian."""
 
 GRAM_VALUES = 1 << 22
 """Float64 values in a block of rows, 32 MB."""
@@ -60,6 +70,19 @@ def gram(
     return total
 
 
+def factorisation(rows: int, columns: int, *, is_exact: bool) -> str:
+    """Return the cheapest factorisation of a table's Hessian.
+
+    One that need not be exact takes wide tables as frequent columns and a diagonal.
+
+    >>> factorisation(100, 300, is_exact=True)
+    'rows'
+    """
+    if 0 < rows < columns:
+        return BY_ROWS
+    return BY_COLUMNS if is_exact or columns <= MOST_COLUMNS else BY_FREQUENT
+
+
 @dataclass(frozen=True)
 class RidgeSolver:
     """The exact theta-update of a linear model, for every rho, from its Gram matrix.
@@ -71,11 +94,15 @@ class RidgeSolver:
 
     ``mean`` is the weighted mean row, (d,), and ``weight`` the sum of G / N; both are 0
     without intercept. N is ``joined_rows``.
+
+    V has a column per row of the table if these are fewer. If V is of the columns in
+    ``block`` alone, (k,), the others are their own eigenvectors, after it.
     """
 
     eigenvalues: FloatArray
     eigenvectors: FloatArray
     mean: FloatArray
+    block: IntArray
     weight: float
     joined_rows: int
 
@@ -92,13 +119,84 @@ class RidgeSolver:
             mean = matrix[-1, :-1] / weight
             matrix = matrix[:-1, :-1] - weight * np.outer(mean, mean)
         values, vectors = np.linalg.eigh(matrix)
-        return cls(np.maximum(values, 0.0), vectors, mean, weight, joined_rows)
+        block = np.arange(len(mean))
+        return cls(np.maximum(values, 0.0), vectors, mean, block, weight, joined_rows)
+
+    @classmethod
+    def from_rows(
+        cls,
+        features: FeatureArray,
+        multiplicity: npt.NDArray[Any],
+        joined_rows: int,
+        *,
+        intercept: bool,
+    ) -> "RidgeSolver":
+        """Factorise the Gram matrix of few rows (n, d), by n numbers for each column.
+
+        Moments are sums of rows, and parameters are, if they begin at 0: what V leaves
+        out is never needed.
+        """
+        counts = multiplicity / joined_rows
+        weight = float(counts.sum()) if intercept else 0.0
+        mean = np.zeros(features.shape[1])
+        if weight:
+            mean = counts @ features / weight
+        rows = np.sqrt(counts)[:, None] * (features - mean)
+        _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
+        block = np.arange(len(mean))
+        return cls(sizes**2, vectors.T, mean, block, weight, joined_rows)
+
+    @classmethod
+    def from_frequent(
+        cls,
+        features: FeatureArray,
+        multiplicity: npt.NDArray[Any],
+        joined_rows: int,
+        *,
+        intercept: bool,
+    ) -> "RidgeSolver":
+        """Factorise the columns of most variance together, and all others alone."""
+        counts = multiplicity / joined_rows
+        weight = float(counts.sum()) if intercept else 0.0
+        mean = np.zeros(features.shape[1])
+        if weight:
+            total = moment(features, counts[:, None], intercept=False)
+            mean = total.ravel() / weight
+        squares = sum(
+            counts[span] @ np.square(features[span], dtype=np.float64)
+            for span in blocks(len(features), LEAST_ROWS)
+        )
+        variances = np.maximum(squares - weight * mean**2, 0.0)
+        order = np.argsort(-variances, kind="stable")
+        block, others = np.sort(order[:FREQUENT]), np.sort(order[FREQUENT:])
+        matrix = gram(features[:, block], multiplicity, intercept=intercept)
+        inner = cls.from_gram(matrix, joined_rows, intercept=intercept)
+        values = np.concatenate([inner.eigenvalues, variances[others]])
+        return replace(inner, eigenvalues=values, mean=mean, block=block)
+
+    def _rotated(self, columns: FloatArray) -> FloatArray:
+        """Return V^T times an array, (d, d_c)."""
+        inner = self.eigenvectors.T @ columns[self.block]
+        return np.concatenate([inner, np.delete(columns, self.block, axis=0)])
+
+    def _restored(self, rotated: FloatArray) -> FloatArray:
+        """Return V times an array, (d, d_c)."""
+        size = self.eigenvectors.shape[1]
+        columns = np.empty((len(self.mean), rotated.shape[1]))
+        columns[self.block] = self.eigenvectors @ rotated[:size]
+        columns[np.delete(np.arange(len(columns)), self.block)] = rotated[size:]
+        return columns
+
+    @property
+    def trace(self) -> float:
+        """The trace of [T, 1]^T diag(G) [T, 1] / N."""
+        one = float(self.mean @ self.mean) + 1.0
+        return float(self.eigenvalues.sum()) + self.weight * one
 
     def product(self, parameters: FloatArray) -> FloatArray:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
         weights = parameters[:-1] if self.weight else parameters
-        scaled = self.eigenvalues[:, None] * (self.eigenvectors.T @ weights)
-        product: FloatArray = self.eigenvectors @ scaled
+        product = self._restored(self.eigenvalues[:, None] * self._rotated(weights))
         if self.weight:
             total = self.weight * (self.mean @ weights + parameters[-1])
             product = np.vstack([product + np.outer(self.mean, total), total])
@@ -115,11 +213,11 @@ class RidgeSolver:
         if self.weight:
             centre = moments[-1] / self.weight
             moments = moments[:-1] - self.weight * np.outer(self.mean, centre)
-        rotated = kappa * (self.eigenvectors.T @ moments)
+        rotated = kappa * self._rotated(moments)
         curvature = kappa * self.eigenvalues
         usable = curvature + l2 > RANK_TOLERANCE * curvature.max(initial=0.0)
         scale = np.where(usable, 1.0 / np.where(usable, curvature + l2, 1.0), 0.0)
-        weights = self.eigenvectors @ (rotated * scale[:, None])
+        weights = self._restored(rotated * scale[:, None])
         if not self.weight:
             return weights
         return np.vstack([weights, centre - self.mean @ weights])
