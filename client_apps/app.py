@@ -46,6 +46,8 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.PREPARE: "handlers.prepare:prepare",
     Action.ADMM: "handlers.admm:admm",
     Action.CONSENSUS: "handlers.admm:consensus",
+    Action.DESCENT: "handlers.conjugate_gradients:descend",
+    Action.DIRECTION: "handlers.conjugate_gradients:direct",
     Action.SGD: "handlers.sgd:sgd",
     Action.STEP: "handlers.sgd:step",
     Action.ROWS: "handlers.coreset:rows",

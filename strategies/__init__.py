@@ -9,6 +9,7 @@ from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
 from strategies.training.base import JoinStrategy, RelationalStrategy
 from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
+from strategies.training.conjugate_gradients import TablePuppetCG
 from strategies.training.sgd import TablePuppetSGD
 
 STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {
@@ -27,6 +28,7 @@ __all__ = [
     "Predict",
     "RelationalStrategy",
     "TablePuppetADMM",
+    "TablePuppetCG",
     "TablePuppetSGD",
     "VflADMM",
     "VflSGD",

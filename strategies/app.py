@@ -82,7 +82,7 @@ def act(
     """Carry out the run's mode and return its view for the console."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
-    has_label = STRATEGIES[settings.strategy].has_label
+    has_label = STRATEGIES[settings.method_name].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     carry_out = explain if settings.mode == EXPLAIN else train
     return carry_out(query, settings, on_round, grid, folder)
@@ -105,7 +105,7 @@ def train(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
     """Train and write the report, even if the run fails midway."""
-    strategy = STRATEGIES[settings.strategy](query, settings, on_round)
+    strategy = STRATEGIES[settings.method_name](query, settings, on_round)
     try:
         strategy.start(grid)
     except Exception as error:

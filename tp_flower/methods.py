@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 ADMM: Final = "admm"
+CG: Final = "cg"
 SGD: Final = "sgd"
 CORESET: Final = "coreset"
 PERSONAL: Final = "personal"
@@ -21,10 +22,12 @@ class Method:
     """One value of the setting ``strategy``; epochs and sizes are its defaults.
 
     Attributes:
-        family: the messages it uses: ``"admm"``, ``"sgd"``, ``"coreset"`` (the server
-            solves on the rows of a coreset) or ``"personal"`` (a model per site).
+        family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"coreset"``
+            (the server solves on the rows of a coreset) or ``"personal"`` (a model per
+            site).
         solves_tables: whether a table's linear model is solved for exactly, from its
             Gram matrix and moments.
+        is_for_linear: whether it trains linear models alone, and plans no noise.
         sends_gradients: whether a site sends gradients of batches, not updates.
         can_be_stale: whether a site's last answer can stand in for a missing one.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
@@ -39,6 +42,7 @@ class Method:
     family: str
     epochs: int
     solves_tables: bool = False
+    is_for_linear: bool = False
     sends_gradients: bool = False
     can_be_stale: bool = False
     sends_a_row_once: bool = True
@@ -55,6 +59,7 @@ _CORESET: Final = Method(
 
 METHODS: Final[Mapping[str, Method]] = {
     "admm": _ADMM,
+    "cg": Method(CG, 100, is_for_linear=True),
     "sgd": _SGD,
     "vfl-admm": replace(_ADMM, sends_a_row_once=False),
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
@@ -74,7 +79,7 @@ def of_families(*families: str) -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method.family in families)
 
 
-JOINING: Final = of_families(ADMM, SGD, CORESET)
+JOINING: Final = of_families(ADMM, CG, SGD, CORESET)
 """The methods that train over joins."""
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"

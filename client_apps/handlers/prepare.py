@@ -30,6 +30,7 @@ from client_apps.operator.participant import (
     ShardData,
     initial_vectors,
     make_model,
+    score_sums,
 )
 from client_apps.privacy.guard import check_plan
 from client_apps.privacy.keys import run_key
@@ -44,8 +45,18 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, ModelSpec
-from tp_flower.learning.solvers import RidgeSolver
+from tp_flower.learning.models.local_model import (
+    NUMPY_KINDS,
+    LinearModel,
+    ModelSpec,
+    on_host,
+)
+from tp_flower.learning.solvers import (
+    BY_COLUMNS,
+    BY_FREQUENT,
+    RidgeSolver,
+    factorisation,
+)
 from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, OUTSIDER, Method
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
@@ -56,6 +67,7 @@ from tp_flower.privacy.plan import (
     GRAM,
     MOMENTS,
     PARAMETERS,
+    PRODUCTS,
     SAMPLED_ROWS,
     Schedule,
     plan_part,
@@ -98,7 +110,8 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):
-        start, solver = _start(part, encoder.encoder.columns)
+        columns, is_exact = encoder.encoder.columns, not method.is_for_linear
+        start, solver = _start(part, columns, is_exact=is_exact)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
             scores = part.release_scores(part.data.features, slice(None), "scores")
@@ -219,6 +232,8 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
     }
+    if any(covered.values()) and method.is_for_linear:
+        raise SiteError("the run asks for noise, and conjugate gradients have none")
     if any(covered.values()) and not method.sends_a_row_once:
         key = next(key for key, is_covered in covered.items() if is_covered)
         sent = "rows in the clear" if method.solvers else "expanded rows"
@@ -277,6 +292,8 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
         Update.CONSENSUS: (PARAMETERS,),
         Update.SUM: (GRADIENTS,),
     }[update]
+    if METHODS[outline.strategy].is_for_linear:
+        further = (*further, PRODUCTS)
     return (CURVATURE, *further)
 
 
@@ -298,6 +315,8 @@ def _check_model(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
             f"{by_server!r} is for strategies on a coreset, which take no other"
         )
+    if METHODS[outline.strategy].is_for_linear and spec.kind != "linear":
+        raise MessageError(f"conjugate gradients do not train models {spec.kind!r}")
     if spec.kind == CENTRES_MODEL and not is_given:
         raise MessageError(
             f"a model of kind {spec.kind!r} takes update {by_server!r}, not "
@@ -319,8 +338,8 @@ def _check_model(
 Start = tuple[PreparedPart, RidgeSolver | None]
 
 
-def _start(part: Participant, columns: int) -> Start:
-    """Return the start of training, and the factorised solver of a linear model.
+def _start(part: Participant, columns: int, *, is_exact: bool) -> Start:
+    """Return the start of training, and the solver of a linear model, exact or not.
 
     The mean squared norm of a row is about ``columns``; the intercept adds 1.
     """
@@ -330,7 +349,7 @@ def _start(part: Participant, columns: int) -> Start:
         return _prepared(part, mean_curvature=0.0), None
     typical = _typical_curvature(part, columns + int(data.spec.intercept))
     if isinstance(model, LinearModel):
-        return _start_linear(model, part, typical)
+        return _start_linear(model, part, typical, is_exact=is_exact)
     return _start_torch(part, typical), None
 
 
@@ -343,7 +362,7 @@ def _prepared(part: Participant, **fields: Any) -> PreparedPart:
 
 
 def _start_linear(
-    model: LinearModel, part: Participant, typical: dict[str, float]
+    model: LinearModel, part: Participant, typical: dict[str, float], *, is_exact: bool
 ) -> Start:
     """Return the reply, and the solver of a linear model.
 
@@ -353,9 +372,18 @@ def _start_linear(
     data, plan = part.data, part.data.plan
     if plan.fit is not None or plan.gradients is not None:
         return _prepared(part, **typical), None
+    total, width = data.joined_rows, max(len(model.parameters) // model.outputs, 1)
+    way = factorisation(*data.trained.shape, is_exact=is_exact)
+    is_plain = data.update is Update.LOCAL and plan.statistics is None
+    if is_plain and way != BY_COLUMNS and len(data.batch_start) <= 1:
+        factorise = RidgeSolver.from_rows
+        if way == BY_FREQUENT:
+            factorise = RidgeSolver.from_frequent
+        rows, counts = on_host(data.trained), data.multiplicity
+        solver = factorise(rows, counts, total, intercept=model.intercept)
+        return _prepared(part, mean_curvature=solver.trace / width), solver
     matrix = part.releaser.gram(data.rows(intercept=model.intercept))
-    total = data.joined_rows
-    mean = float(np.trace(matrix)) / (total * max(len(matrix), 1))
+    mean = float(np.trace(matrix)) / (total * width)
     # the trace of a noisy matrix may be negative
     curvature = {"mean_curvature": mean} if plan.statistics is None else typical
     if len(data.batch_start) > 1:
@@ -440,6 +468,10 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             required(request.model_version, "model_version"),
         )
         for part in list(site.parts()):
+            if request.step is not None:
+                part.advance(request.step.length, request.step.conjugacy)
+                scores = part.model.scores(part.data.trained)
+                part.vectors[SCORE_SUMS] = score_sums(scores, part.data.multiplicity)
             digest = _keep(site, model, part)
             parts[part.number] = FinishedPart(
                 digest, _coefficients(site, part), part.vectors.get(SCORE_SUMS)

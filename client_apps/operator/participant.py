@@ -75,13 +75,18 @@ MOST_KEPT = 1 << 24
 """Size limit of a batch's features that are kept for the next message: 64 MiB."""
 
 
+DESCENT: Final = "descent"
+DIRECTION: Final = "direction"
+GRADIENT: Final = "gradient"
+"""State vectors of conjugate gradients: v, p and g, (p,)."""
+
 SUMS: Final = "sums"
 """State vector: how many shares have left, (1,)."""
 
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
 _UNION: Final = ("group", "shards", "shard", "table")
-_FACTORS: Final = ("eigenvalues", "eigenvectors", "mean")
+_FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _UNITS: Final = "units"
 
 
@@ -311,8 +316,6 @@ class Participant:
 
         No two scores have one number: their difference would be without a mask.
         """
-        if self.data.masks is None:
-            return
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
             raise MessageError(
@@ -401,6 +404,15 @@ class Participant:
         self.vectors["consensus_duals"] += self.vectors["theta"] - consensus
         self.vectors["consensus"] = consensus
         self.model.parameters = consensus
+
+    def advance(self, length: float, conjugacy: float) -> None:
+        """Take a step theta += a p, p = v + c p, of conjugate gradients."""
+        if DESCENT not in self.vectors:
+            raise MessageError("no direction has left")
+        last = self.vectors.get(DIRECTION, np.zeros_like(self.vectors[DESCENT]))
+        direction = self.vectors[DESCENT] + conjugacy * last
+        self.vectors[DIRECTION] = direction
+        self.model.parameters = self.model.parameters + length * direction
 
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).

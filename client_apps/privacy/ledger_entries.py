@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
-from tp_flower.methods import ADMM, CORESET, SERVER, SGD
+from tp_flower.methods import ADMM, CG, CORESET, SERVER, SGD
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
     SCORE_SUMS,
@@ -25,6 +25,7 @@ from tp_flower.privacy.plan import (
     MODEL,
     MOMENTS,
     PARAMETERS,
+    PRODUCTS,
     SCORES,
     PartPlan,
     Use,
@@ -56,8 +57,14 @@ _SEALED: Final = (
     "sealed (SHAKE-256, no differential privacy): the sum over the shards is for the "
     "table's shards alone, and an honest server reads nothing"
 )
+_PRODUCTS: Final = (
+    "masked (ChaCha20, no differential privacy): an honest server reads the sum over "
+    "the tables alone"
+)
+_CLEAR: Final = "not covered: it leaves in the clear"
 _ROUNDS: Final = {
     ADMM: (Action.ADMM, Action.PREPARE),
+    CG: (Action.DESCENT, Action.PREPARE),
     SGD: (Action.SGD, Action.PREPARE),
     CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }
@@ -228,7 +235,7 @@ def _scope(
     if use.mechanism is None:
         if use.what in _SCORES:
             return score_scope(masks)
-        return "not covered: it leaves in the clear"
+        return _PRODUCTS if use.what == PRODUCTS else _CLEAR
     if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(
             "the messages that the site received, which come from scores without noise"

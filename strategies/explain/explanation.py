@@ -127,7 +127,7 @@ class CostEstimate:
         )
         run = set_up + epoch * (settings.epochs - 1) + last_epoch
         return {
-            "strategy": settings.strategy,
+            "strategy": settings.method_name,
             "epochs": settings.epochs,
             "set-up": _traffic_dict(set_up),
             "epoch": _traffic_dict(epoch),
@@ -296,7 +296,9 @@ class Explain(RoundStrategy):
 
     @property
     def _method(self) -> JoinStrategy:
-        return JoinStrategy.methods[self.settings.strategy](self.query, self.settings)
+        return JoinStrategy.methods[self.settings.method_name](
+            self.query, self.settings
+        )
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, check the mapping, make the sites forget."""

@@ -341,6 +341,14 @@ class TrainingProblem(PreparedRun):
         point = self.fixed_point
         return sum_local(self.train.sum_scores, self.base_score, local_scores, point)
 
+    def add_up(
+        self, local_scores: LocalScores, *, is_tested: bool = False
+    ) -> FloatArray:
+        """Return the sum of scores of the training or the held-out rows, (N, d_c)."""
+        mapping = self.test if is_tested and self.test is not None else self.train
+        zero = np.zeros_like(self.base_score)
+        return sum_local(mapping.sum_scores, zero, local_scores, self.fixed_point)
+
     def scatter_steps(self, message: FloatArray, kappa: float) -> dict[str, FloatArray]:
         """Return the steps (n_i, d_c) of every table's scores, from v (N, d_c)."""
         weights = self.weighting.train
@@ -363,4 +371,10 @@ class TrainingProblem(PreparedRun):
             return {}
         point = self.fixed_point
         scores = sum_local(self.test.sum_scores, self.base_score, local_scores, point)
+        return self.tested_metrics(scores)
+
+    def tested_metrics(self, scores: FloatArray) -> dict[str, float]:
+        """Return the metrics of scores (N', d_c) of the held-out rows, {} without."""
+        if self.test is None:
+            return {}
         return evaluate(self.loss, scores, self.test_labels, self.weighting.test)

@@ -209,13 +209,13 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.epoch = 1
         yield from self.epochs(problem)
         self.epoch = 0
-        # the sites save the models of a successful run
-        name, version = self.model.name, self.model.version
-        request = FinishRequest(
-            keep_models=True, model_name=name, model_version=version
-        )
-        replies = yield ask(request, problem.parts)
+        replies = yield ask(self.last_request(), problem.parts)
         self.outcome = self.outcome_of(replies, problem)
+
+    def last_request(self) -> FinishRequest:
+        """Return the request that ends the run: the sites save its models."""
+        name, version = self.model.name, self.model.version
+        return FinishRequest(keep_models=True, model_name=name, model_version=version)
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""

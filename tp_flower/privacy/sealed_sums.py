@@ -43,6 +43,30 @@ _COARSE, _FINE = 2.0**30, 2.0**-18
 """Units of the two numbers that stand for one of a Gram matrix."""
 
 
+def fixed_words(numbers: FloatArray, addends: int, table: str) -> IntArray:
+    """Return numbers of size about 1 in fixed point, one of some addends of a sum.
+
+    Raises:
+        DivergedError: a number is out of range.
+    """
+    limit = 2.0 ** (SUM_BITS - BITS) / addends
+    largest = float(np.abs(numbers).max(initial=0.0))
+    # false for NaN
+    if not largest < limit:
+        raise DivergedError(
+            f"table {table}: a number to be summed over its shards is "
+            f"{largest:g} times its unit; sealed sums allow up to {limit:g}: "
+            "training diverged, or a feature has no scale. Lower learning-rate (0 "
+            "chooses one), or encode numbers as 'standard'"
+        )
+    return np.rint(numbers * 2.0**BITS).astype(np.int64)
+
+
+def read_words(fixed: IntArray) -> FloatArray:
+    """Return the numbers whose fixed point, or a sum of it, an array is."""
+    return fixed / 2.0**BITS
+
+
 def add_shares(shares: Sequence[AnyArray]) -> AnyArray:
     """Return the sum of the shards' shares, (k + 1,), with the check at its end."""
     total: AnyArray = np.stack(shares).sum(axis=0)
@@ -111,7 +135,8 @@ class ShardUnion:
         """
         if not self.is_sealed:
             return np.append(numbers, 1.0)
-        return self._masked(self._fixed(numbers.ravel() / unit), name)
+        numbers = numbers.ravel() / unit
+        return self._masked(fixed_words(numbers, len(self.shards), self.table), name)
 
     def total(self, shares: AnyArray, name: str, unit: float = 1.0) -> FloatArray:
         """Return the sum of the shards' arrays, (k,), from the sum of their shares.
@@ -123,20 +148,7 @@ class ShardUnion:
         if not self.is_sealed:
             self._check(shares[-1] == len(self.shards))
             return shares[:-1]
-        return self._unmasked(shares, name) / 2.0**BITS * unit
-
-    def _fixed(self, numbers: FloatArray) -> IntArray:
-        limit = 2.0 ** (SUM_BITS - BITS) / len(self.shards)
-        largest = float(np.abs(numbers).max(initial=0.0))
-        # false for NaN
-        if not largest < limit:
-            raise DivergedError(
-                f"table {self.table}: a number to be summed over its shards is "
-                f"{largest:g} times its unit; sealed sums allow up to {limit:g}: "
-                "training diverged, or a feature has no scale. Lower learning-rate (0 "
-                "chooses one), or encode numbers as 'standard'"
-            )
-        return np.rint(numbers * 2.0**BITS).astype(np.int64)
+        return read_words(self._unmasked(shares, name)) * unit
 
     def _masked(self, fixed: IntArray, name: str) -> WordArray:
         masks = self._words(f"{name} {self.shard}", len(fixed) + 1)

@@ -7,20 +7,22 @@ import msgspec
 from tp_flower.arrays import AnyArray
 from tp_flower.losses import KMEANS, LOSSES
 from tp_flower.protocol import fields as f
+from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.setup_messages import JoinSide, RowKeyColumns
 from tp_flower.protocol.training_messages import Masking, PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
-    """End the run."""
+    """End the run, after the last ``step`` of conjugate gradients."""
 
     keep_models: bool = False
+    step: LineStep | None = None
     model_name: str | None = None
     model_version: str | None = None
 
     discloses = (Discloses("that the run is over, and its name"),)
-    schedule = ("keep_models", "model_name", "model_version")
+    schedule = ("keep_models", "step", "model_name", "model_version")
 
 
 class FinishedPart(PartBody, frozen=True):

@@ -12,6 +12,7 @@ import msgspec
 
 from tp_flower.errors import ErrorKind
 from tp_flower.protocol import coreset_messages as coreset
+from tp_flower.protocol import descent_messages as descent
 from tp_flower.protocol import inference_messages as inference
 from tp_flower.protocol import personalised_messages as personal
 from tp_flower.protocol import setup_messages as setup
@@ -44,6 +45,8 @@ class Action(StrEnum):
     PREPARE = "train.prepare", training.PrepareRequest, training.PrepareReply
     ADMM = "train.admm", training.AdmmRequest, training.AdmmReply
     CONSENSUS = "train.consensus", training.ConsensusRequest, training.ConsensusReply
+    DESCENT = "train.descent", descent.DescentRequest, descent.DescentReply
+    DIRECTION = "train.direction", descent.DirectionRequest, descent.DirectionReply
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply

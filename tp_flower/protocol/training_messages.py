@@ -29,8 +29,6 @@ Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
 MOST_STEPS: Final = 1_000_000
 Steps = Annotated[int, f.between(0, MOST_STEPS)]
-MOST_MEMORY: Final = 100
-"""Epochs that are mixed: the sites keep the parameters of each."""
 LEAST_SCALE: Final = 1 / 1e30
 Scale = Annotated[float, f.between(LEAST_SCALE, 1e30)]
 """Units of noise, bounded so that all arithmetic with them stays finite."""
@@ -203,7 +201,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
 
 
-def _share(when: str, carries: str, *kinds: str) -> Discloses:
+def share_disclosed(when: str, carries: str, *kinds: str) -> Discloses:
     """Declare the shares of a sum, which the server adds and may be unable to read."""
     return Discloses(
         f"{{shares_of}} {carries}",
@@ -215,7 +213,7 @@ def _share(when: str, carries: str, *kinds: str) -> Discloses:
     )
 
 
-def _summed(when: str, carries: str) -> Discloses:
+def sum_disclosed(when: str, carries: str) -> Discloses:
     """Declare a sum of shares, which the shards of the table use."""
     return Discloses(
         f"the sum over the shards: {carries}",
@@ -253,7 +251,9 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, PreparedPart]
 
     discloses = (
-        _share("gram", "second moments of the features of {gram} (Gram)", "gram"),
+        share_disclosed(
+            "gram", "second moments of the features of {gram} (Gram)", "gram"
+        ),
         Discloses(
             "scores of every row, untrained model",
             fields=("scores",),
@@ -305,17 +305,12 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         scores_number: of the scores that answer it, in the run: it names their masks.
-        memory: epochs that later ones may mix, of a table whose fit is exact.
-        mixing: coefficients of the changes of the parameters in the last epochs, the
-            newest last, which are taken back before the fit.
     """
 
     fit: LocalFit
     more_rounds: f.Count
     evaluate: bool
     scores_number: f.Count
-    memory: Annotated[int, f.between(0, MOST_MEMORY)]
-    mixing: Annotated[list[f.Finite], msgspec.Meta(max_length=MOST_MEMORY)]
     parts: dict[int, AdmmStep]
 
     discloses = (
@@ -324,12 +319,9 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
             fields=("step",),
             covered_by="messages",
         ),
-        _summed("gram", "second moments of the features of {gram}"),
+        sum_disclosed("gram", "second moments of the features of {gram}"),
     )
-    schedule = (
-        *("fit", "more_rounds", "evaluate", "scores_number"),
-        *("memory", "mixing", "deviation"),
-    )
+    schedule = ("fit", "more_rounds", "evaluate", "scores_number", "deviation")
 
 
 class AdmmUpdate(PartBody, frozen=True):
@@ -343,7 +335,7 @@ class AdmmUpdate(PartBody, frozen=True):
     share: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
-_SCORES = Discloses(
+SCORES_DISCLOSED = Discloses(
     "{scored}",
     fields=("scores",),
     covered_by="scores",
@@ -359,8 +351,8 @@ class AdmmReply(Reply, frozen=True):
     parts: dict[int, AdmmUpdate]
 
     discloses = (
-        _share("terms", "{terms}", "moments", "parameters", "model"),
-        _SCORES._replace(kinds=("scores", "model"), when=""),
+        share_disclosed("terms", "{terms}", "moments", "parameters", "model"),
+        SCORES_DISCLOSED._replace(kinds=("scores", "model"), when=""),
     )
 
 
@@ -390,7 +382,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
             covered_by="models",
             when="is_solved",
         ),
-        _summed("terms", "{terms}"),
+        sum_disclosed("terms", "{terms}"),
     )
     schedule = ("fit", "more_rounds", "evaluate", "scores_number")
 
@@ -400,7 +392,10 @@ class ConsensusReply(Reply, frozen=True):
 
     parts: dict[int, AdmmUpdate]
 
-    discloses = (_share("inner_terms", "{inner_terms}", "parameters", "model"), _SCORES)
+    discloses = (
+        share_disclosed("inner_terms", "{inner_terms}", "parameters", "model"),
+        SCORES_DISCLOSED,
+    )
 
 
 class BatchStep(Body, frozen=True, kw_only=True):
@@ -423,7 +418,7 @@ class BatchMessages(PartBody, frozen=True):
     sum: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
-_MEAN_GRADIENT = _summed("sums_gradients", "gradients of {sharded}")
+_MEAN_GRADIENT = sum_disclosed("sums_gradients", "gradients of {sharded}")
 
 
 class SgdRequest(Request, frozen=True, kw_only=True):
@@ -468,7 +463,7 @@ class BatchUpdate(StepUpdate, frozen=True):
     share: Annotated[AnyArray, f.shares("summed")] | None = None
 
 
-_BATCH_SCORES = _SCORES._replace(
+_BATCH_SCORES = SCORES_DISCLOSED._replace(
     fields=("batch_scores", "tested_scores", "scores"),
     kinds=("batch-scores", "scores"),
     when="",
@@ -482,7 +477,7 @@ class SgdReply(Reply, frozen=True):
 
     discloses = (
         _BATCH_SCORES,
-        _share("sums_gradients", "gradients of {sharded}", "gradients"),
+        share_disclosed("sums_gradients", "gradients of {sharded}", "gradients"),
     )
 
 

@@ -80,12 +80,13 @@ class RunSettings:
     """The run: what it does, with which model, and where it writes."""
 
     strategy: str = setting(
-        "admm",
-        'Training method: "admm" (few rounds) or "sgd" (mini-batches); as baselines '
-        '"vfl-admm", "vfl-sgd", "gd". "personalised": a model for every site of '
-        "one table. Solved at the server on a sample of the joined rows: "
+        AUTO,
+        'Training method: "cg" (linear models, fewest rounds), "admm" (few rounds), '
+        '"sgd" (mini-batches), or "auto": cg for linear models without noise, admm for '
+        'others. As baselines "vfl-admm", "vfl-sgd", "gd". "personalised": a model for '
+        "every site of one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
-        OneOf(tuple(METHODS)),
+        OneOf((AUTO, *METHODS)),
     )
     mode: str = setting(
         TRAIN,

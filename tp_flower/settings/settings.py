@@ -50,13 +50,33 @@ class SettingValues(
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
 
     @property
+    def method_name(self) -> str:
+        """The strategy, with "auto" resolved.
+
+        That is "cg", unless a model is not linear, noise covers what sites send, the
+        run may go on without a site or is on a coreset, or a setting of ADMM is set.
+        """
+        if self.strategy != run.AUTO:
+            return self.strategy
+        noise = self.privacy.covered("features", "predictions")
+        is_tuned = any(
+            getattr(self, item.field) != item.default
+            for item in declared(training.AdmmSettings)
+        )
+        is_stale = self.on_missing == run.STALE
+        # of a coreset's run, only ADMM scores held-out rows once
+        is_small = bool(self.coreset_size)
+        needs_admm = self.other_model or noise or is_tuned or is_stale or is_small
+        return "admm" if needs_admm else "cg"
+
+    @property
     def method(self) -> Method:
         """The method that the strategy names."""
-        return METHODS[self.strategy]
+        return METHODS[self.method_name]
 
     @property
     def family(self) -> str:
-        """Whose messages the strategy uses: "admm", "sgd", "coreset" or "personal"."""
+        """Whose messages the strategy uses, such as "admm" or "sgd"."""
         return self.method.family
 
     @property
@@ -100,14 +120,16 @@ def conflicts(values: SettingValues) -> Iterator[str]:
     yield from _conflicts_of_privacy(values)
     if values.method.solvers:
         yield from _conflicts_of_coresets(values)
-    if values.strategy not in JOINING:
+    if values.method.is_for_linear:
+        yield from _conflicts_of_gradients(values)
+    if values.method_name not in JOINING:
         yield from _conflicts_of_personalised(values)
     yield from _conflicts_of_modes(values)
 
 
 def _unread(values: SettingValues) -> Iterator[str]:
     """Refuse settings that nobody reads, if their readers give a reason."""
-    strategy, mode = values.strategy, values.mode
+    strategy, mode = values.method_name, values.mode
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
         is_read = value == item.default or readers.include(strategy, mode)
@@ -133,21 +155,21 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
     if values.method.is_full_batch and values.batch_size:
         yield (
             f"batch-size: {values.batch_size!r} does not go with strategy "
-            f"{values.strategy!r}, whose one batch has all joined rows: leave it 0, or "
-            "use sgd"
+            f"{values.method_name!r}, whose one batch has all joined rows: leave it 0, "
+            "or use sgd"
         )
     solvers = (run.AUTO, *values.method.solvers)
     if values.coreset_solver not in solvers:
         yield (
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
-            f"{values.strategy!r}: use {', '.join(solvers)}"
+            f"{values.method_name!r}: use {', '.join(solvers)}"
         )
     if values.l1 and values.coreset_solver == training.SAGA:
         yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
 
 
 def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
-    privacy, strategy = values.privacy, values.strategy
+    privacy, strategy = values.privacy, values.method_name
     if values.row_weight != run.JOINED:
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables
@@ -186,7 +208,7 @@ def weight_problems(weight: str, privacy: PrivacySettings) -> list[str]:
 
 
 def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
-    strategy = values.strategy
+    strategy = values.method_name
     if values.other_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
@@ -204,8 +226,21 @@ def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
         )
 
 
+def _conflicts_of_gradients(values: SettingValues) -> Iterator[str]:
+    if values.other_model:
+        yield (
+            f"model: {values.other_model!r} does not go with strategy "
+            f"{values.method_name!r}, which is for linear models: use admm or sgd"
+        )
+    for kind in values.privacy.covered("features", "predictions"):
+        yield (
+            f"privacy.{kind}: strategy {values.method_name!r} plans no noise for what "
+            "its sites send: use admm or sgd"
+        )
+
+
 def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
-    strategy = values.strategy
+    strategy = values.method_name
     if values.mode == run.EXPLAIN:
         yield f"mode: 'explain' explains joins; strategy {strategy!r} has none"
     for kind in values.privacy.covered("features", "labels", "predictions"):
@@ -238,10 +273,10 @@ def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
     if on_missing == run.STALE and not values.method.can_be_stale:
         yield (
             f"on-missing: 'stale' needs the last scores of all rows, which strategy "
-            f"{values.strategy!r} does not have at the server: use admm, or stop"
+            f"{values.method_name!r} does not have at the server: use admm, or stop"
         )
     is_stale = on_missing == run.STALE and values.method.can_be_stale
-    is_joining = values.strategy in JOINING
+    is_joining = values.method_name in JOINING
     if is_stale and is_joining and values.privacy.unions == SEALED:
         yield (
             "on-missing: 'stale' adds the last share of a missing shard to new ones, "

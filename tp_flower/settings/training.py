@@ -8,6 +8,7 @@ from tp_flower.losses import LOSSES
 from tp_flower.methods import (
     ADMM,
     BY_MODELS,
+    CG,
     CORESET,
     JOINING,
     PERSONAL,
@@ -16,7 +17,6 @@ from tp_flower.methods import (
     of_families,
 )
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
-from tp_flower.protocol.training_messages import MOST_MEMORY
 from tp_flower.settings.declare import (
     Form,
     OneOf,
@@ -53,14 +53,8 @@ class AdmmSettings:
     )
     over_relaxation: float = setting(
         0.0,
-        "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5 where Anderson mixing is not "
-        "used, else 1.",
+        "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5, or 1 under noise.",
         Range(0, 2),
-    )
-    anderson_memory: int = setting(
-        5,
-        "Epochs that Anderson acceleration looks back; 0 = off.",
-        Range(0, MOST_MEMORY + 1),
     )
     lou: str = setting(
         AUTO,
@@ -123,7 +117,7 @@ MLP: Final = "mlp"
 _LOSSES: Final = ", ".join(f'"{name}"' for name in LOSSES)
 _FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
-_ITERATIVE: Final = Readers(of_families(ADMM, SGD, PERSONAL))
+_ITERATIVE: Final = Readers(of_families(ADMM, CG, SGD, PERSONAL))
 
 
 def _model(model: object) -> str:
@@ -164,14 +158,15 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        'Passes over the joined rows; 0 = 12 for ADMM, 10 for SGD, 100 for "gd". '
-        '"personalised": rounds; 0 = 60.',
+        "Passes over the joined rows, for CG at most; 0 = 12 for ADMM, 10 for SGD, 100 "
+        'for CG and "gd". "personalised": rounds; 0 = 60.',
         Range(0),
     )
     tolerance: float = setting(
         0.0,
-        "Stop when the residuals (ADMM), the change of the loss (SGD) or of the models "
-        '("personalised") fall below it; 0 = off.',
+        "Stop when the residuals (ADMM), the gradient norm (CG), the change of the "
+        'loss (SGD) or of the models ("personalised") fall below it; 0 = 0.003 for CG, '
+        "off for others.",
         Range(0),
         _ITERATIVE,
     )

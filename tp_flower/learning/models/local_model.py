@@ -121,6 +121,12 @@ class LinearModel(LocalModel):
         self.parameters = np.zeros(rows * outputs)
         self.penalised = np.arange(rows * outputs) < features * outputs
 
+    def at(self, parameters: FloatArray) -> "LinearModel":
+        """Return the model with other parameters, (p,)."""
+        model = LinearModel(self.features, self.outputs, intercept=self.intercept)
+        model.parameters = parameters
+        return model
+
     @property
     def weights(self) -> FloatArray:
         """The parameters as a matrix (d [+ 1], d_c); the intercept is the last row."""

@@ -1,0 +1,182 @@
+"""TablePuppetCG: linear models over joins by preconditioned conjugate gradients.
+
+One epoch costs one round where every table is one shard, and two where some table is
+sharded: steps of the scores down and scores of the next direction up, for shards with a
+sum of their gradients between. Neither penalty nor duals, and no memory of past epochs:
+see :mod:`tp_flower.learning.conjugate_gradients`.
+"""
+
+import math
+from collections.abc import Generator, Iterable, Sequence
+from logging import WARNING
+from typing import Final
+
+import numpy as np
+from flwr.common.logger import log
+from msgspec.structs import replace
+
+from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.replies import array_of
+from strategies.run.strategy import EpochResult
+from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
+from strategies.training.base import JoinStrategy
+from strategies.training.traffic import TableSize, Traffic, cg_epoch
+from tp_flower.arrays import FloatArray
+from tp_flower.learning.conjugate_gradients import (
+    HEADROOM,
+    REST,
+    TOLERANCE,
+    Descent,
+    Products,
+)
+from tp_flower.learning.solvers import BY_COLUMNS, factorisation
+from tp_flower.privacy.sealed_sums import read_words
+from tp_flower.protocol.descent_messages import (
+    DescentRequest,
+    DescentStep,
+    DescentTerms,
+    DirectionRequest,
+    LineStep,
+    SummedStep,
+)
+from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import (
+    Update,
+)
+
+NOT_CONVERGED: Final = (
+    "not converged: the relative norm of the gradient is %.1e after %d epochs; the "
+    "tolerance is %.1e. Raise num-epochs"
+)
+
+
+class TablePuppetCG(JoinStrategy):
+    """Train linear models over the result of a query by conjugate gradients."""
+
+    name = "cg"
+    messages = (Action.PREPARE, Action.DESCENT)
+    messages_of_shards = (Action.DIRECTION,)
+
+    _step: LineStep | None = None
+
+    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
+        """Sum the Gram matrices and the gradients of sharded tables."""
+        del table, is_linear
+        return Update.LOCAL if shards == 1 else Update.GRAM
+
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], _: int, *, is_last: bool
+    ) -> Traffic:
+        """Return the traffic of an epoch."""
+        del is_last
+        return cg_epoch(tables)
+
+    def last_request(self) -> FinishRequest:
+        """Return the request that ends the run; the models take their last step."""
+        return replace(super().last_request(), step=self._step)
+
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
+        """Run the epochs until the gradient is small; say if it is not in the end."""
+        weights, base = problem.weighting.train_rows, problem.base_score
+        descent = Descent(problem.loss, problem.train_labels, weights, base)
+        test = np.tile(base, (len(problem.test_labels), 1))
+        direction = np.zeros_like(test)
+        tolerance = max(self.settings.tolerance or TOLERANCE, REST)
+        self.chosen |= {
+            "tolerance": tolerance,
+            "converged": False,
+            "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
+        }
+        self._step, norm = None, math.inf
+        for epoch in range(1, self.settings.epochs + 1):
+            unit, scores, products = yield from self._exchange(problem, descent)
+            descent.step(unit * problem.add_up(scores), products)
+            self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
+            if problem.test is not None:
+                direction *= descent.conjugacy
+                direction += unit * problem.add_up(scores, is_tested=True)
+                test += descent.length * direction
+            train = problem.train_metrics(descent.scores)
+            norm = descent.gradient_norm(train["loss"])
+            result = EpochResult(
+                epoch=epoch,
+                train=train,
+                test=problem.tested_metrics(test),
+                residuals={"gradient": norm},
+            )
+            self.finish_epoch(result)
+            if norm < tolerance:
+                self.chosen["converged"] = True
+                return
+        log(WARNING, NOT_CONVERGED, norm, self.settings.epochs, tolerance)
+
+    def _exchange(
+        self, problem: TrainingProblem, descent: Descent
+    ) -> Generator[Requests, Replies, tuple[float, LocalScores, Products]]:
+        """Send steps; return the next scores with their unit, and the products."""
+        unit = float(problem.score_unit)
+        terms = DescentTerms(
+            curvature=descent.curvature,
+            score_unit=min(HEADROOM * descent.size / unit, 1.0),
+            product_unit=descent.slope or unit**2,
+            tables=len(problem.tables),
+            scores_number=self.epoch,
+        )
+        steps: dict[int, DescentStep] = {}
+        blocks = problem.scatter_steps(descent.derivatives(), 1.0)
+        for place, (name, block) in enumerate(blocks.items()):
+            table = problem.tables[name]
+            # in the first epoch every shard makes the solver of its table
+            gram = table.gram if self.epoch == 1 else None
+            numbered = None if table.update is Update.GRAM else place
+            steps |= {
+                number: DescentStep(step=rows, sum=gram, place=numbered)
+                for number, rows in table.scatter_rows(block).items()
+            }
+        request = DescentRequest(terms=terms, line=self._step, parts=steps)
+        replies = yield self.request(ask(request, problem.parts))
+        if problem.sharded:
+            directed = yield from self._direct(problem, replies, terms)
+            replies = replies.then(directed)
+        tables = problem.tables.values()
+        scores = {table.name: table.gather_scores(replies) for table in tables}
+        return (
+            terms.score_unit,
+            scores,
+            Products(*(terms.product_unit * _products(replies, tables)).tolist()),
+        )
+
+    def _direct(
+        self, problem: TrainingProblem, replies: Replies, terms: DescentTerms
+    ) -> Generator[Requests, Replies, Replies]:
+        """Send the sums of the shards' gradients; return their replies."""
+        names = list(problem.tables)
+        sums: dict[int, SummedStep] = {}
+        for table in problem.sharded:
+            place, total = names.index(table.name), table.sum_shares(replies)
+            sums |= {
+                part.number: SummedStep(
+                    sum=total, place=place if part is table.parts[0] else None
+                )
+                for part in table.parts
+            }
+        parts = [part for part in problem.parts if part.number in sums]
+        return (
+            yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts))
+        )
+
+
+def _factorisation(table: TrainedTable) -> str:
+    """Return how the sites factorise the table's block of the Hessian."""
+    if table.update is Update.GRAM:
+        return BY_COLUMNS
+    return factorisation(table.rows[0].trained, table.features, is_exact=False)
+
+
+def _products(replies: Replies, tables: Iterable[TrainedTable]) -> FloatArray:
+    """Return the sums of the tables' products, (4,), in their unit."""
+    total = np.zeros(4, np.uint64)
+    for table in tables:
+        total += array_of(replies, table.parts[0], "products", (4,))
+    return read_words(total.view(np.int64))

@@ -1,0 +1,184 @@
+"""Preconditioned conjugate gradients over joins: the server's half of an epoch.
+
+    minimise f(theta) = (1/N) sum_j w_j loss(h_j; y_j) + beta sum_i R(theta_i)
+    with h = b + sum_i expand(T_i theta_i)
+
+Each table preconditions with its own block of the Hessian at the base score; the server
+searches along the joint direction (Polak and Ribiere, with restarts: Nocedal and
+Wright, Numerical Optimization, 2006, section 5.2):
+
+    g_i = T_i^T seg_i(w r) / N + beta theta_i      at the sites; r = grad loss(h)
+    v_i = -B_i^-1 g_i                              B_i = kappa T_i^T G_i T_i / N + beta
+    v   = sum_i expand(T_i v_i)                    from the sites' scores
+    c   = max(0, <g - g_before, v> / <g_before, v_before>)
+    p_i = v_i + c p_i,    d = v + c d              at the sites, and at the server
+    a   = argmin f(theta + a p),  h += a d,  theta_i += a p_i
+
+With a squared loss these are the steps of linear conjugate gradients. The server needs
+sums over the tables alone: of the scores, and of four numbers (:class:`Products`). It
+could compute <g, v> from r and the scores of v, but near the optimum g is much smaller
+than r, and the rounding of the scores would hide it. For the same reason the slope of f
+along p starts from the sites' numbers, and the server adds how it changes.
+
+Notation:
+    h, d, v  (N, d_c)     theta_i, p_i, v_i  (d [+ 1], d_c)     kappa  ``curvature``
+    a  ``length``         c  ``conjugacy``                      beta  ``l2``
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
+from tp_flower.losses import Loss
+
+SMALL_RISE: Final = 1e-7
+"""Slope at the end of a step, of that where it began, which counts as 0."""
+LEAST_ROWS: Final = 1 << 16
+"""Minimum number of rows per thread: about a millisecond of work."""
+LONGEST: Final = 2.0**20
+"""Length of a step along which the objective never rises."""
+HEADROOM: Final = 64.0
+"""Times the mean size of v that its unit is: what is sent has some room, and most of
+its digits."""
+TOLERANCE: Final = 3e-3
+"""Gradient norm that ends training: on snowflakes with collinear tables and rare
+categories f was within 0.03 % of its minimum by then, on all others closer."""
+REST: Final = 1e-7
+"""Gradient norm that ends training in any case: it is all rounding."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Sums over all tables: <g, v>, <g_before, v>, beta <v, v> and beta <p, v>.
+
+    The last two are of the penalised parameters alone; p is the last step's direction.
+    """
+
+    gradient: float
+    before: float
+    descent: float
+    direction: float
+
+
+class Descent:
+    """The joint descent of all tables, between two exchanges with the sites.
+
+    Attributes:
+        scores: h, (N, d_c), of joined rows with ``labels`` (N,) and ``weights`` (N,) of
+            mean 1, None for equal ones.
+        direction: d, (N, d_c), of the last step.
+        length: a of the last step; 0 before the first.
+        conjugacy: c of the last step.
+        curvature: kappa, of the loss at the base score.
+        slope: -<g, v> where the last step began: twice the decrease of f that a model
+            of independent tables foresees.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        labels: FloatArray,
+        weights: FloatArray | None,
+        base: FloatArray,
+    ) -> None:
+        self._loss, self._labels, self._weights = loss, labels, weights
+        self.curvature = float(loss.curvature(base))
+        self.scores = np.tile(base, (len(labels), 1))
+        self.direction = np.zeros_like(self.scores)
+        self.length = self.conjugacy = self.slope = 0.0
+        # beta <p, p>, and <g, p> where the last step ended
+        self._p_p = self._rest = 0.0
+
+    @property
+    def size(self) -> float:
+        """About how large the scores of v will be; infinity before the first step.
+
+        The last ones' mean square, of any table, was at most slope over curvature.
+        """
+        return math.sqrt(self.slope / self.curvature) if self.slope else math.inf
+
+    def gradient_norm(self, loss: float) -> float:
+        """Return sqrt(<g, B^-1 g> / loss) where the last step began.
+
+        Half of its square is about how far f was above its minimum, relative to the
+        loss; more, where tables nearly determine each other.
+        """
+        return math.sqrt(max(self.slope, 0.0) / max(loss, np.finfo(float).tiny))
+
+    def derivatives(self) -> FloatArray:
+        """Return r, (N, d_c)."""
+        out = np.empty_like(self.scores)
+
+        def fill(span: slice) -> None:
+            for block in blocks_of(span, BLOCK_ROWS):
+                out[block] = self._loss.gradient(
+                    self.scores[block], self._labels[block]
+                )
+
+        in_threads(fill, len(out), LEAST_ROWS)
+        return out
+
+    def step(self, descent: FloatArray, products: Products) -> None:
+        """Take a step, given v (N, d_c) and the products of the sites' parameters."""
+        slope = -products.gradient
+        conjugacy = 0.0
+        if self.slope > 0.0:
+            conjugacy = max(0.0, (slope + products.before) / self.slope)
+        if conjugacy * self._rest >= slope:
+            # no descent
+            conjugacy = 0.0
+        self.slope, self.conjugacy = slope, conjugacy
+        self.direction *= conjugacy
+        self.direction += descent
+        self._p_p = (
+            products.descent
+            + 2.0 * conjugacy * products.direction
+            + conjugacy**2 * self._p_p
+        )
+        self.length, self._rest = self._search(conjugacy * self._rest - slope)
+        self.scores += self.length * self.direction
+
+    def _search(self, rise: float) -> tuple[float, float]:
+        """Return the length of least f along the direction, and how f rises there.
+
+        The length is 0 if f does not fall from the start, where it has the ``rise``.
+        """
+        from scipy.optimize import brentq
+
+        start = rise - self._along(0.0)
+
+        @cache
+        def rise_at(length: float) -> float:
+            value = start + self._along(length) + length * self._p_p
+            # the search ends where it is 0
+            return value if abs(value) > SMALL_RISE * abs(rise) else 0.0
+
+        if rise >= 0.0:
+            return 0.0, rise
+        end = 1.0
+        while rise_at(end) < 0.0 and end < LONGEST:
+            end *= 2.0
+        if rise_at(end) > 0.0:
+            end = brentq(rise_at, 0.0, end)
+        return end, rise_at(end)
+
+    def _along(self, length: float) -> float:
+        """Return <w grad loss(h + length d), d> / N."""
+
+        def add_up(span: slice) -> float:
+            total = 0.0
+            for block in blocks_of(span, BLOCK_ROWS):
+                direction = self.direction[block]
+                moved = self.scores[block] + length * direction
+                gradient = self._loss.gradient(moved, self._labels[block])
+                if self._weights is not None:
+                    gradient *= self._weights[block, None]
+                total += float(np.vdot(gradient, direction))
+            return total
+
+        rows = len(self.direction)
+        return sum(in_threads(add_up, rows, LEAST_ROWS)) / rows
