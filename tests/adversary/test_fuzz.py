@@ -19,6 +19,7 @@ from strategies import (
     Explain,
     Personalised,
     TablePuppetADMM,
+    TablePuppetCG,
     TablePuppetSGD,
 )
 from strategies.inference.manifest import make_manifest
@@ -154,6 +155,7 @@ TRAINING = {
             Action.FINISH: 1000,
         },
     ),
+    "cg": (TablePuppetCG, {}, {Action.DESCENT: 500, Action.DIRECTION: 500}),
     "sgd": (
         TablePuppetSGD,
         {"batch_size": 5},

@@ -469,7 +469,6 @@ def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
         if (action, node) == ("train.admm", SHOP):
             arrays = {(ORDERS, "parameters"): np.ones(3)}
             header = {**packet.header}
-            del header["memory"], header["mixing"]
             header.pop("parts", None)
             yield "set", ("train.consensus", Packet(header, arrays))
 

@@ -33,20 +33,33 @@ def tables():
     return [{"orders": orders}, {"people": people}]
 
 
-def sums_and_features(epochs, monkeypatch, change=None):
-    """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
+def watched_sums(monkeypatch):
+    """Return the list of the sums over the tables, (N,), that the server makes."""
     sums = []
-    gather, scatter = TrainingProblem.gather, TrainingProblem.scatter_steps
 
-    def watched(problem, local):
-        total = gather(problem, local)
-        sums.append((total - problem.base_score)[:, 0])
-        return total
+    def watched(method):
+        def watch(problem, local, **how):
+            total = method(problem, local, **how)
+            # not of held-out rows
+            if not how:
+                sums.append(total[:, 0])
+            return total
+
+        return watch
+
+    for name in ("gather", "add_up"):
+        method = watched(getattr(TrainingProblem, name))
+        monkeypatch.setattr(TrainingProblem, name, method)
+    return sums
+
+
+def sums_and_features(epochs, monkeypatch, change=None, strategy="admm", **how):
+    """The sums that a run tells the server, (N, epochs), and the features, (N, 6)."""
+    sums, scatter = watched_sums(monkeypatch), TrainingProblem.scatter_steps
 
     def changed(problem, message, kappa):
         return scatter(problem, change(message), kappa)
 
-    monkeypatch.setattr(TrainingProblem, "gather", watched)
     if change is not None:
         monkeypatch.setattr(TrainingProblem, "scatter_steps", changed)
     seen = {}
@@ -58,9 +71,8 @@ def sums_and_features(epochs, monkeypatch, change=None):
                     seen[part.data.table] = np.asarray(part.data.trained)
 
     with closing(InProcessGrid(app, tables())) as grid:
-        problem = train(
-            grid, SQL, num_epochs=epochs, on_round=look, task="regression"
-        ).training_problem
+        how = {"num_epochs": epochs, "tolerance": 1e-9, "task": "regression", **how}
+        problem = train(grid, SQL, strategy, on_round=look, **how).training_problem
     rows = problem.train.tables
     features = np.hstack([seen[name][rows[name].row_of] for name in rows])
     return np.column_stack(sums)[:, -epochs:], features
@@ -91,6 +103,21 @@ def test_honest_epochs_tell_features_once_they_outnumber_them(
 ):
     """The limit that PRIVACY.md states: with few features they do not hide for long."""
     assert least <= share_read(*sums_and_features(epochs, monkeypatch)) < most
+
+
+def test_conjugate_directions_tell_all_after_as_many_epochs_as_columns(monkeypatch):
+    """The limit that PRIVACY.md states: by default a run ends before."""
+    few = share_read(*sums_and_features(COLUMNS // 2, monkeypatch, strategy="cg"))
+    enough = share_read(*sums_and_features(COLUMNS, monkeypatch, strategy="cg"))
+    assert few < 0.25
+    assert enough > 0.95
+
+
+def test_conjugate_gradients_end_before_they_tell_features(monkeypatch):
+    how = {"strategy": "cg", "tolerance": 0.0}
+    sums, features = sums_and_features(100, monkeypatch, **how)
+    assert sums.shape[1] < COLUMNS
+    assert share_read(sums, features) < 0.25
 
 
 def test_steps_at_random_tell_all_features_after_as_many_epochs_as_columns(monkeypatch):

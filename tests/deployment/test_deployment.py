@@ -11,7 +11,7 @@ from client_apps.app import app
 from client_apps.data.ledger import Ledger
 from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
-from strategies import TablePuppetADMM
+from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
 from tests.support.deployment import STORE_FILES, deployed, store_entries
 from tests.support.policies import OPEN
@@ -31,7 +31,7 @@ RUN = {
     "privacy.labels": "randomised-response",
     "privacy.label-epsilon": 3.0,
 }
-TRAINS = re.compile(r"Receiving: train\.admm.*\n.*Received successfully")
+TRAINS = re.compile(r"Receiving: train\.descent.*\n.*Received successfully")
 
 
 def train_in_this_process(deployment):
@@ -41,7 +41,7 @@ def train_in_this_process(deployment):
     for site, context in zip(STORE_FILES, grid.contexts.values(), strict=True):
         context.node_config["state-dir"] = str(deployment.state(site))
     settings = Settings.from_run_config({**RUN, "model-name": "undisturbed"})
-    TablePuppetADMM(Query.from_sql(SQL), settings).start(grid)
+    TablePuppetCG(Query.from_sql(SQL), settings).start(grid)
 
 
 def parameters(deployment, name):

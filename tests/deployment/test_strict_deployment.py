@@ -10,7 +10,7 @@ from client_apps import cli
 from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
-from strategies import TablePuppetADMM
+from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
 from tests.support.deployment import STORE_FILES, deployed, store_entries
 from tests.support.files import ROOT, case_table, copy_app
@@ -66,7 +66,7 @@ def simulated(store):
         "shop": {"orders": orders},
         "office": {"items": items, "customers": customers},
     }
-    strategy = TablePuppetADMM(Query.from_sql(SQL), Settings.from_run_config(RUN))
+    strategy = TablePuppetCG(Query.from_sql(SQL), Settings.from_run_config(RUN))
     strategy.start(InProcessGrid(app, sites))
     return strategy.report
 

@@ -47,7 +47,7 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(folder: Path) -> 
         (waiting,) = approvals(str(folder / site / "state"), str(file))
         digest = f'queries = ["{waiting.split()[0]}"]'
         file.write_text(file.read_text().replace("queries = []", digest))
-    run(folder, "train", **{"test-fraction": 0.0, "num-epochs": 40, "l2": 0.01})
+    run(folder, "train", **{"test-fraction": 0.0, "tolerance": 1e-7, "l2": 0.01})
     tables = {table: pd.concat(parts) for table, parts in shards.items()}
     columns = {alias: COLUMNS[table] for alias, table in ALIASES.items()}
     rows, weights = weighted_positions(shards, ALIASES, SOURCE, WEIGHT)

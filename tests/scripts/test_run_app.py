@@ -21,7 +21,7 @@ def test_good_run_configs(tmp_path: Path) -> None:
     for texts in (*CASES["good"], [str(file)]):
         run_app.check_run_config(texts)
     file.write_text('strategy = "adam"\n')
-    with pytest.raises(SettingsError, match="'adam' is not one of admm, sgd"):
+    with pytest.raises(SettingsError, match="'adam' is not one of auto, admm, cg, sgd"):
         run_app.check_run_config([str(file)])
 
 

@@ -67,7 +67,7 @@ def run_prepared(output: Path, **changes: Any) -> RunReport:
     config = tomllib.loads((output / "my-run.toml").read_text(encoding="utf-8"))
     settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
     grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
-    return train(grid, settings.sql, settings.strategy, settings=settings).report
+    return train(grid, settings.sql, settings.method_name, settings=settings).report
 
 
 def prepared_once(

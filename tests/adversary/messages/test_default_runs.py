@@ -11,7 +11,7 @@ from tests.support.federated import (
     train,
     whole,
 )
-from tp_flower.methods import ADMM, SGD, of_families
+from tp_flower.methods import ADMM, CG, SGD, of_families
 from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(scores="clear", unions="clear")
@@ -38,6 +38,9 @@ RECEIVED = {
     "train.consensus": {"share uint64", "scores uint32"},
     "train.sgd": {"share uint64", *SCORES},
     "train.step": SCORES,
+    # inner products over all tables, masked pairwise
+    "train.descent": {"products uint64", "share uint64", "scores uint32"},
+    "train.direction": {"products uint64", "scores uint32"},
     # the mean and the variance of each table's scores
     "query.finish": {"ledger", "score-sums float64"},
 }
@@ -65,10 +68,12 @@ def beyond(fields):
 
 @pytest.mark.parametrize("layout", [whole, sharded])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
-@pytest.mark.parametrize("method", of_families(ADMM, SGD))
+@pytest.mark.parametrize("method", of_families(ADMM, CG, SGD))
 def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
     method, model, layout
 ):
+    if method == CG and model != "linear":
+        pytest.skip("it has linear models only")
     how = {"batch_size": 60} if method in ("sgd", "vfl-sgd") else {}
     assert not beyond(received(method, layout, model=model, **how))
 

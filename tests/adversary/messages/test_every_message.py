@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetSGD
+from strategies import Explain, TablePuppetADMM, TablePuppetCG, TablePuppetSGD
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -72,11 +72,13 @@ def rows_too(packet):
 TRIGGERS = {Action.ROWS: Action.ADMM, Action.CONSENSUS: Action.ADMM}
 """The request that another one comes before."""
 
+CG = (Action.DESCENT, Action.DIRECTION)
 SGD = (Action.SGD, Action.STEP)
 DRAWING = (Action.MEASURE, Action.DRAW, Action.WEIGH)
 PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 RUNS = {
     Action.CHECK: (Explain, {"mode": "explain"}),
+    **dict.fromkeys(CG, (TablePuppetCG, {})),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
@@ -93,6 +95,7 @@ LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
 OUT_OF_RANGE = (
     r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train"
 )
+SUM = "sum is not that of the shares of all 2 shards"
 ATTACKS = {
     # a hidden column by another case of the table's name
     Action.DESCRIBE: (SHOP, header("tables", value=["ORDERS", "orders", "*"]), None),
@@ -108,6 +111,10 @@ ATTACKS = {
     Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
+    # masks of products that are no other table's
+    Action.DESCENT: (SHOP, header(*PART, "place", value=7), "'place' is 7, of 2"),
+    # another sum than the shards', to read the gradient that one of them adds
+    Action.DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores
     Action.SGD: (US, header("scores-number", value=0), "'scores-number'"),
     Action.STEP: (US, header("scores-number", value=0), "'scores-number'"),

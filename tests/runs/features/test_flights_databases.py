@@ -28,7 +28,7 @@ def report_of(tables: str, folder: Path, **fields: object) -> dict[str, object]:
     settings = Settings(num_epochs=3, **fields)
     settings = settings.with_fields(sql=choose_sql(settings), tables=tables)
     grid = InProcessGrid(app, SITES, {"tables": tables})
-    done = train(grid, settings.sql, settings.strategy, settings=settings)
+    done = train(grid, settings.sql, settings.method_name, settings=settings)
     return json.loads(write_json(report_dict(done.report), folder).read_text())
 
 

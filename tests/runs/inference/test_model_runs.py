@@ -14,7 +14,7 @@ import strategies.app
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
-from strategies import TablePuppetADMM, TablePuppetSGD
+from strategies import TablePuppetADMM, TablePuppetCG, TablePuppetSGD
 from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
@@ -107,11 +107,14 @@ def test_manifest_says_what_the_sites_keep(trained):
         assert SavedModel.load(kept, part.digest).fragment.name == part.name
 
 
-@pytest.mark.parametrize("method", [None, TablePuppetSGD], ids=["admm", "sgd"])
+@pytest.mark.parametrize(
+    "method", [None, TablePuppetCG, TablePuppetSGD], ids=["admm", "cg", "sgd"]
+)
 def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
     folder, strategy = trained
     if method is not None:
-        folder, (strategy, _) = tmp_path, run(tmp_path, method, batch_size=10)
+        how = {"batch_size": 10} if method is TablePuppetSGD else {}
+        folder, (strategy, _) = tmp_path, run(tmp_path, method, **how)
     # by hand: the final parameters on the encoded features of the joined rows
     orders, people = frames()
     own = {

@@ -66,8 +66,11 @@ def response(epsilon, **fields):
 @pytest.mark.parametrize("loss", ["logistic", "softmax"])
 @pytest.mark.parametrize(
     ("strategy", "course"),
-    [("admm", {"num_epochs": 4}), ("sgd", {"num_epochs": 2, "batch_size": 20})],
-    ids=["admm", "sgd"],
+    [
+        *((name, {"num_epochs": 4}) for name in ("admm", "cg")),
+        ("sgd", {"num_epochs": 2, "batch_size": 20}),
+    ],
+    ids=["admm", "cg", "sgd"],
 )
 def test_noise_that_changes_no_class_changes_no_figure(
     loss, mechanism, strategy, course

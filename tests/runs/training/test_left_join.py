@@ -38,16 +38,16 @@ def test_no_order_is_lost():
 
 @store_runs.each_loss
 @store_runs.each_layout
-def test_admm_reaches_the_centralised_optimum(loss, layout):
-    how = {"num_epochs": 120, "tolerance": 1e-8, "one_site": True}
-    finished = trained(loss, layout, **how)
+def test_cg_reaches_the_centralised_optimum(loss, layout):
+    how = {"tolerance": 1e-7, "one_site": True}
+    finished = trained(loss, layout, "cg", **how)
     within = {"gradient": 1e-5, "excess": 1e-6}
     store_runs.assert_optimal(finished, source=store_runs.LEFT, **within)
 
 
-@pytest.mark.parametrize("how", [{"anderson_memory": 0}, {"rho": 2.0}, {"rho": 0.05}])
+@pytest.mark.parametrize("how", [{}, {"rho": 2.0}, {"rho": 0.05}])
 def test_sharing_converges_without_help(how):
-    how = {"num_epochs": 300, "tolerance": 1e-7, "one_site": True, **how}
+    how = {"num_epochs": 600, "tolerance": 1e-7, "one_site": True, **how}
     finished = trained("logistic", **how)
     store_runs.assert_optimal(finished, excess=1e-4, source=store_runs.LEFT)
 

@@ -91,7 +91,7 @@ def test_joined_rows_features_and_labels_are_those_of_duckdbs_join(loss, layout)
 def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxation):
     rho = 0.4
     how = {"admm_form": form, "rho": rho, "over_relaxation": relaxation}
-    finished = trained(loss, anderson_memory=0, num_epochs=3, **how)
+    finished = trained(loss, num_epochs=3, **how)
     reference = reference_of(finished)
     steps = slow.admm(reference, 3, rho, corrections, relaxation)
     for epoch, step in enumerate(steps, start=1):
@@ -100,7 +100,7 @@ def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxat
 
 
 @each_loss
-def test_mixed_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
+def test_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
     steps = []
     original = strategies.training.admm.admm_step
 
@@ -111,7 +111,7 @@ def test_mixed_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
         return new, message
 
     monkeypatch.setattr("strategies.training.admm.admm_step", spy)
-    run(loss, one_per_site(sharded(FRAMES)), num_epochs=4, anderson_memory=5)
+    run(loss, one_per_site(sharded(FRAMES)), num_epochs=4)
     assert len(steps) == 4
     for labels, new, moved in steps:
         gradients = losses.gradients(loss, new.z, labels)
@@ -121,10 +121,9 @@ def test_mixed_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
 
 
 @each_loss
-@pytest.mark.parametrize("memory", [0, 5])
-def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss, memory):
-    how = {"anderson_memory": memory, "num_epochs": 12}
-    together, apart = (trained(loss, layout, **how) for layout in ("whole", "sharded"))
+def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
+    layouts = ("whole", "sharded")
+    together, apart = (trained(loss, layout, num_epochs=12) for layout in layouts)
     assert apart.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "gram")
     assert together.strategy.chosen["lou"] == dict.fromkeys(ALIASES, "local")
     for epoch in range(1, 13):
@@ -136,7 +135,7 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss, memory
 @each_layout
 @pytest.mark.parametrize("l2", [0.0, L2])
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
-    how = {"num_epochs": 120, "l2": l2, "tolerance": 1e-8, "one_site": True}
+    how = {"num_epochs": 400, "l2": l2, "tolerance": 1e-8, "one_site": True}
     # masked scores are rounded to a millionth of the label's deviation; without a
     # penalty softmax is flat in some directions
     within = 100.0 if loss == "softmax" and not l2 else 1.0
@@ -147,17 +146,16 @@ def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layou
 @pytest.mark.parametrize(
     ("loss", "how", "gradient", "excess"),
     [
-        ("logistic", {"anderson_memory": 0}, 1e-5, 1e-8),
-        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.0}, 1e-5, 1e-8),
-        ("logistic", {"anderson_memory": 0, "over_relaxation": 1.8}, 1e-5, 1e-8),
+        ("logistic", {}, 1e-5, 1e-8),
+        ("logistic", {"over_relaxation": 1.0}, 1e-5, 1e-8),
+        ("logistic", {"over_relaxation": 1.8}, 1e-5, 1e-8),
         *((loss, {"rho": 0.02}, 1e-4, 1e-8) for loss in LABELS),
         # far above the automatic rho, shifts between tables whose sum stays take longer
-        *((loss, {"rho": 5.0}, 4e-3, 3e-3) for loss in LABELS),
+        *((loss, {"rho": 5.0, "num_epochs": 1200}, 4e-3, 3e-3) for loss in LABELS),
     ],
 )
 def test_plain_admm_and_any_rho_converge_too(loss, how, gradient, excess):
-    epochs = 150 if "rho" in how else 250
-    finished = trained(loss, num_epochs=epochs, one_site=True, **how)
+    finished = trained(loss, **{"num_epochs": 250, "one_site": True, **how})
     assert_optimal(finished, gradient=gradient, excess=excess)
 
 
@@ -184,7 +182,7 @@ def test_jacobi_diverges_where_sharing_converges():
         "SELECT a.y AS label, a.x, b.x, c.x FROM a JOIN b ON a.k = b.k "
         "JOIN c ON a.k = c.k"
     )
-    own = {"anderson_memory": 0, "over_relaxation": 1.0, "rho": 0.5, "num_epochs": 25}
+    own = {"over_relaxation": 1.0, "rho": 0.5, "num_epochs": 25}
     sites = one_per_site(whole(frames))
     losses = run_query(sql, sites, admm_form="sharing", **own).losses
     assert losses[-1] < losses[0]
@@ -351,10 +349,9 @@ def test_tolerance_stops_early():
     early = trained("squared", num_epochs=100, tolerance=1e-3)
     count = len(early.losses)
     assert 1 < count < 100
-    last = [item for item in early.history if item.train][-1]
-    assert max(last.primal_residual, last.dual_residual) < 1e-3
-    before = [item for item in early.history if item.train][-2]
-    assert max(before.primal_residual, before.dual_residual) >= 1e-3
+    ended = [item for item in early.history if item.train]
+    before, last = (max(item.residuals.values()) for item in ended[-2:])
+    assert last < 1e-3 <= before
     assert early.losses == full.losses[:count]
     assert early.seen[-1].action == "query.finish"
 

@@ -64,6 +64,7 @@ SOLVED = {
 METHODS = {
     "admm": Method("admm", WHOLE),
     "gram": Method("admm"),
+    "cg": Method("cg"),
     "consensus": Method("admm", own={"lou": "consensus", "inner_rounds": 2}),
     "sgd": Method("sgd", WHOLE, own={"batch_size": 6}),
     "sgd-sharded": Method("sgd", own={"batch_size": 6}),

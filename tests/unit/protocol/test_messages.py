@@ -170,7 +170,6 @@ def admm(step=STEP, fit=None, **facts):
     fit = training_messages.LocalFit(**{**FIT, **(fit or {})})
     parts = {4: training_messages.AdmmStep(step)}
     facts = {"more_rounds": 0, "evaluate": False, "scores_number": 1, **facts}
-    facts = {"memory": 2, "mixing": [0.5], **facts}
     return training_messages.AdmmRequest(fit=fit, parts=parts, **facts)
 
 

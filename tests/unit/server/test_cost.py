@@ -53,16 +53,21 @@ MIXED = {"models": (("c", "mlp"),), "inner_rounds": 2}
 TOLERANCE = {"tolerance": 1e-12}
 STATISTICS = {"privacy": PrivacySettings(features="statistics")}
 GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
+ADMM = {"strategy": "admm"}
+CG = {"strategy": "cg", "tolerance": 1e-9}
 WAYS = {
-    "admm": ("whole", STORE_SQL, {}),
-    "admm-gram": ("sharded", STORE_SQL, {}),
+    "admm": ("whole", STORE_SQL, ADMM),
+    "admm-gram": ("sharded", STORE_SQL, ADMM),
     "admm-consensus": ("sharded", STORE_SQL, CONSENSUS),
-    "admm-softmax": ("sharded", SOFTMAX, {}),
+    "admm-softmax": ("sharded", SOFTMAX, ADMM),
     "admm-mlp": ("whole", STORE_SQL, MLP | {"local_epochs": 1}),
     "admm-mixed": ("sharded", STORE_SQL, MIXED | {"local_epochs": 1}),
-    "admm-left": ("sharded", LEFT, {}),
+    "admm-left": ("sharded", LEFT, ADMM),
     "admm-statistics": ("sharded", STORE_SQL, STATISTICS),
-    "admm-tolerance": ("whole", STORE_SQL, TOLERANCE),
+    "admm-tolerance": ("whole", STORE_SQL, ADMM | TOLERANCE),
+    "cg": ("whole", STORE_SQL, CG),
+    "cg-gram": ("sharded", SOFTMAX, CG),
+    "cg-left": ("sharded", LEFT, CG),
     "sgd": ("whole", STORE_SQL, SGD),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
     "sgd-stale": ("sharded", STORE_CLASSIFICATION_SQL, SGD | LARGE | {"staleness": 1}),
@@ -77,7 +82,7 @@ WAYS = {
     "vfl-sgd": ("whole", STORE_SQL, VFL_SGD | MLP | {"batch_size": 30}),
     "vfl-sgd-left": ("sharded", LEFT, VFL_SGD | {"batch_size": 30}),
     "gd": ("whole", STORE_SQL, {"strategy": "gd"}),
-    "coreset": ("sharded", STORE_SQL, CORESET),
+    "coreset": ("sharded", STORE_SQL, ADMM | CORESET),
     "coreset-sgd": ("sharded", STORE_SQL, SGD | CORESET),
 }
 

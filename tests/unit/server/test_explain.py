@@ -103,7 +103,7 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert content["saving"] == {"joined-rows": 5, "rows-held": 13, **values}
     assert sum(content["joined-rows"].values()) == 5
     cost = content["cost"]
-    assert (cost["strategy"], cost["epochs"]) == ("admm", 12)
+    assert (cost["strategy"], cost["epochs"]) == ("cg", 100)
     assert cost["epoch"]["rounds"] == 2
 
 
@@ -283,8 +283,8 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
         assert words in text
         assert words in page
     assert "to be learned from 3 tables" in page
-    assert "Training by admm, epochs: 12" in page
-    assert "the whole run 30 " in page
+    assert "Training by cg, epochs: 100" in page
+    assert "the whole run 206 " in page
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
     totals = dict(columns(content["privacy"]["totals"], "table", "epsilon"))
@@ -306,7 +306,7 @@ def test_a_query_over_one_table_reads_well_too():
     text = printed(explanation)
     assert re.search(r"\[red\] +orders", text)
     assert "Join keys" not in text
-    assert explanation["cost"]["strategy"] == "admm"
+    assert explanation["cost"]["strategy"] == "cg"
 
 
 def test_explain_names_the_database_and_its_filters(tmp_path):

@@ -21,6 +21,7 @@ DERIVED = {
     "epochs": ("num_epochs",),
     "model_of": ("model", "models"),
     "coreset_rows": ("coreset_size",),
+    "method_name": ("strategy",),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {"coreset-ridge": {"clusters"}}
@@ -30,6 +31,7 @@ NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress", "wait_se
 CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
+    "cg": CORESETS,
     "sgd": {"staleness", *CORESETS},
     "vfl-admm": CORESETS,
     "vfl-sgd": {"staleness", *CORESETS},

@@ -1,0 +1,133 @@
+"""Conjugate gradients over joins and unions, against those on the materialised join."""
+
+import functools
+
+import numpy as np
+import pytest
+from scipy.optimize import brentq
+
+from client_apps.handlers import prepare
+from tests.support.examples.store_runs import (
+    FRAMES,
+    after,
+    assert_optimal,
+    each_layout,
+    each_loss,
+    reference_of,
+)
+from tests.support.examples.store_runs import trained as on_store
+from tests.support.federated import one_per_site, run_query, whole
+from tp_flower.losses import make_loss
+from tp_flower.privacy.sealed_sums import read_words
+from tp_flower.settings import PrivacySettings
+
+CLEAR = PrivacySettings(scores="clear", unions="clear")
+trained = functools.partial(on_store, strategy="cg", num_epochs=6, tolerance=1e-9)
+
+
+def slow_iterates(problem, epochs):
+    """Preconditioned conjugate gradients with dense matrices; theta per epoch."""
+    classes = {"squared": 0, "logistic": 2, "softmax": 3}[problem.loss]
+    kappa = float(make_loss(problem.loss, classes).curvature(problem.base))
+    count, outputs = len(problem.labels), problem.outputs
+    weights = np.ones(count) if problem.weights is None else problem.weights
+    inverses = {
+        table: np.linalg.inv(
+            kappa * rows.T @ (weights[:, None] * rows) / count
+            + problem.l2 * np.diag(problem.penalised[table].astype(float))
+        )
+        for table, rows in problem.inputs.items()
+    }
+
+    def descent(gradient):
+        blocks = problem.split(gradient).items()
+        return -np.concatenate([(inverses[t] @ own).ravel() for t, own in blocks])
+
+    theta = np.zeros(sum(r.shape[1] for r in problem.inputs.values()) * outputs)
+    found, direction, before, last = [theta], np.zeros_like(theta), theta, theta
+    for epoch in range(epochs):
+        gradient = problem.gradient(theta)
+        step = descent(gradient)
+        if epoch:
+            conjugacy = max(0.0, (gradient - before) @ step / (before @ last))
+            direction = step + conjugacy * direction
+        else:
+            direction = step
+        before, last = gradient, step
+        theta = theta + length_of(problem, theta, direction) * direction
+        found.append(theta)
+    return found
+
+
+def length_of(problem, theta, direction):
+    """Where the objective is least along a direction."""
+
+    def slope(length):
+        return problem.gradient(theta + length * direction) @ direction
+
+    return brentq(slope, 0.0, 8.0, rtol=1e-12)
+
+
+@each_loss
+@each_layout
+@pytest.mark.parametrize(
+    ("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 1e-6)]
+)
+def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, most):
+    finished = trained(loss, layout, privacy=privacy)
+    expected = slow_iterates(reference_of(finished), 5)
+    for epoch in range(6):
+        # a site takes an epoch's step with the next message
+        assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
+
+
+@pytest.mark.parametrize("loss", ["squared", "softmax"])
+def test_weighted_rows_count_so_often(loss):
+    finished = trained(loss, weight="i.price", privacy=CLEAR)
+    expected = slow_iterates(reference_of(finished, weight="i.price"), 5)
+    for epoch in range(6):
+        assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= 1e-6
+
+
+@each_loss
+@each_layout
+def test_it_ends_at_the_optimum_of_the_joined_rows(loss, layout):
+    assert_optimal(trained(loss, layout, num_epochs=60), 1e-8, gradient=1e-6)
+
+
+def test_one_table_in_one_shard_is_solved_in_one_step():
+    sql = "SELECT qty AS label, day, online FROM orders"
+    how = {"l2": 0.3, "num_epochs": 2, "privacy": CLEAR}
+    finished = run_query(sql, [{"orders": FRAMES["orders"]}], "cg", **how)
+    assert finished.losses[1] == pytest.approx(finished.losses[0], rel=1e-9)
+    assert finished.strategy.history[-2].residuals["gradient"] < 1e-5
+
+
+def test_a_table_of_few_rows_is_factorised_by_them(monkeypatch):
+    sql = "SELECT o.qty AS label, o.day, i.item, i.price FROM orders o JOIN items i ON "
+    how = {"l2": 0.1, "num_epochs": 5, "encoders": "i.item=hash(32)"}
+    sites = one_per_site(whole({name: FRAMES[name] for name in ("orders", "items")}))
+
+    def train():
+        return run_query(f"{sql} o.item = i.item", sites, "cg", privacy=CLEAR, **how)
+
+    by_rows = train()
+    assert by_rows.strategy.chosen["solver"] == {"o": "columns", "i": "rows"}
+    monkeypatch.setattr(prepare, "factorisation", lambda *_, **__: "columns")
+    np.testing.assert_allclose(by_rows.flat, train().flat, atol=1e-6)
+
+
+def test_products_are_read_of_all_tables_together_alone():
+    sent = [s for s in trained("squared").seen if s.action == "train.descent"]
+    replies = [s for s in sent if s.is_reply]
+    by_round: dict[int, list[np.ndarray]] = {}
+    for reply in replies:
+        words = [a for (_, name), a in reply.arrays.items() if name == "products"]
+        by_round.setdefault(reply.round, []).extend(words)
+    assert len(by_round) == 6
+    for words in by_round.values():
+        assert len(words) == 3
+        # in units of their size
+        alone = read_words(np.stack(words).view(np.int64))
+        together = read_words(np.sum(words, axis=0).view(np.int64))
+        assert np.abs(alone).min() > 1000.0 > np.abs(together).max()
