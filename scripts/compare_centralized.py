@@ -32,9 +32,9 @@ from tp_flower.reports.console import (
 from tp_flower.reports.records import COMPLETED, REPORT_FILE
 from tp_flower.settings import Settings
 
-# how much worse or better than the optimum the run may be: ADMM's epochs end close to
+# how much worse or better than the optimum the run may be: CG and ADMM end close to
 # the optimum, SGD's step size keeps it at a distance
-MARGINS = {"admm": 0.002, "sgd": 0.01}
+MARGINS = {"cg": 0.002, "admm": 0.002, "sgd": 0.01}
 
 METRICS = {
     "auc": "test AUC",

@@ -113,7 +113,7 @@ def train(
     ``sites`` and ``state`` are those of `InProcessGrid`.
     """
     with closing(InProcessGrid(app, sites, state=state)) as grid:
-        strategy: RelationalStrategy[Any] = STRATEGIES[settings.strategy](
+        strategy: RelationalStrategy[Any] = STRATEGIES[settings.method_name](
             Query.from_sql(sql),
             settings,
             on_round=lambda report: on_round(report, grid) if on_round else None,
@@ -167,12 +167,17 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> pd.DataFrame:
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
         if report.train:
-            objective = report.train["loss"] + 0.5 * settings.l2 * _squared_norm(grid)
-            epochs.append({**report.test, "objective": objective})
+            penalty = 0.5 * settings.l2 * _squared_norm(grid)
+            loss = report.train["loss"]
+            epochs.append({**report.test, "loss_": loss, "penalty": penalty})
 
     _, rounds = train_timed(sql, settings, sites, on_round)
     seconds = rounds.groupby("epoch")["seconds"].sum().cumsum()
-    return pd.DataFrame(epochs, index=seconds.index[1:]).assign(seconds=seconds)
+    trace = pd.DataFrame(epochs, index=seconds.index[1:]).assign(seconds=seconds)
+    # sites take a step of conjugate gradients with the next message
+    late = int(settings.method_name == "cg")
+    penalty = trace.pop("penalty").shift(-late)
+    return trace.assign(objective=trace.pop("loss_") + penalty)
 
 
 def _squared_norm(grid: InProcessGrid) -> float:

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from scripts.bench.harness import RESULTS_FILE, Results, write_results
 from scripts.bench.processes import ROOT
 from scripts.bench.suites.methods import (
-    ADMM_CLAIM,
+    CG_CLAIM,
     HIGHER_IS_BETTER,
     SGD_CLAIM,
     UCQ,
@@ -200,7 +200,7 @@ def methods_table(
         for method, title in titles.items()
     ]
     for of in ("", UCQ):
-        for claim in (ADMM_CLAIM, SGD_CLAIM):
+        for claim in (CG_CLAIM, SGD_CLAIM):
             names = [f"{data['title']}{of}: {claim}" for data in datasets.values()]
             cells = [_ratio(by_name.get(name)) for name in names]
             rows.append([f"UCQ: {claim}" if of else claim, *cells])

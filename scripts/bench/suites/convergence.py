@@ -22,7 +22,7 @@ ORGANISATIONS = 5
 TASKS = {"regression": FLIGHTS_REGRESSION_SQL, "classification": FLIGHTS_SQL}
 
 OPTIMUM_GAP = 0.001
-EPOCHS_TO_OPTIMUM = {"regression": 8, "classification": 12}
+EPOCHS_TO_OPTIMUM = {"CG": 4, "ADMM": 12}
 CONSENSUS_GAP = 0.005
 CONSENSUS_EPOCHS = 12
 MLP_RATIO = 1.01
@@ -57,7 +57,8 @@ def _measure_linear(
     problem, task = Problem.of(joined, settings), settings.task
     optimum = problem.objective(problem.optimum())
     runs = {
-        "ADMM": settings,
+        "CG": settings,
+        "ADMM": replace(settings, strategy="admm"),
         "ADMM, consensus": replace(settings, lou="consensus"),
         "SGD": replace(settings, strategy="sgd"),
     }
@@ -66,10 +67,11 @@ def _measure_linear(
         name: (x["objective"] / optimum - 1.0).tolist() for name, x in traces.items()
     }
     outcome.facts[f"{task}: objective of the optimum"] = optimum
-    outcome.facts |= {f"{task}, {name}: last gap": x[-1] for name, x in gaps.items()}
-    epochs = first_within(gaps["ADMM"], OPTIMUM_GAP)
-    title = f"{task}, ADMM: epochs to {OPTIMUM_GAP:.1%} of the optimum"
-    outcome.check(title, epochs, EPOCHS_TO_OPTIMUM[task])
+    outcome.facts |= {f"{task}, {name}: last gap": x[-2] for name, x in gaps.items()}
+    for name, most in EPOCHS_TO_OPTIMUM.items():
+        epochs = first_within(gaps[name], OPTIMUM_GAP)
+        title = f"{task}, {name}: epochs to {OPTIMUM_GAP:.1%} of the optimum"
+        outcome.check(title, epochs, most)
     gap = gaps["ADMM, consensus"][CONSENSUS_EPOCHS - 1]
     title = f"{task}, ADMM with consensus: gap at epoch {CONSENSUS_EPOCHS}"
     outcome.check(title, gap, CONSENSUS_GAP, "%")
@@ -143,7 +145,8 @@ def fit_additive_mlp(
 def measure_movielens(options: Options) -> Outcome:
     """Run linear ADMM with default settings; compare speed and test RMSE."""
     dataset = movielens(options.movielens)
-    settings = Settings.from_run_config(dataset.settings)
+    config = {**dataset.settings, "strategy": "admm"}
+    settings = Settings.from_run_config(config)
     trace = run_traced(dataset.sql, settings, dataset.join_only())
     problem = Problem.of(dataset.joined(settings), replace(settings, l2=0.0))
     optimum = problem.test_metrics(problem.optimum())["rmse"]

@@ -67,7 +67,7 @@ EPOCHS = {"speed": 10, "centralized": 12}
 HELD_OUT = "held out by the run"
 
 SERVER_EPOCHS = 12
-FIRST_STEADY = 7  # Anderson's history is full
+FIRST_STEADY = 3
 COPIES = 15
 TIMED: tuple[tuple[type, str, str], ...] = (
     (admm.AdmmServer, "steps", "steps"),
@@ -176,14 +176,14 @@ def measure_server() -> dict[str, Any]:
         for owner, method, name in TIMED:
             call = timed(name, getattr(owner, method))
             stack.enter_context(patch.object(owner, method, call))
-        settings = Settings(num_epochs=SERVER_EPOCHS)
+        settings = Settings(strategy="admm", num_epochs=SERVER_EPOCHS)
         strategy = train(FLIGHTS_SQL, settings, flights_frames())
     frame = pd.DataFrame(calls, columns=["name", "seconds"])
     frame["epoch"] = (frame["name"] == "steps").cumsum()
     epochs = frame.pivot_table("seconds", "epoch", "name", "sum").loc[FIRST_STEADY:]
     # metrics are computed where the scores are taken
     least = (epochs["steps"] + epochs["take"] - epochs["metrics"]).min()
-    arrays = touched_arrays(problem_of(strategy), Settings().anderson_memory)
+    arrays = touched_arrays(problem_of(strategy))
     copies = [np.empty_like(array) for array in arrays]
 
     def copy_all() -> None:
@@ -194,11 +194,11 @@ def measure_server() -> dict[str, Any]:
     return {"epoch-ms": 1000.0 * float(least), "copy-ms": 1000.0 * copy}
 
 
-def touched_arrays(problem: TrainingProblem, memory: int) -> list[npt.NDArray[Any]]:
+def touched_arrays(problem: TrainingProblem) -> list[npt.NDArray[Any]]:
     """Return arrays like those that one epoch cannot do without.
 
     ``row_of`` of all tables, local scores in, targets out; z, duals, scores and labels
-    of the joined rows; and where there is Anderson mixing, its two matrices.
+    of the joined rows.
     """
     outputs, total = problem.loss.outputs, problem.train.joined_rows
     arrays: list[npt.NDArray[Any]] = [problem.train_labels]
@@ -206,11 +206,7 @@ def touched_arrays(problem: TrainingProblem, memory: int) -> list[npt.NDArray[An
         # float32 as they travel
         scores = np.ones((problem.tables[name].total_rows, outputs), np.float32)
         arrays += [rows.row_of, scores, scores.copy()]
-    arrays += [np.ones((total, outputs)) for _ in range(3)]
-    # what Anderson mixing remembers: how point and step changed
-    length = total + sum(table.total_rows for table in problem.tables.values())
-    change = np.ones((memory, length * outputs), np.float32)
-    return arrays + [change] * 2 * bool(memory)
+    return arrays + [np.ones((total, outputs)) for _ in range(3)]
 
 
 def ten_epochs_or_join(way: str) -> Measured:
@@ -222,7 +218,7 @@ def ten_epochs_or_join(way: str) -> Measured:
 
 
 def _ten_epochs(frames: Frames) -> Measured:
-    settings = Settings(num_epochs=EPOCHS["speed"])
+    settings = Settings(strategy="admm", num_epochs=EPOCHS["speed"])
     strategy, rounds = train_timed(FLIGHTS_SQL, settings, frames)
     return {
         "set-up-seconds": float(rounds["seconds"][rounds["epoch"] == 0].sum()),

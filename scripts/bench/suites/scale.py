@@ -46,7 +46,7 @@ from tp_flower.sources.policy import OPEN
 
 EPOCHS = 8
 STEADY_EPOCH = 4
-"""The first that counts: the page cache is warm, and Anderson mixing has a past."""
+"""The first that counts: the page cache is warm."""
 MOST_PASSES = 3.0
 MOST_GIGABYTES = 6.0
 SAMPLE_SECONDS = 0.02
@@ -131,7 +131,7 @@ def run_paper_scale(tables: str) -> Results:
         if report.epoch == EPOCHS:
             floor.extend(_floor(grid))
 
-    settings = Settings(task="classification", num_epochs=EPOCHS)
+    settings = Settings(strategy="admm", task="classification", num_epochs=EPOCHS)
     figures, epochs = train_watched(SQL, settings, Path(tables), on_round)
     return figures | {
         "set-up-seconds": float(epochs["seconds"][0]),
@@ -187,7 +187,7 @@ def run_store(orders: int) -> Results:
     """Train on a store with so many orders, from files; 2.5 joined rows each."""
     with tempfile.TemporaryDirectory() as text:
         tables = _write_store(Path(text), orders)
-        settings = Settings(num_epochs=STORE_EPOCHS)
+        settings = Settings(strategy="admm", num_epochs=STORE_EPOCHS)
         figures, epochs = train_watched(STORE_SQL, settings, tables)
     return figures | {
         "epoch-cpu-seconds": float(epochs["cpu"].loc[2:].min()),
@@ -215,7 +215,7 @@ def shard_set_up(shards: int) -> float:
         orders.iloc[start : start + ROWS_PER_SHARD].reset_index(drop=True)
         for start in range(0, len(orders), ROWS_PER_SHARD)
     ]
-    report = train(STORE_SQL, Settings(num_epochs=1), [tables]).report
+    report = train(STORE_SQL, Settings(strategy="admm", num_epochs=1), [tables]).report
     set_up = (x for x in report.history if not x.epoch and x.phase != "finish")
     return sum(item.client_seconds for item in set_up)
 
