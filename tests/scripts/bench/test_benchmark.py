@@ -151,10 +151,11 @@ def test_a_measurement_in_a_process_of_its_own() -> None:
 
 def test_memory_and_time_of_a_block() -> None:
     with processes.spent() as figures:
-        held = bytearray(64 << 20)
+        held = bytearray(256 << 20)
         figures["seconds"] = 7.0
-    assert len(held) == 64 << 20
-    assert figures["peak-mib"] >= 60.0
+    assert len(held) == 256 << 20
+    # less what this process has given back meanwhile
+    assert figures["peak-mib"] >= 200.0
     assert figures["seconds"] == 7.0
     assert figures["cpu-seconds"] > 0.0
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 import torch
-from scipy.optimize import minimize
+from scipy.optimize import brentq, minimize
 from torch import nn
 
 from tests.support.reference import joins, losses
@@ -304,3 +304,40 @@ def _mlp_objective(problem, modules, network, batch) -> torch.Tensor:
         assert problem.loss == "softmax", f"write {problem.loss!r} in torch"
         loss = nn.functional.cross_entropy(total, labels.long())
     return loss + penalty
+
+
+def conjugate_gradients(
+    problem: Centralised, epochs: int, curvature: float
+) -> list[np.ndarray]:
+    """Parameters before and after each epoch; blocks of the Hessian are inverted."""
+    count, weights = len(problem.labels), problem.weights
+    weights = np.ones(count) if weights is None else weights
+    inverses = {
+        table: np.linalg.inv(
+            curvature * rows.T @ (weights[:, None] * rows) / count
+            + problem.l2 * np.diag(problem.penalised[table].astype(float))
+        )
+        for table, rows in problem.inputs.items()
+    }
+    size = sum(rows.shape[1] for rows in problem.inputs.values())
+    theta = direction = before = last = np.zeros(size * problem.outputs)
+    reached = [theta]
+    for epoch in range(epochs):
+        gradient = problem.gradient(theta)
+        blocks = problem.split(gradient).items()
+        step = -np.concatenate([(inverses[t] @ own).ravel() for t, own in blocks])
+        share = (gradient - before) @ step / (before @ last) if epoch else 0.0
+        direction = step + max(0.0, share) * direction
+        before, last = gradient, step
+        theta = theta + length_of(problem, theta, direction) * direction
+        reached.append(theta)
+    return reached
+
+
+def length_of(problem: Centralised, theta: np.ndarray, direction: np.ndarray) -> float:
+    """Where the objective is least along a direction."""
+
+    def slope(length: float) -> float:
+        return problem.gradient(theta + length * direction) @ direction
+
+    return brentq(slope, 0.0, 64.0, xtol=1e-15, rtol=1e-14)

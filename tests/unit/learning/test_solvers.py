@@ -67,10 +67,8 @@ def test_wide_tables_have_a_block_and_a_diagonal(monkeypatch, intercept):
     alone = np.isin(np.arange(30), order[8:])
     kept = inner * ~(alone[:, None] | alone) + np.diag(np.diag(inner) * alone)
     moments = moments_of(centred, counts, intercept=False)
-    given = moments
-    if intercept:
-        # sums of rows about the mean, and no sum of their own
-        given = np.vstack([moments, np.zeros(2)])
+    # of rows about their mean, which have no sum of their own
+    given = np.vstack([moments, np.zeros((int(intercept), 2))])
     expected = dense(kept, moments, intercept=False)
     solved = solver.solve(given, KAPPA, L2)[:30]
     np.testing.assert_allclose(solved, expected, rtol=1e-6, atol=1e-9)
