@@ -16,6 +16,7 @@ from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
 from scripts.bench.suites.methods import measure_methods
 from scripts.bench.suites.micro import measure_micro
+from scripts.bench.suites.optimum import measure_optimum
 from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
@@ -28,6 +29,7 @@ from scripts.bench.suites.scale import (
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
     "convergence": measure_convergence,
+    "optimum": measure_optimum,
     "bytes": measure_bytes,
     "speed": measure_speed,
     "centralized": measure_centralized,
