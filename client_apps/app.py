@@ -39,7 +39,6 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.EXTRACT: "handlers.setup:extract_rows",
     Action.STATISTICS: "handlers.encoding:statistics",
     Action.FIT: "handlers.encoding:fit_shards",
-    Action.CHECK: "handlers.setup:check",
     Action.MEASURE: "handlers.coreset:measure",
     Action.DRAW: "handlers.coreset:draw",
     Action.WEIGH: "handlers.coreset:weigh",

@@ -34,7 +34,6 @@ class Stream(IntEnum):
     ORDER = 3
     LOCAL_FIT = 4
     CURVATURE = 5
-    CHECK = 6
     CORESET = 9
     SOLVE = 10
     SUMMARIES = 11

@@ -30,12 +30,8 @@ from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
-from tp_flower.protocol.codec import check_positions, parse
+from tp_flower.protocol.codec import parse
 from tp_flower.protocol.setup_messages import (
-    CheckedPart,
-    CheckPart,
-    CheckReply,
-    CheckRequest,
     DescribeReply,
     DescribeRequest,
     ExtractedPart,
@@ -186,41 +182,3 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     if groups is None:
         raise SiteError(f"table {fragment.table}: the sub-query has no groups")
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes
-
-
-def check(site: Site, request: CheckRequest) -> CheckReply:
-    """Reply with the count and the digest of the keys behind the requested rows.
-
-    A digest is sum_r weight_r * hash(key of row r) mod 2**64, for each 64 bits of the
-    hash; both sides of a join must agree. These are not the bits that left the site
-    with the join keys.
-    """
-    parts = {n: _checked(site, n, body) for n, body in site.each(request.parts)}
-    return CheckReply(parts)
-
-
-def _checked(site: Site, number: int, body: CheckPart) -> CheckedPart:
-    extracted = site.extracted(number)
-    # several joins may use the same key
-    groups = key_groups(body.key_groups, len(extracted.keys))
-    keys = [
-        key.hashed_whole(site.join_hasher(group))
-        for key, group in zip(extracted.keys, groups, strict=True)
-    ]
-    counts, digests = {}, {}
-    for join, key in body.joins.items():
-        rows, weights = body.rows.get(join), body.weights.get(join)
-        if rows is None or weights is None or key >= len(keys):
-            raise MessageError(
-                f"join {join} must have rows, weights and one of {len(keys)} keys"
-            )
-        check_positions(rows, f"rows/{join}", extracted.rows)
-        codes, hashes = keys[key]
-        codes_of_rows = codes[rows]
-        has_key = codes_of_rows >= 0
-        factors = weights[has_key].astype(np.uint64)[:, None]
-        weighted = hashes[codes_of_rows[has_key], 2:] * factors
-        counts[join] = int(np.count_nonzero(has_key))
-        # unsigned integers wrap around, so the sum is mod 2**64
-        digests[join] = weighted.sum(axis=0, dtype=np.uint64)
-    return CheckedPart(counts=counts, digest=digests)

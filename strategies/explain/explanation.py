@@ -1,8 +1,7 @@
 """Explain: take the set-up of a run, and say what training would do, without training.
 
 The rounds are those of set-up up to the encoders, so that the explanation describes
-what would really happen; then the sites confirm the mapping
-(:mod:`strategies.setup.cross_check`) and forget the run.
+what would really happen; then the sites forget the run.
 
 Schema of the `report.json` that `mode = "explain"` writes (`schema` 1; counts are whole
 numbers, predicted bytes are rounded)::
@@ -12,7 +11,7 @@ numbers, predicted bytes are rounded)::
     tables   [{table, names: [..], sites: [..], rows: [per shard], work: [text],
                features, dropped: [..], unused-rows,
                multiplicity: {min, median, mean, max}}]
-    joins    [{on, left, right, is-outer, checked-keys,
+    joins    [{on, left, right, is-outer,
                left-rows, left-null, left-unmatched, right-rows, ..}]
     join-steps  as in a report of training
     joined-rows {train, test}, loss
@@ -26,15 +25,13 @@ numbers, predicted bytes are rounded)::
 
 Multiplicity covers all rows after the filters, even those in no joined row, and
 training and held-out rows together; ``unused-rows`` are in no joined row. Each join is
-considered on its own: the sites of both sides agreed on the digests of the checked
-keys, and ``unmatched`` rows have a key that the other table lacks, or no key, which
-``null`` counts separately.
+considered on its own: ``unmatched`` rows have a key that the other table lacks, or no
+key, which ``null`` counts separately.
 """
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +41,6 @@ from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
-from strategies.setup.cross_check import check_alignment
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
@@ -74,12 +70,8 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
-from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RoundReport, RunRecord, plain, sum_by_table
 from tp_flower.settings.run import EXPLAIN
-
-EXPLAIN_PHASES: Final = ("check", "finish")
-"""Rounds that explaining takes in addition to those of set-up."""
 
 
 def expected_batch_rows(
@@ -168,7 +160,7 @@ class CostEstimate:
         The rounds before ``prepare`` have taken place, and training would take the
         same; ``prepare`` and the final round are predicted.
         """
-        rounds = [item for item in self.history if item.phase not in EXPLAIN_PHASES]
+        rounds = [item for item in self.history if item.phase != "finish"]
         traffic = Traffic(
             len(rounds),
             sum_by_table(item.bytes_up for item in rounds),
@@ -301,12 +293,9 @@ class Explain(RoundStrategy):
         )
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Take the rounds of set-up, check the mapping, make the sites forget."""
+        """Take the rounds of set-up, and make the sites forget."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined)
-        rng = generator(self.settings.seed, Stream.CHECK)
-        # by join, the keys on whose digests its two sides agreed
-        self._checked = yield from check_alignment(joined, rng)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 
@@ -326,10 +315,7 @@ class Explain(RoundStrategy):
         content = {
             **record.content(EXPLAIN),
             "tables": [_table(joined, *of_table) for of_table in columns.items()],
-            "joins": [
-                _join(joined, join, self._checked[join.text])
-                for join in joined.bound.joins
-            ],
+            "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
             "loss": joined.loss.name,
             "row-weight": joined.weighting.facts(train),
@@ -378,7 +364,7 @@ def _table(joined: JoinedRows, name: str, columns: EncodedColumns) -> Document:
     }
 
 
-def _join(joined: JoinedRows, join: Join, checked: int) -> Document:
+def _join(joined: JoinedRows, join: Join) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
     left, right = join_codes(
@@ -387,7 +373,6 @@ def _join(joined: JoinedRows, join: Join, checked: int) -> Document:
     facts: Document = {
         "on": join.text,
         "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),
-        "checked-keys": checked,
     }
     for side, table, codes, others in (
         ("left", join.left, left, right),

@@ -100,7 +100,6 @@ def tables(report: Record) -> Blocks:
         text_column("join", "on"),
         Column("left", lambda join: _key_side(join, "left"), is_text=True),
         Column("right", lambda join: _key_side(join, "right"), is_text=True),
-        count_column("keys confirmed", "checked-keys"),
     ]
     title = "Join keys (rows whose key the other table lacks; of them NULL)"
     yield tabulate(title, report.records("joins"), columns)

@@ -363,15 +363,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         )
 
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
-        """Return the messages of a run after ``extract``, up to the one that ends it.
-
-        The joins are checked (``check``) if the run is explained.
-        """
+        """Return a run's messages after ``extract``, up to the one that ends it."""
         drawing = (Action.MEASURE, Action.DRAW, Action.WEIGH)
         return (
             Action.STATISTICS,
             *((Action.FIT,) if is_sharded else ()),
-            Action.CHECK,
             *(drawing if self.is_measured else ()),
             *self.messages,
             *(self.messages_of_shards if is_sharded else ()),

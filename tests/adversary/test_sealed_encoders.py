@@ -295,7 +295,7 @@ def test_a_request_that_no_shard_answers(tmp_path, action, node, change, match):
 
 def test_a_table_in_one_shard_leads_nothing(tmp_path):
     def lead(action, node, packet):
-        if action == "query.check" or (action == "train.prepare" and node == SHOP):
+        if action == "train.prepare" and node == SHOP:
             body = {"id": ORDERS, "shards": {}}
             parts = {**packet.header, "parts": [body]}
             head = {n: parts[n] for n in ("run", "round", "after", "parts")}

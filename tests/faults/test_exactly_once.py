@@ -222,7 +222,7 @@ def test_a_message_that_comes_twice_is_answered_once(tmp_path, check_as_plain, k
 def test_what_a_run_of_mode_explain_asks_is_answered_once(tmp_path):
     grid = Twice(tmp_path)
     train(grid, Explain)
-    assert Action.CHECK in grid.actions
+    assert Action.STATISTICS in grid.actions
 
 
 def at_first(action, do, node=US):

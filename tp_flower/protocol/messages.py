@@ -38,7 +38,6 @@ class Action(StrEnum):
     EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply
     STATISTICS = "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
     FIT = "query.fit", setup.FitRequest, setup.FitReply
-    CHECK = "query.check", setup.CheckRequest, setup.CheckReply
     MEASURE = "train.measure", coreset.MeasureRequest, coreset.MeasureReply
     DRAW = "train.draw", coreset.DrawRequest, coreset.DrawReply
     WEIGH = "train.weigh", coreset.WeighRequest, coreset.WeighReply

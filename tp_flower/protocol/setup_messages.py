@@ -308,58 +308,6 @@ class ExtractReply(Reply, frozen=True):
     schedule = ("engine", "pushed")
 
 
-class CheckPart(PartBody, frozen=True, kw_only=True):
-    """Rows whose keys both sides of a join must share.
-
-    Attributes:
-        joins: by join, the position of the shard's key.
-        rows: by join, one row of every matched key; ``weights`` one random weight each.
-    """
-
-    joins: dict[Number, f.Count]
-    key_groups: list[KeyGroup]
-    rows: dict[str, Annotated[AnyArray, f.positions("checked-{}")]] = {}
-    weights: dict[str, Annotated[AnyArray, f.ArraySpec("uint32", ("checked-{}",))]] = {}
-
-
-class CheckRequest(Request, frozen=True):
-    """Confirm that both sides of every join hold the same keys."""
-
-    parts: dict[int, CheckPart]
-
-    discloses = (
-        Discloses(
-            "in explain only: one row of the site per matched key, and a random weight",
-            fields=("rows", "weights"),
-        ),
-    )
-    schedule = ("joins", "key_groups")
-
-
-class CheckedPart(PartBody, frozen=True, kw_only=True):
-    """Digests of a shard's keys, by join.
-
-    ``digest`` is the weighted sum mod 2**64 of the hashes of ``counts`` rows.
-    """
-
-    counts: dict[Number, f.Count]
-    digest: dict[str, Annotated[AnyArray, f.hash_pairs()]] = {}
-
-
-class CheckReply(Reply, frozen=True):
-    """Digests of the shards' keys."""
-
-    parts: dict[int, CheckedPart]
-
-    discloses = (
-        Discloses(
-            "in explain only: per join, one weighted sum of keyed hashes",
-            fields=("digest", "counts"),
-            covered_by="hashes",
-        ),
-    )
-
-
 class TableShards(Body, frozen=True):
     """The numbers of a table's shards, and the group that has the table's key."""
 

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import Explain, TablePuppetADMM, TablePuppetCG, TablePuppetSGD
+from strategies import TablePuppetADMM, TablePuppetCG, TablePuppetSGD
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -18,7 +18,6 @@ from tests.support.peers.hostile import (
     UK,
     UK_PART,
     US,
-    US_PART,
     array,
     arrays,
     header,
@@ -77,7 +76,6 @@ SGD = (Action.SGD, Action.STEP)
 DRAWING = (Action.MEASURE, Action.DRAW, Action.WEIGH)
 PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 RUNS = {
-    Action.CHECK: (Explain, {"mode": "explain"}),
     **dict.fromkeys(CG, (TablePuppetCG, {})),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
@@ -105,8 +103,6 @@ ATTACKS = {
     Action.STATISTICS: (SHOP, ROW_1, "min-rows.* the statistics of table 'o'"),
     # the encoder of some shards alone, to see what another one adds
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
-    # the digest of rows that are not there
-    Action.CHECK: (US, array(US_PART, "rows/0", lambda rows: rows + 99), "rows/0"),
     # a table in no join has no mask of its scores
     Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),

@@ -24,7 +24,11 @@ from tp_flower.protocol.fields import Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.protocol.setup_messages import CheckPart, CheckRequest, ExtractedPart
+from tp_flower.protocol.setup_messages import (
+    ExtractedPart,
+    ShardStatistics,
+    StatisticsOfPart,
+)
 
 ENVELOPES = (RequestEnvelope, ReplyEnvelope)
 each_message = pytest.mark.parametrize(
@@ -177,9 +181,9 @@ def draw(**facts):
     return DrawRequest({4: DrawPart(**{"count": 1, "scale": 1.0, **facts})})
 
 
-def check(rows, weights):
-    part = CheckPart(joins={"0": 0}, key_groups=[], rows=rows, weights=weights)
-    return CheckRequest({4: part})
+def quantiles(values, weights):
+    arrays = {"quantile_values": values, "quantile_weights": weights}
+    return ShardStatistics({4: StatisticsOfPart(statistics=[], **arrays)})
 
 
 @pytest.fixture
@@ -194,7 +198,7 @@ def unchecked(monkeypatch):
     return packet_of
 
 
-MASKS = np.zeros(3, np.uint32)
+COUNTS = np.ones(3, np.int64)
 WRONG = [
     (admm(more_rounds=-1), "'more-rounds' is -1; allowed: `int` >= 0"),
     (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
@@ -206,8 +210,8 @@ WRONG = [
     (admm(STEP + np.float32(1e31)), r"'step' has numbers .* -1e\+30 to 1e\+30"),
     (admm(STEP * np.float32(np.nan)), "'step' has numbers that are not finite"),
     (
-        check({"0": np.zeros(2, np.int32)}, {"0": MASKS}),
-        r"'weights/0' is uint32 of shape \(3,\); allowed: uint32 of shape 2 ",
+        quantiles({"0": np.zeros(2)}, {"0": COUNTS}),
+        r"'quantile-weights/0' is int64 of shape \(3,\); allowed: int64 of shape 2 ",
     ),
     (draw(gram=np.zeros((2, 3))), r"'gram' .* \(2, 3\); allowed: .* 2 \(columns\) x 2"),
 ]
@@ -228,14 +232,15 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
     assert sending.value.part == reading.value.part == (4 if is_of_part else None)
 
 
-@pytest.mark.parametrize("names", [("rows", "rows/0"), ("rows/0", "rows"), ("rows",)])
+@pytest.mark.parametrize("names", [("{}", "{}/0"), ("{}/0", "{}"), ("{}",)])
 def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
-        decode(FinishRequest, Packet({}, {(0, "x"): MASKS}))
-    good = encode(check({}, {}))
-    arrays = {(4, name): MASKS.astype(np.int32) for name in names}
-    with pytest.raises(MessageError, match="it has array 'rows', which is not decl"):
-        decode(CheckRequest, Packet(good.header, arrays))
+        decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
+    good, family = encode(quantiles({}, {})), "quantile-weights"
+    arrays = {(4, name.format(family)): COUNTS for name in names}
+    match = f"it has array '{family}', which is not decl"
+    with pytest.raises(MessageError, match=match):
+        decode(ShardStatistics, Packet(good.header, arrays))
 
 
 def test_sizes_that_the_reader_knows_are_compared():
@@ -254,9 +259,9 @@ def test_sizes_that_the_reader_knows_are_compared():
 
 
 def test_members_of_a_family_have_sizes_of_their_own():
-    rows = {"0": np.zeros(2, np.int32), "1": np.zeros(3, np.int32)}
-    message = check(rows, {"0": MASKS[:2], "1": MASKS})
-    received = decode(CheckRequest, encode(message)).parts[4].rows
+    values = {"0": np.zeros(2), "1": np.zeros(3)}
+    message = quantiles(values, {"0": COUNTS[:2], "1": COUNTS})
+    received = decode(ShardStatistics, encode(message)).parts[4].quantile_values
     assert {key: len(array) for key, array in received.items()} == {"0": 2, "1": 3}
 
 
