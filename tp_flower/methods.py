@@ -29,7 +29,6 @@ class Method:
             Gram matrix and moments.
         is_for_linear: whether it trains linear models alone, and plans no noise.
         sends_gradients: whether a site sends gradients of batches, not updates.
-        can_be_stale: whether a site's last answer can stand in for a missing one.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
             accountants assume: in a message about joined rows (VFL) the influence of a
             row grows with its multiplicity; rows of a coreset leave in the clear,
@@ -44,14 +43,13 @@ class Method:
     solves_tables: bool = False
     is_for_linear: bool = False
     sends_gradients: bool = False
-    can_be_stale: bool = False
     sends_a_row_once: bool = True
     is_full_batch: bool = False
     coreset_size: int = 0
     solvers: tuple[str, ...] = ()
 
 
-_ADMM: Final = Method(ADMM, 12, solves_tables=True, can_be_stale=True)
+_ADMM: Final = Method(ADMM, 12, solves_tables=True)
 _SGD: Final = Method(SGD, 10, sends_gradients=True)
 _CORESET: Final = Method(
     CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET
@@ -66,7 +64,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "gd": replace(_SGD, epochs=100, is_full_batch=True),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
     "coreset-kmeans": replace(_CORESET, solvers=("kmeans++", "distdim")),
-    "personalised": Method(PERSONAL, 60, can_be_stale=True),
+    "personalised": Method(PERSONAL, 60),
 }
 
 

@@ -32,7 +32,6 @@ from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.errors import ReplyError
 from tp_flower.learning.solvers import Iterate
-from tp_flower.personalised.graph import SimilarityGraph
 from tp_flower.personalised.update_codec import decode_update
 from tp_flower.personalised.z_step import penalty_of_round
 from tp_flower.protocol.fields import LARGEST
@@ -71,54 +70,27 @@ class Descent:
         return self.iterate.ahead
 
     def stepped(
-        self,
-        updates: FloatArray,
-        step: float,
-        present: BoolArray,
-        *,
-        is_accelerated: bool,
+        self, updates: FloatArray, step: float, *, is_accelerated: bool
     ) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
 
-        A site that is not among the ``present``, (N,), keeps its z, and its neighbours
-        still see it. An accelerated step has momentum.
+        An accelerated step has momentum.
         """
-        old_point = self.iterate.point
-        points = self.ahead - step * updates
-        points[~present] = old_point[~present]
-        point = self._prox(points, step, present)
-        absent_personal = np.ix_(~present, self.personal)
-        point[absent_personal] = old_point[absent_personal]
+        point = self._prox(self.ahead - step * updates, step)
         change = self.iterate.change_to(point)
-        next_iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
-        ahead = next_iterate.ahead.copy()
-        ahead[~present] = point[~present]
-        iterate = Iterate(next_iterate.point, as_sent(ahead), next_iterate.momentum)
+        iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
+        ahead = as_sent(iterate.ahead)
+        iterate = Iterate(iterate.point, ahead, iterate.momentum)
         return replace(self, iterate=iterate, change=change)
 
-    def _prox(self, points: FloatArray, step: float, present: BoolArray) -> FloatArray:
-        """Return the point that copies v (N, p) give, averaged over present sites."""
-        out = points.copy()
-        shared = ~self.personal
-        out[:, shared] = points[np.ix_(present, shared)].mean(axis=0)
+    def _prox(self, points: FloatArray, step: float) -> FloatArray:
+        """Return the point that copies v (N, p) give."""
+        out, shared = points.copy(), ~self.personal
+        out[:, shared] = points[:, shared].mean(axis=0)
         if self.edge_step is not None and self.personal.any():
             weight = len(points) * step
             out[:, self.personal] = self.edge_step(points[:, self.personal], weight)
         return out
-
-    def with_newcomers(self, graph: SimilarityGraph, has_answered: BoolArray) -> Self:
-        """Return the track with sites that have never answered near their neighbours.
-
-        A late site begins with the mean of the models of those neighbours that have
-        answered before; without such neighbours, with the mean of all that have.
-        """
-        point, ahead = self.iterate.point.copy(), self.iterate.ahead.copy()
-        models = self.iterate.point[:, self.personal]
-        for site in np.flatnonzero(~has_answered).tolist():
-            mean = graph.neighbours_mean(models, site, has_answered)
-            point[site, self.personal] = mean
-            ahead[site] = as_sent(point[site])
-        return replace(self, iterate=Iterate(point, ahead, self.iterate.momentum))
 
 
 def as_sent(points: FloatArray) -> FloatArray:
@@ -141,7 +113,7 @@ def update_code(settings: Settings, epoch: int) -> UpdateCode | None:
 def read_updates(
     problem: PersonalisedProblem, replies: Replies, *, has_common: bool
 ) -> tuple[FloatArray, FloatArray, int]:
-    """Return the sites' updates; zeros for sites that have not answered.
+    """Return the sites' updates.
 
     The result has the updates (N, p) of the sites' own models, those of the common
     model (zeros if it is not trained), and the bytes of the former.
@@ -150,8 +122,6 @@ def read_updates(
     personal, common = np.zeros((2, len(problem.parts), size))
     sent_bytes = 0
     for k, part in enumerate(problem.parts):
-        if part.node in replies.stale:
-            continue
         code = replies.body(part, TrackUpdates).code
         if code is not None:
             personal[k] = _decoded(part, code, size)

@@ -73,7 +73,7 @@ class SiteGraph:
 
     kind: str
     graph: SimilarityGraph
-    alone: Sequence[Metrics | None] | None
+    alone: Sequence[Metrics] | None
 
     def clusters(self, models: FloatArray) -> list[list[int]]:
         """Return the groups of connected sites whose models (N, d) are equal."""
@@ -142,34 +142,29 @@ def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
     return parse_edges(text, sites)
 
 
-def read_metrics(
-    replies: Replies, parts: Sequence[Part], field: str
-) -> list[Metrics | None]:
-    """Return every site's metrics from a field; None for a missing site."""
-    by_site: list[Metrics | None] = []
+def read_metrics(replies: Replies, parts: Sequence[Part], field: str) -> list[Metrics]:
+    """Return every site's metrics from a field."""
+    by_site: list[Metrics] = []
     for part in parts:
         metrics = getattr(replies.parts.get(part.number), field, None)
-        if part.node in replies.stale and part.number not in replies.parts:
-            by_site.append(None)
-        elif not isinstance(metrics, SiteMetrics):
+        if not isinstance(metrics, SiteMetrics):
             raise refuse(part, "no metrics")
-        elif not {*metrics.train, *metrics.test} <= _NAMES:
+        if not {*metrics.train, *metrics.test} <= _NAMES:
             raise refuse(part, "metrics of unknown names")
-        else:
-            by_site.append({"train": metrics.train, "test": metrics.test})
+        by_site.append({"train": metrics.train, "test": metrics.test})
     return by_site
 
 
-def mean_metrics(sites: Iterable[Metrics | None], kind: str) -> dict[str, float]:
+def mean_metrics(sites: Iterable[Metrics], kind: str) -> dict[str, float]:
     """Return the mean of every metric over the sites, without the penalty.
 
-    >>> sites = [{"train": {"loss": 1.0}}, None, {"train": {"loss": 2.0}}]
+    >>> sites = [{"train": {"loss": 1.0}}, {"train": {"loss": 2.0}}]
     >>> mean_metrics(sites, "train")
     {'loss': 1.5}
     """
     values: dict[str, list[float]] = {}
     for metrics in sites:
-        for name, value in (metrics or {}).get(kind, {}).items():
+        for name, value in metrics.get(kind, {}).items():
             values.setdefault(name, []).append(value)
     values.pop(PENALTY, None)
     return {name: float(np.mean(numbers)) for name, numbers in values.items()}

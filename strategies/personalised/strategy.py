@@ -46,7 +46,7 @@ from strategies.personalised.setup import (
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import (
     Pace,
@@ -80,8 +80,7 @@ class Training:
         self.descents = {PERSONAL: Descent.start(self.mask, start, self._penalty.step)}
         if settings.baselines:
             self.descents[GLOBAL] = Descent.start(np.zeros_like(self.mask), start)
-        self.metrics: dict[str, Sequence[Metrics | None]] = {}
-        self._has_answered: BoolArray = np.zeros(len(problem.parts), np.bool_)
+        self.metrics: dict[str, Sequence[Metrics]] = {}
         self._update_bytes = 0
 
     @property
@@ -134,18 +133,13 @@ class Training:
         )
         updates = {PERSONAL: personal, GLOBAL: common}
         self._update_bytes += update_bytes
-        present = np.array([part.node not in replies.stale for part in parts])
-        self._has_answered |= present
         # then an update is the gradient over all rows
         is_full = not self.settings.batch_size and self.settings.local_epochs <= 1
         length = pace.rate * pace.steps
-        for track, descent in self.descents.items():
-            stepped = descent.stepped(
-                updates[track], length, present, is_accelerated=is_full
-            )
-            self.descents[track] = stepped.with_newcomers(
-                self.graph.graph, self._has_answered
-            )
+        self.descents = {
+            track: descent.stepped(updates[track], length, is_accelerated=is_full)
+            for track, descent in self.descents.items()
+        }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
         return EpochResult(
             epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test")
@@ -172,9 +166,8 @@ class Training:
                 "rows": problem.rows[k],
                 "cluster": cluster_of[k],
                 **{
-                    track: _without_penalty(metrics)
+                    track: _without_penalty(all_sites[k])
                     for track, all_sites in self.metrics.items()
-                    if (metrics := all_sites[k]) is not None
                 },
             }
             for k, site in enumerate(problem.sites)
@@ -183,9 +176,8 @@ class Training:
         objectives = [
             metrics["train"].get("loss", 0.0) + metrics["train"].get(PENALTY, 0.0)
             for metrics in self.metrics[PERSONAL]
-            if metrics is not None
         ]
-        objective = float(np.mean(objectives or np.nan))
+        objective = float(np.mean(objectives))
         return {
             "sites": sites,
             "means": {

@@ -9,7 +9,7 @@ Bytes are counted by table.
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import DEBUG, WARNING
 from typing import Any, Final, TypeVar
@@ -54,9 +54,6 @@ SILENCE: Final = 60.0
 
 MOST_CRASHES: Final = 3
 """Attempts at a message that crashes its ClientApp: one more is likely to crash it."""
-
-HURRIED_SECONDS: Final = 5.0
-"""How long a round waits for previously missing sites once all others have replied."""
 
 _PASSING: Final = frozenset({0, 3, 4, 5})
 """Flower's errors about nodes and messages that cannot be reached at the moment."""
@@ -121,27 +118,23 @@ class Answer:
 
 @dataclass(frozen=True)
 class Replies:
-    """The replies of one round, or of several, and the fields about each participant.
-
-    Stale nodes are missing: their answers are from an earlier round.
-    """
+    """The replies of one or several rounds, and the fields about each participant."""
 
     answers: Mapping[int, Answer]
     parts: Mapping[int, PartBody] = field(default_factory=dict)
-    stale: frozenset[int] = frozenset()
 
     @classmethod
-    def of(cls, answers: Mapping[int, Answer], stale: Iterable[int] = ()) -> "Replies":
+    def of(cls, answers: Mapping[int, Answer]) -> "Replies":
         """Return the replies that answers contain."""
         parts: dict[int, PartBody] = {}
         for answer in answers.values():
             parts |= getattr(answer.message, "parts", {})
-        return cls(answers, parts, frozenset(stale))
+        return cls(answers, parts)
 
     def then(self, later: "Replies") -> "Replies":
         """Return the replies of two rounds; for each participant the later one."""
         answers = {**self.answers, **later.answers}
-        return Replies(answers, {**self.parts, **later.parts}, self.stale | later.stale)
+        return Replies(answers, {**self.parts, **later.parts})
 
     def body(self, part: Part, kind: type[AnyBody]) -> AnyBody:
         """Return the fields about a participant."""
@@ -324,12 +317,8 @@ class Transport:
         self,
         messages: Iterable[Message],
         timeout: float,
-        hurried: Collection[int] = (),
     ) -> list[Message]:
-        """Send messages and return the replies; if there is none, raise the last error.
-
-        ``hurried`` nodes are waited for only briefly after all others have answered.
-        """
+        """Send messages and return the replies, in place of a missing one its error."""
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()
         deadline, pause = time.monotonic() + timeout, FIRST_POLL_SECONDS
@@ -338,10 +327,7 @@ class Transport:
             now = time.monotonic()
             self._send([p for p in pending if not p.answer and p.due <= now])
             arrived = self._collect(by_node)
-            waiting = {node for node, p in by_node.items() if p.answer is None}
-            if waiting and waiting <= set(hurried):
-                deadline = min(deadline, time.monotonic() + HURRIED_SECONDS)
-                hurried = ()
+            waiting = any(p.answer is None for p in pending)
             if not waiting or time.monotonic() > deadline:
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
                 # whoever reads the replies refuses those of nodes without a request

@@ -5,15 +5,12 @@ the site that sent it.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from logging import WARNING
-from typing import Final
 
 import numpy as np
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
-from strategies.run.exchange import Answer, Part, Replies, Requests, RunLog
+from strategies.run.exchange import Answer, Part, Replies, Requests
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import (
     DivergedError,
@@ -28,11 +25,9 @@ from tp_flower.errors import (
 )
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol.fields import Reply, layout_of
-from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
-from tp_flower.protocol.packet import Packet, unpack
+from tp_flower.protocol.messages import Failure
+from tp_flower.protocol.packet import unpack
 from tp_flower.protocol.setup_messages import ExtractedPart
-from tp_flower.settings import Settings
-from tp_flower.settings.run import STALE
 
 REASON_CHARACTERS = 1000
 
@@ -51,26 +46,12 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
         self.positions = dict(positions)
 
 
-@dataclass(frozen=True)
-class Collected:
-    """The answers of a round, and the errors of the nodes without one."""
-
-    answers: Mapping[int, Answer]
-    absent: Mapping[int, MissingSiteError | UnavailableError]
-
-    def complete(self) -> Replies:
-        """Return the replies; raise the error of a site that has not answered."""
-        for node in sorted(self.absent):
-            raise self.absent[node]
-        return Replies.of(self.answers)
-
-
 def collect_replies(
     request: Requests,
     replies: Iterable[tuple[int, Message]],
     site_names: Mapping[int, str],
-) -> Collected:
-    """Return the answers of the sites, and the errors of the absent ones."""
+) -> Replies:
+    """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
     absent: dict[int, MissingSiteError | UnavailableError] = {}
     behind: dict[int, int | None] = {}
@@ -93,14 +74,16 @@ def collect_replies(
             absent[node] = error
     if behind:
         raise BehindSites(behind)
-    if silent := sorted(request.packets.keys() - answers.keys() - absent.keys()):
-        # one error names them all
-        names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
-        missing = MissingSiteError(
-            f"no reply to {request.action} from {', '.join(names)} within site-timeout"
-        )
-        absent |= dict.fromkeys(silent, missing)
-    return Collected(answers, absent)
+    # one error names all that are silent
+    silent = sorted(request.packets.keys() - answers.keys() - absent.keys())
+    names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
+    missing = MissingSiteError(
+        f"no reply to {request.action} from {', '.join(names)} within site-timeout"
+    )
+    absent |= dict.fromkeys(silent, missing)
+    if absent:
+        raise absent[min(absent)]
+    return Replies.of(answers)
 
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
@@ -182,69 +165,6 @@ def _tables_at(request: Requests, node: int) -> str:
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:
     return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
-
-
-_REPEATABLE: Final = frozenset({Action.ADMM, Action.CONSENSUS, Action.PERSONAL})
-
-_JOINING: Final = frozenset({Action.PERSONAL})
-"""A site may join these rounds late: it is not needed earlier."""
-
-_Key = tuple[Action, int, int]
-
-
-class Absences:
-    """The missing sites of a run, since when, and their last replies."""
-
-    def __init__(self, settings: Settings, log: RunLog) -> None:
-        self._may_go_on = settings.on_missing == STALE
-        self._most, self._log = settings.max_stale, log
-        self._last: dict[_Key, Answer] = {}
-        self._since: dict[int, int] = {}
-
-    @property
-    def nodes(self) -> frozenset[int]:
-        """The nodes that were missing in their last round."""
-        return frozenset(self._since)
-
-    def fill(self, request: Requests, collected: Collected) -> Replies:
-        """Return a round's replies, with older ones for sites that may be missing."""
-        for node, error in sorted(collected.absent.items()):
-            if not self._can_miss(request, node):
-                raise error
-            self._log.write_site(
-                *(WARNING, "stale", node),
-                epoch=request.epoch,
-                action=str(request.action),
-                reason=str(error),
-            )
-        return self.filled(request, collected.answers)
-
-    def filled(self, request: Requests, answers: Mapping[int, Answer]) -> Replies:
-        """Return the replies of a round, with its missing sites tolerated."""
-        missing = request.packets.keys() - answers.keys()
-        nothing = Answer(Packet(), Reply(), ReplyEnvelope())
-        older = {
-            node: self._last.get(self._key(request, node), nothing) for node in missing
-        }
-        for node in missing:
-            self._since.setdefault(node, request.epoch)
-        for node, answer in answers.items():
-            self._since.pop(node, None)
-            if self._may_go_on and request.action in _REPEATABLE:
-                self._last[self._key(request, node)] = answer
-        return Replies.of({**answers, **older}, missing)
-
-    def _can_miss(self, request: Requests, node: int) -> bool:
-        has_older = self._key(request, node) in self._last
-        if not self._may_go_on or not (has_older or request.action in _JOINING):
-            return False
-        since = self._since.get(node, request.epoch)
-        return request.epoch - since < self._most
-
-    def _key(self, request: Requests, node: int) -> _Key:
-        # rounds of consensus before the last one carry other arrays
-        more_rounds = int(getattr(request.message, "more_rounds", 0))
-        return request.action, node, more_rounds
 
 
 def array_of(

@@ -25,7 +25,7 @@ from strategies.run.exchange import (
     make_messages,
 )
 from strategies.run.journal import FOLDER, Frame, Journal
-from strategies.run.replies import Absences, Collected, collect_replies
+from strategies.run.replies import collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
 from strategies.run.sites import Inventory, find_sites, read_inventory
 from tp_flower.errors import (
@@ -83,7 +83,6 @@ class Session:
         self.site_names = self.inventory.site_names
         self.log = RunLog(self.run, self.site_names)
         self.transport = Transport(self.grid, self.log, self.addresses)
-        self.absences = Absences(self.settings, self.log)
         self._losses: Counter[int] = Counter()
 
     @classmethod
@@ -169,20 +168,15 @@ class Session:
             self.journal.send_off(number, messages)
         actions = sorted({message.metadata.message_type for message in messages})
         self.log.write(DEBUG, "sent", round=number, action=actions, sites=len(messages))
-        return self.transport.send_and_wait(messages, timeout, self.absences.nodes)
+        return self.transport.send_and_wait(messages, timeout)
 
     def collect_replies(
         self, request: Requests, messages: Sequence[Message]
     ) -> tuple[Replies, dict[int, Message]]:
-        """Return the replies of a round, and the message of each node that answered."""
-        collected = self._collect(request, messages)
-        replies = self.absences.fill(request, collected)
-        by_node = {self.transport.node_of(message): message for message in messages}
-        return replies, {node: by_node[node] for node in collected.answers}
-
-    def _collect(self, request: Requests, messages: Iterable[Message]) -> Collected:
+        """Return the replies of a round, and the message of each node."""
         by_node = [(self.transport.node_of(message), message) for message in messages]
-        return collect_replies(request, by_node, self.site_names)
+        replies = collect_replies(request, by_node, self.site_names)
+        return replies, dict(by_node)
 
     def end_round(
         self, action: Action, report: RoundReport, answered: Mapping[int, Message]
@@ -215,7 +209,6 @@ class Session:
         self.behind |= positions
         self.is_replaying = True
         self.answered.clear()
-        self.absences = Absences(self.settings, self.log)
 
     def recall(self, request: Requests | None, frame: Frame) -> Replies:
         """Return a round's replies from the journal; resend it if they were lost."""
@@ -230,7 +223,7 @@ class Session:
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
         answers = {n: Answer.read(request.action, item) for n, item in packets.items()}
-        return self.absences.filled(request, answers)
+        return Replies.of(answers)
 
     def _bring_up(
         self, request: Requests, number: int, packets: Mapping[int, Packet]
@@ -248,7 +241,7 @@ class Session:
         messages = make_messages(late_request, self.run, number, self.answered)
         replies = self.transport.send_and_wait(messages, self.settings.site_timeout)
         try:
-            answers = self._collect(late_request, replies).complete().answers
+            answers = self.collect_replies(late_request, replies)[0].answers
         except UnavailableError:
             raise
         except SiteError as error:

@@ -165,7 +165,7 @@ def _describe(
         make_messages(request, run, 0, {}), settings.site_timeout
     )
     by_node = [(transport.node_of(reply), reply) for reply in replies]
-    return collect_replies(request, by_node, {}).complete().answers
+    return collect_replies(request, by_node, {}).answers
 
 
 def _node_count(answers: Mapping[int, Answer]) -> int:

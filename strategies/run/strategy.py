@@ -34,7 +34,6 @@ from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
-from tp_flower.settings.run import STALE
 
 
 @dataclass(frozen=True)
@@ -59,10 +58,9 @@ def tests_every_epoch(settings: Settings) -> bool:
     """Whether held-out rows are scored in every epoch, or only in the last one.
 
     With a coreset their scores would cost more than the training. If any epoch may be
-    the last, or scores may have to be reused in later epochs, every epoch scores them.
+    the last, every epoch scores them.
     """
-    may_be_last = settings.tolerance > 0.0 or settings.on_missing == STALE
-    return may_be_last or not settings.coreset_rows
+    return settings.tolerance > 0.0 or not settings.coreset_rows
 
 
 RoundListener = Callable[[RoundReport], None]
@@ -203,10 +201,10 @@ class RoundStrategy(Strategy):
         messages = list(replies)
         collected, answered = self.session.collect_replies(request, messages)
         self._take(collected)
-        new_answers = {node: collected.answers[node] for node in answered}
-        report = self._report(server_round, request, new_answers, answered, received_at)
+        answers = collected.answers
+        report = self._report(server_round, request, answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
-        self.session.log.write_round(request.action, report, new_answers)
+        self.session.log.write_round(request.action, report, answers)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()

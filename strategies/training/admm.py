@@ -169,9 +169,6 @@ class AdmmStrategy(JoinStrategy):
         }
         for _ in range(self.settings.epochs):
             scores = yield from self._exchange(problem, server)
-            if self.session.absences.nodes:
-                # with stale tables, steps say nothing about the others' convergence
-                server.forget_steps()
             test = problem.test_metrics(scores) if self._tests_epoch else {}
             result = server.take(problem.gather(scores), test)
             self.finish_epoch(result)

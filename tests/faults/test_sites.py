@@ -177,7 +177,6 @@ def test_crashed_app_is_named(change, match):
 
 @pytest.mark.parametrize("action", ["query.describe", "train.admm"])
 def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
-    """Also where a run may go on without sites that are away."""
     tries = []
 
     def change(message, reply):
@@ -186,7 +185,7 @@ def test_a_site_that_does_not_allow_the_app_is_sent_it_once(action):
 
     grid = TamperingGrid(action, US, change)
     with pytest.raises(SiteError, match=f"{action} .*7.: app bundle 5a5a") as caught:
-        train(grid, on_missing="stale", privacy=CLEAR)
+        train(grid)
     # what has passed by the time that a run is resumed is another error
     assert not isinstance(caught.value, UnavailableError)
     assert len(tries) == 1

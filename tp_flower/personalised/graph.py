@@ -71,27 +71,6 @@ class SimilarityGraph:
         groups: IntArray = connected_components(links, directed=False)[1]
         return groups
 
-    def neighbours(self, site: int) -> IntArray:
-        """Return the positions of a site's neighbours, ascending."""
-        touching = self.edges[(self.edges == site).any(axis=1)]
-        return np.sort(touching.sum(axis=1) - site)
-
-    def neighbours_mean(
-        self, models: FloatArray, site: int, has_model: npt.NDArray[np.bool_]
-    ) -> FloatArray:
-        """Return the start of a site that joins: its neighbours' mean model, (d,).
-
-        If no neighbour has one of the models (N, d), it is the mean of all models.
-        """
-        near = self.neighbours(site)
-        near = near[has_model[near]]
-        if not len(near):
-            near = np.flatnonzero(has_model)
-        if not len(near):
-            return np.zeros(models.shape[1])
-        mean: FloatArray = models[near].mean(axis=0)
-        return mean
-
 
 def nearest_neighbours(
     names: Sequence[str], distances: FloatArray, neighbours: int

@@ -25,16 +25,7 @@ SERVER: Final = "server"
 LABEL_SITE: Final = "label-site"
 
 STOP: Final = "stop"
-STALE: Final = "stale"
 MEAN: Final = "mean"
-
-ABSENCES: Final = {
-    TRAIN: (STOP, STALE),
-    EXPLAIN: (STOP,),
-    PREDICT: (STOP, MEAN),
-    EVALUATE: (STOP, MEAN),
-}
-"""By mode, the values of ``on-missing``."""
 
 AUTO: Final = "auto"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
@@ -44,6 +35,10 @@ _RESUMED: Final = Readers(
 )
 _PREDICT_ALONE: Final = Readers(
     modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
+)
+_WITH_A_MODEL: Final = Readers(
+    modes=(PREDICT, EVALUATE),
+    refusal="{value!r} is for modes 'predict' and 'evaluate' only, not {mode!r}",
 )
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
@@ -156,12 +151,10 @@ class SiteSettings:
     on_missing: str = setting(
         STOP,
         'What to do about a site that does not answer in time: "stop" (a checkpoint is '
-        'kept), "stale" (ADMM goes on with its last scores), or, to predict or '
-        'evaluate, "mean" (the mean contribution of its table; such rows are marked).',
-        OneOf((STOP, STALE, MEAN)),
-    )
-    max_stale: int = setting(
-        3, '"stale": epochs in a row that a site may be missing.', Range(1)
+        'kept), or, to predict or evaluate, "mean" (the mean contribution of its '
+        "table; such rows are marked).",
+        OneOf((STOP, MEAN)),
+        _WITH_A_MODEL,
     )
     min_sites: int = setting(
         0,

@@ -16,10 +16,8 @@ from tp_flower.methods import (
     BY_DATA,
     BY_FEATURES,
     JOINING,
-    MASKED,
     METHODS,
     NOISY_STATISTICS,
-    SEALED,
     Method,
 )
 from tp_flower.settings import run, training
@@ -54,7 +52,7 @@ class SettingValues(
         """The strategy, with "auto" resolved.
 
         That is "cg", unless a model is not linear, noise covers what sites send, the
-        run may go on without a site or is on a coreset, or a setting of ADMM is set.
+        run is on a coreset, or a setting of ADMM is set.
         """
         if self.strategy != run.AUTO:
             return self.strategy
@@ -63,10 +61,9 @@ class SettingValues(
             getattr(self, item.field) != item.default
             for item in declared(training.AdmmSettings)
         )
-        is_stale = self.on_missing == run.STALE
         # of a coreset's run, only ADMM scores held-out rows once
         is_small = bool(self.coreset_size)
-        needs_admm = self.other_model or noise or is_tuned or is_stale or is_small
+        needs_admm = self.other_model or noise or is_tuned or is_small
         return "admm" if needs_admm else "cg"
 
     @property
@@ -264,31 +261,7 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
 
 
 def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
-    mode, on_missing = values.mode, values.on_missing
-    if on_missing not in run.ABSENCES[mode]:
-        yield (
-            f"on-missing: {on_missing!r} does not go with mode {mode!r}: use "
-            f"{', '.join(run.ABSENCES[mode])}"
-        )
-    if on_missing == run.STALE and not values.method.can_be_stale:
-        yield (
-            f"on-missing: 'stale' needs the last scores of all rows, which strategy "
-            f"{values.method_name!r} does not have at the server: use admm, or stop"
-        )
-    is_stale = on_missing == run.STALE and values.method.can_be_stale
-    is_joining = values.method_name in JOINING
-    if is_stale and is_joining and values.privacy.unions == SEALED:
-        yield (
-            "on-missing: 'stale' adds the last share of a missing shard to new ones, "
-            "whose masks it does not cancel: set privacy.unions to 'clear', which the "
-            "sites' owners must allow, or use stop"
-        )
-    if is_stale and is_joining and values.privacy.scores == MASKED:
-        yield (
-            "on-missing: 'stale' puts the last scores of a missing site beside new "
-            "ones, whose masks they do not cancel: set privacy.scores to 'clear', "
-            "which the sites' owners must allow, or use stop"
-        )
+    mode = values.mode
     if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
         yield (
             f"model-name: mode {mode!r} takes a name without '@version', which "

@@ -7,10 +7,8 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from client_apps.app import app
 from strategies import Personalised, Predict
 from strategies.inference.manifest import make_manifest
-from strategies.personalised.descent import Descent
 from strategies.report_page.page import render, result_view
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
@@ -19,7 +17,6 @@ from tests.support.files import case_table
 from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.personalised.graph import SimilarityGraph, parse_edges
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import unpack
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value
 from tp_flower.reports.records import report_dict
@@ -319,65 +316,6 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     # a page of odd facts is a page
     facts = {"sites": [{}, {"site": 3}], "graph": {"edges": [[0, 9], "x", [0, 1]]}}
     assert "2 sites, 1 edges" in render({"personal": facts})
-
-
-def test_a_site_that_is_missing_keeps_its_own_coordinates():
-    personal = np.array([True, False])
-    start = np.array([[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
-    descent = Descent.start(personal, start)
-    present = np.array([True, False, True])
-    after = descent.stepped(np.ones((3, 2)), 0.5, present, is_accelerated=True)
-    np.testing.assert_array_equal(after.iterate.point[:, 0], [0.5, 2.0, 2.5])
-    # what is shared moves by those that are there
-    np.testing.assert_array_equal(after.iterate.point[:, 1], [3.5, 3.5, 3.5])
-    np.testing.assert_array_equal(after.ahead[1], after.iterate.point[1])
-
-
-def test_a_site_that_is_new_stands_where_its_neighbours_are_on_average():
-    personal = np.array([True, False])
-    start = np.array([[1.0, 4.0], [0.0, 4.0], [3.0, 4.0]])
-    known = np.array([True, False, True])
-    after = Descent.start(personal, start).with_newcomers(GRAPH, known)
-    np.testing.assert_array_equal(after.ahead, [[1.0, 4.0], [2.0, 4.0], [3.0, 4.0]])
-    # of neighbours that nobody knows either it is the mean of all that are known
-    after = Descent.start(personal, start).with_newcomers(
-        GRAPH, np.array([False, False, True])
-    )
-    np.testing.assert_array_equal(after.ahead[:, 0], [3.0, 3.0, 3.0])
-
-
-class Away(InProcessGrid):
-    """A site that answers no round of training in a span of epochs."""
-
-    def __init__(self, tables: dict[str, pd.DataFrame], span: range) -> None:
-        super().__init__(app, {s: {"t": own} for s, own in tables.items()})
-        self._span, self.lost = span, 0
-
-    def push_messages(self, messages):
-        for message in messages:
-            if self._is_away(message):
-                self.lost += 1
-                yield f"lost-{self.lost}"
-            else:
-                yield from super().push_messages([message])
-
-    def _is_away(self, message) -> bool:
-        pace = unpack(message.content).header.get("pace")
-        first = message.metadata.dst_node_id == min(self.get_node_ids())
-        is_round = message.metadata.message_type == Action.PERSONAL
-        return first and is_round and pace and pace["epoch"] in self._span
-
-
-@pytest.mark.parametrize("span", [range(3, 5), range(1, 3)], ids=["leaves", "comes"])
-def test_training_goes_on_without_a_site_and_with_it_again(span):
-    settings = {"graph_penalty": 0.05, "num_epochs": 60, "site_timeout": 0.2}
-    grid = Away(frames(), span)
-    away = train(grid=grid, on_missing="stale", **settings)
-    assert grid.lost >= len(span)
-    found, expected = away.report.personal, train(**settings).report.personal
-    # it is the same optimum in the end
-    assert found["objective"] == pytest.approx(expected["objective"], rel=1e-4)
-    assert len(found["sites"]) == 3
 
 
 @pytest.mark.parametrize(("sql", "message"), CASES["queries"])

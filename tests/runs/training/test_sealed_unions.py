@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies import STRATEGIES
 from tests.support.federated import one_per_site, pieces, run, run_query, sharded, store
-from tp_flower.errors import SettingsError
 from tp_flower.settings import PrivacySettings
 
 UNIONS = {name: PrivacySettings(unions=name) for name in ("sealed", "clear")}
@@ -107,9 +105,3 @@ def test_noise_is_added_before_the_seal(features):
             ("statistics", "admm"): {"gram", "moments"},
         }[features, strategy]
         assert all(item["mechanism"] for item in sealed)
-
-
-def test_a_missing_shard_has_no_words_to_stand_in_for_it():
-    match = "on-missing: 'stale' adds the last share of a missing shard to new ones"
-    with pytest.raises(SettingsError, match=match):
-        STRATEGIES["admm"](None, on_missing="stale", privacy=UNIONS["sealed"])

@@ -202,8 +202,6 @@ def test_edges_are_kept_once_and_none_leads_to_itself():
     pairs = np.array([[2, 1], [1, 2], [0, 0], [3, 1]])
     graph = SimilarityGraph.from_pairs("abcd", pairs)
     assert graph.edges.tolist() == [[1, 2], [1, 3]]
-    assert graph.neighbours(1).tolist() == [2, 3]
-    assert graph.neighbours(0).tolist() == []
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -253,17 +251,6 @@ def test_edges_as_people_write_them():
 def test_edges_that_cannot_be_read(text, message):
     with pytest.raises(SettingsError, match=message):
         parse_edges(text, ["a", "b", "d", "a-b", "b-d"])
-
-
-def test_a_newcomer_begins_with_its_known_neighbours_mean():
-    models = np.array([[1.0], [np.nan], [5.0], [np.nan], [np.nan]])
-    exact = np.array([True, False, True, False, False])
-    assert CHAIN.neighbours_mean(models, 1, exact).tolist() == [3.0]
-    # no known neighbour: all known sites
-    assert CHAIN.neighbours_mean(models, 3, exact).tolist() == [3.0]
-    assert CHAIN.neighbours_mean(models, 3, np.zeros(5, bool)).tolist() == [0.0]
-    only_first = np.array([True, False, False, False, False])
-    assert CHAIN.neighbours_mean(models, 1, only_first).tolist() == [1.0]
 
 
 def kernel(left, right, bandwidth):

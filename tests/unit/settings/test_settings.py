@@ -44,7 +44,7 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
     free = {item.key for item in SETTINGS if item.may_change}
     assert free == {
-        *("resume", "tables", "site-timeout", "on-missing", "max-stale", "min-sites"),
+        *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
         *("wait-seconds", "progress", "track"),
     }
 
@@ -111,7 +111,6 @@ def test_to_dict_is_read_back(strategy, hidden_sizes, alias, column, l2, seed):
 @pytest.mark.parametrize("key", sorted(CHOICES))
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {key_0: {"mode": "predict"} for key_0 in ("mean", "label-site")}
-    needs["stale"] = {"privacy.scores": "clear", "privacy.unions": "clear"}
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
     if key in ("graph-norm", "graph-weights"):
         needs |= {value: {"strategy": "personalised"} for value in CHOICES[key]}
