@@ -27,7 +27,6 @@ Notation:
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from typing import Final
 
 import numpy as np
@@ -35,8 +34,8 @@ import numpy as np
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.losses import Loss
 
-SMALL_RISE: Final = 1e-7
-"""Slope at the end of a step, of that where it began, which counts as 0."""
+SMALL_RISE: Final = 1e-4
+"""Slope along a step, of that where it began, from which one secant step more ends."""
 LEAST_ROWS: Final = 1 << 16
 """Minimum number of rows per thread: about a millisecond of work."""
 LONGEST: Final = 2.0**20
@@ -89,6 +88,7 @@ class Descent:
         self.curvature = float(loss.curvature(base))
         self.scores = np.tile(base, (len(labels), 1))
         self.direction = np.zeros_like(self.scores)
+        self._derivatives = np.zeros_like(self.scores)
         self.length = self.conjugacy = self.slope = 0.0
         # beta <p, p>, and <g, p> where the last step ended
         self._p_p = self._rest = 0.0
@@ -120,6 +120,7 @@ class Descent:
                 )
 
         in_threads(fill, len(out), LEAST_ROWS)
+        self._derivatives = out
         return out
 
     def step(self, descent: FloatArray, products: Products) -> None:
@@ -149,22 +150,28 @@ class Descent:
         """
         from scipy.optimize import brentq
 
-        start = rise - self._along(0.0)
-
-        @cache
-        def rise_at(length: float) -> float:
-            value = start + self._along(length) + length * self._p_p
-            # the search ends where it is 0
-            return value if abs(value) > SMALL_RISE * abs(rise) else 0.0
-
         if rise >= 0.0:
             return 0.0, rise
+        start = rise - self._along(0.0)
+        rises = {0.0: rise}
+
+        def rise_at(length: float) -> float:
+            if length not in rises:
+                rises[length] = start + self._along(length) + length * self._p_p
+            # the search ends where it is 0
+            is_small = abs(rises[length]) <= SMALL_RISE * abs(rise)
+            return 0.0 if is_small else rises[length]
+
         end = 1.0
         while rise_at(end) < 0.0 and end < LONGEST:
             end *= 2.0
         if rise_at(end) > 0.0:
-            end = brentq(rise_at, 0.0, end)
-        return end, rise_at(end)
+            brentq(rise_at, 0.0, end)
+        (before, above), (end, rest) = list(rises.items())[-2:]
+        if rest == above or abs(rest) > SMALL_RISE * abs(rise):
+            return end, rest
+        # of the last two lengths, the error of the secant's is their errors' product
+        return end - rest * (end - before) / (rest - above), 0.0
 
     def _along(self, length: float) -> float:
         """Return <w grad loss(h + length d), d> / N."""
@@ -173,10 +180,12 @@ class Descent:
             total = 0.0
             for block in blocks_of(span, BLOCK_ROWS):
                 direction = self.direction[block]
-                moved = self.scores[block] + length * direction
-                gradient = self._loss.gradient(moved, self._labels[block])
+                gradient = self._derivatives[block]
+                if length:
+                    moved = self.scores[block] + length * direction
+                    gradient = self._loss.gradient(moved, self._labels[block])
                 if self._weights is not None:
-                    gradient *= self._weights[block, None]
+                    gradient = self._weights[block, None] * gradient
                 total += float(np.vdot(gradient, direction))
             return total
 

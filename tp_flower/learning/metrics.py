@@ -139,9 +139,13 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
         return NAN
     if weights is None:
         high, low = np.sort(high), np.sort(low)
-        below = np.searchsorted(low, high, side="left").sum(dtype=np.float64)
-        not_above = np.searchsorted(low, high, side="right").sum(dtype=np.float64)
-        return float((below + not_above) / (2.0 * len(high) * len(low)))
+        below = np.searchsorted(low, high, side="left")
+        ties = high[low[np.minimum(below, len(low) - 1)] == high]
+        # few rows tie, if any
+        equal = np.searchsorted(low, ties, side="right").sum(dtype=np.float64)
+        equal -= np.searchsorted(low, ties, side="left").sum(dtype=np.float64)
+        area = below.sum(dtype=np.float64) + 0.5 * equal
+        return float(area / (len(high) * len(low)))
     order = np.argsort(low)
     low, of_high = low[order], weights[positive]
     # the weight of the k lowest scores

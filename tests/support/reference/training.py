@@ -340,4 +340,7 @@ def length_of(problem: Centralised, theta: np.ndarray, direction: np.ndarray) ->
     def slope(length: float) -> float:
         return problem.gradient(theta + length * direction) @ direction
 
+    # at the minimum, where all is rounding, the objective may fall for ever
+    if slope(0.0) >= 0.0 or slope(64.0) <= 0.0:
+        return 0.0
     return brentq(slope, 0.0, 64.0, xtol=1e-15, rtol=1e-14)
