@@ -7,6 +7,8 @@ answers with statistics or parameters first, and with scores after ``consensus``
 (learning over unions).
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from client_apps.operator.participant import Participant, body_of
@@ -38,14 +40,22 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     """Step towards the targets; update theta, or send the share of what updates it."""
     updates = {}
     for part in site.parts():
-        body, outputs = body_of(request.parts, part), part.model.outputs
-        check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
-        if body.sum is not None:
-            site.keep_solver(part.number, summed_solver(part, body))
-        step = body.step.astype(np.float64)
+        step = step_of(site, part, request.parts)
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
     return AdmmReply(updates)
+
+
+def step_of(site: Site, part: Participant, parts: Mapping[int, AdmmStep]) -> FloatArray:
+    """Return the steps of a part's trained rows, (n, d_c).
+
+    The solver that comes with the first of them is kept.
+    """
+    body, outputs = body_of(parts, part), part.model.outputs
+    check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
+    if body.sum is not None:
+        site.keep_solver(part.number, _summed_solver(part, body))
+    return body.step.astype(np.float64)
 
 
 def _theta_update(
@@ -91,7 +101,7 @@ def _solve(
     ).ravel()
 
 
-def summed_solver(part: Participant, body: AdmmStep) -> RidgeSolver:
+def _summed_solver(part: Participant, body: AdmmStep) -> RidgeSolver:
     """Return the solver of the whole table, from the shards' Gram matrices."""
     width, data = len(part.model.parameters) // part.model.outputs, part.data
     if data.update is not Update.GRAM:

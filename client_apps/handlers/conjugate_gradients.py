@@ -10,13 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from client_apps.handlers.admm import summed_solver
+from client_apps.handlers.admm import step_of
 from client_apps.operator.participant import (
     DESCENT,
     DIRECTION,
     GRADIENT,
     Participant,
-    body_of,
 )
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -34,9 +33,7 @@ from tp_flower.protocol.descent_messages import (
     DirectionRequest,
     DirectionUpdate,
 )
-from tp_flower.protocol.training_messages import (
-    Update,
-)
+from tp_flower.protocol.training_messages import Update
 
 PRODUCTS_PURPOSE: Final = "products of directions"
 
@@ -45,17 +42,15 @@ def descend(site: Site, request: DescentRequest) -> DescentReply:
     """Take the last step; reply with the next direction, or the share of a gradient."""
     updates = {}
     for part in site.parts():
-        body, outputs = body_of(request.parts, part), part.model.outputs
-        check_sizes(body, trained=len(part.data.multiplicity), outputs=outputs)
-        if body.sum is not None:
-            site.keep_solver(part.number, summed_solver(part, body))
+        step = step_of(site, part, request.parts)
         if request.line is not None:
             part.advance(request.line.length, request.line.conjugacy)
-        moments = part.moments(body.step.astype(np.float64), 1.0)
+        moments = part.moments(step, 1.0)
         if part.data.update is Update.GRAM:
             update = DescentUpdate(share=part.share(moments, _unit(part)))
         else:
-            scores, products = _direct(site, part, moments, request.terms, body.place)
+            place = request.parts[part.number].place
+            scores, products = _direct(site, part, moments, request.terms, place)
             update = DescentUpdate(scores=scores, products=products)
         updates[part.number] = update
         site.save(part)

@@ -41,9 +41,7 @@ from tp_flower.protocol.descent_messages import (
 )
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import (
-    Update,
-)
+from tp_flower.protocol.training_messages import Update
 
 NOT_CONVERGED: Final = (
     "not converged: the relative norm of the gradient is %.1e after %d epochs; the "

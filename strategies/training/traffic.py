@@ -39,9 +39,7 @@ from strategies.run.strategy import tests_every_epoch
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.coreset_messages import SampledRows
-from tp_flower.protocol.descent_messages import (
-    DescentUpdate,
-)
+from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart
 from tp_flower.protocol.training_messages import (
@@ -201,7 +199,7 @@ def admm_epoch(
 def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     """Return the traffic of one epoch of conjugate gradients.
 
-    It is that of ADMM by statistics, and three products of a table, 8 bytes each.
+    It is that of ADMM by statistics, and four products of a table, 8 bytes each.
     """
     tally = Tally()
     for table in tables:

@@ -136,11 +136,9 @@ class RidgeSolver:
         Moments are sums of rows, and parameters are, if they begin at 0: what V leaves
         out is never needed.
         """
-        counts = multiplicity / joined_rows
-        weight = float(counts.sum()) if intercept else 0.0
-        mean = np.zeros(features.shape[1])
-        if weight:
-            mean = counts @ features / weight
+        counts, weight, mean = _centre(
+            features, multiplicity, joined_rows, intercept=intercept
+        )
         rows = np.sqrt(counts)[:, None] * (features - mean)
         _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
         block = np.arange(len(mean))
@@ -156,12 +154,9 @@ class RidgeSolver:
         intercept: bool,
     ) -> "RidgeSolver":
         """Factorise the columns of most variance together, and all others alone."""
-        counts = multiplicity / joined_rows
-        weight = float(counts.sum()) if intercept else 0.0
-        mean = np.zeros(features.shape[1])
-        if weight:
-            total = moment(features, counts[:, None], intercept=False)
-            mean = total.ravel() / weight
+        counts, weight, mean = _centre(
+            features, multiplicity, joined_rows, intercept=intercept
+        )
         squares = sum(
             counts[span] @ np.square(features[span], dtype=np.float64)
             for span in blocks(len(features), LEAST_ROWS)
@@ -176,11 +171,15 @@ class RidgeSolver:
 
     def _rotated(self, columns: FloatArray) -> FloatArray:
         """Return V^T times an array, (d, d_c)."""
+        if len(self.block) == len(columns):
+            return self.eigenvectors.T @ columns
         inner = self.eigenvectors.T @ columns[self.block]
         return np.concatenate([inner, np.delete(columns, self.block, axis=0)])
 
     def _restored(self, rotated: FloatArray) -> FloatArray:
         """Return V times an array, (d, d_c)."""
+        if len(self.block) == len(self.mean):
+            return self.eigenvectors @ rotated
         size = self.eigenvectors.shape[1]
         columns = np.empty((len(self.mean), rotated.shape[1]))
         columns[self.block] = self.eigenvectors @ rotated[:size]
@@ -221,6 +220,22 @@ class RidgeSolver:
         if not self.weight:
             return weights
         return np.vstack([weights, centre - self.mean @ weights])
+
+
+def _centre(
+    features: FeatureArray,
+    multiplicity: npt.NDArray[Any],
+    joined_rows: int,
+    *,
+    intercept: bool,
+) -> tuple[FloatArray, float, FloatArray]:
+    """Return G / N, (n,), and the solver's ``weight`` and ``mean``."""
+    counts = multiplicity / joined_rows
+    weight = float(counts.sum()) if intercept else 0.0
+    if not weight:
+        return counts, weight, np.zeros(features.shape[1])
+    total = moment(features, counts[:, None], intercept=False)
+    return counts, weight, total.ravel() / weight
 
 
 def exact_update(

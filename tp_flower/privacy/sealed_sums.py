@@ -54,7 +54,7 @@ def fixed_words(numbers: FloatArray, addends: int, table: str) -> IntArray:
     # false for NaN
     if not largest < limit:
         raise DivergedError(
-            f"table {table}: a number to be summed over its shards is "
+            f"table {table}: a number to be summed blindly is "
             f"{largest:g} times its unit; sealed sums allow up to {limit:g}: "
             "training diverged, or a feature has no scale. Lower learning-rate (0 "
             "chooses one), or encode numbers as 'standard'"

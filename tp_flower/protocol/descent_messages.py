@@ -22,7 +22,7 @@ class LineStep(Body, frozen=True, kw_only=True):
 
 
 class DescentTerms(Body, frozen=True, kw_only=True):
-    """How to make the scores of a descent direction v, and which rows to score.
+    """How to make the scores of a descent direction v.
 
     Attributes:
         curvature: kappa, of the loss at the base score.
