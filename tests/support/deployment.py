@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -112,8 +113,12 @@ class Deployment:
         self.start_site(site)
 
     def start_site(self, site: str) -> None:
-        """Start a SuperNode as a supervisor does: again, while it is refused."""
+        """Start a SuperNode as a supervisor does: again, while it is refused.
+
+        The first try comes when the SuperLink no longer takes its key for in use.
+        """
         deadline = time.monotonic() + SECONDS_TO_RETURN
+        time.sleep(max(0.0, self._online_until(site) - time.time()))
         while not self._is_accepted(site):
             if time.monotonic() > deadline:
                 self._fail(f"{site} is refused for {SECONDS_TO_RETURN:g} seconds")
@@ -206,6 +211,14 @@ class Deployment:
 
         self.wait(is_known, f"{site} is accepted or refused", SECONDS_TO_START)
         return process.poll() is None
+
+    def _online_until(self, site: str) -> float:
+        """Return when, in seconds since 1970, the SuperLink takes a site's key."""
+        file = f"file:{self.folder / 'superlink' / 'superlink.db'}?mode=ro"
+        with contextlib.closing(sqlite3.connect(file, uri=True)) as database:
+            query = "SELECT online_until FROM node WHERE name = ?"
+            ((seconds,),) = database.execute(query, (site,))
+        return seconds or 0.0
 
     def _answers(self) -> bool:
         if self._processes["superlink"].poll() is not None:
