@@ -90,7 +90,6 @@ class Exposure:
     graph: str = ""
     graph_epsilon: float = 0.0
     fitted: Collection[str] = ()
-    is_stale: bool = False
     has_inner_rounds: bool = False
     is_masked: bool = False
     has_outer: bool = False
@@ -125,7 +124,6 @@ def exposure_of(
         # a table that is not joined has nothing to be added to
         is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
         has_outer=bool(bound.outer),
-        is_stale=bool(Action.SGD in messages and sharded and settings.staleness),
         **facts,
     )
 

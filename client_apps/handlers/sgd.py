@@ -4,8 +4,6 @@ A table in one shard answers ``sgd`` with the scores of the next batch. A sharde
 answers with its gradient, and with the scores after ``step``.
 """
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from client_apps.operator.participant import Participant, body_of
@@ -17,7 +15,6 @@ from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,
     BatchUpdate,
-    MeanGradient,
     SgdReply,
     SgdRequest,
     StepReply,
@@ -28,41 +25,19 @@ from tp_flower.protocol.training_messages import (
 
 
 def sgd(site: Site, request: SgdRequest) -> SgdReply:
-    """Take Y of a batch; step (one shard) or send the gradient (sharded table).
-
-    With staleness, a sharded table's step comes with the next batch: its shards take
-    the step first, and send the next scores without the step that this batch leads to.
-    """
+    """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
     updates = {}
     for part in site.parts():
         body = body_of(request.parts, part)
+        mean = _gradient(part, body, request.batch) / request.batch_rows
         if part.data.update is Update.SUM:
-            updates[part.number] = _sharded_batch(part, body, request)
+            share = part.share(mean, part.data.label_scale)
+            updates[part.number] = BatchUpdate(share=share)
         else:
-            mean = _gradient(part, body, request.batch) / request.batch_rows
             part.step(mean, *_pace(part, request.step))
             updates[part.number] = BatchUpdate(**_next_scores(part, request.step))
         site.save(part)
     return SgdReply(updates)
-
-
-def _sharded_batch(
-    part: Participant, body: BatchMessages, request: SgdRequest
-) -> BatchUpdate:
-    """Take the late step, if there is one; return the share of the gradient."""
-    if body.sum is not None:
-        _step(part, body, request.step)
-    mean = _gradient(part, body, request.batch) / request.batch_rows
-    scores = _extrapolated_scores(part, request.step) if request.stale else {}
-    return BatchUpdate(share=part.share(mean, part.data.label_scale), **scores)
-
-
-def _step(
-    part: Participant, body: BatchMessages | MeanGradient, step: BatchStep
-) -> None:
-    """Take a step with the mean gradient that a message brings."""
-    check_sizes(body, summed=len(part.model.penalised) + 1)
-    part.step(part.total(body.sum, part.data.label_scale), *_pace(part, step))
 
 
 def step(site: Site, request: StepRequest) -> StepReply:
@@ -72,7 +47,9 @@ def step(site: Site, request: StepRequest) -> StepReply:
         if part.data.update is not Update.SUM:
             continue
         body = body_of(request.parts, part)
-        _step(part, body, request.step)
+        check_sizes(body, summed=len(part.model.penalised) + 1)
+        mean = part.total(body.sum, part.data.label_scale)
+        part.step(mean, *_pace(part, request.step))
         updates[part.number] = StepUpdate(**_next_scores(part, request.step))
         site.save(part)
     return StepReply(updates)
@@ -98,16 +75,6 @@ def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:
     if part.data.table not in rates:
         raise MessageError(f"'learning-rates' lacks table {part.data.table!r}")
     return rates[part.data.table], step.momentum
-
-
-def _extrapolated_scores(part: Participant, step: BatchStep) -> Mapping[str, AnyArray]:
-    """Return the next batch's scores, with the pending step extrapolated."""
-    model = part.model
-    theta = model.parameters
-    model.parameters = part.foreseen(*_pace(part, step))
-    scores = _next_scores(part, step)
-    model.parameters = theta
-    return scores
 
 
 def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:

@@ -420,23 +420,11 @@ class Participant:
         velocity = momentum * velocity + gradient + beta * theta (no beta for biases);
         theta -= learning_rate * velocity.
         """
-        velocity = self._drift(momentum) + gradient
-        self.vectors["momentum"] = velocity
-        self.model.parameters = self.model.parameters - learning_rate * velocity
-
-    def foreseen(self, learning_rate: float, momentum: float) -> FloatArray:
-        """Return theta after a step whose gradient is still unknown, without it, (p,).
-
-        Most of a step with momentum is known in advance. Nesterov's momentum takes the
-        gradient there; here that makes steps on stale scores stable at larger rates.
-        """
-        return self.model.parameters - learning_rate * self._drift(momentum)
-
-    def _drift(self, momentum: float) -> FloatArray:
-        """Return the part of the next velocity that does not depend on data, (p,)."""
         theta = self.model.parameters
         decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
-        return momentum * self.vectors["momentum"] + decay
+        velocity = momentum * self.vectors["momentum"] + decay + gradient
+        self.vectors["momentum"] = velocity
+        self.model.parameters = theta - learning_rate * velocity
 
     @property
     def linear(self) -> LinearModel:

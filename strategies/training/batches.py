@@ -108,29 +108,22 @@ batch is the smaller beside its gradient the more rows the batch has."""
 
 TORCH_LEARNING_RATE = 0.05
 """Automatic learning rate if some model is not linear. It is far below the limit of
-stability: on flights, MLPs reach the same loss with it whether or not scores are stale,
-but after three epochs a loss 0.018 higher with an eighth of it."""
+stability: on flights, MLPs reach a loss 0.018 higher after three epochs with an eighth
+of it."""
 
 NOISE_MARGIN = 4.0
 """Automatic learning rate: safety margin for steps on few rows."""
 
-STALE_MARGIN = 0.5
-"""Safety margin for steps on stale scores: oscillations then decay nearly as fast as
-without delay (by 0.960 per step instead of 0.949 at momentum 0.9)."""
 
-
-def safe_rate(
-    problem: TrainingProblem, batch_rows: float, momentum: float, *, is_stale: bool
-) -> float:
-    """Return 1 / (L / s + 4 T / averaged) for linear models.
+def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> float:
+    """Return 1 / (L + 4 T / averaged) for linear models.
 
     L bounds the curvature of the whole objective: the largest eigenvalue of the joined
     features' Gram matrix is at most the sum of the tables' largest, times the loss's
     curvature. T bounds it by the trace instead, the mean curvature of single rows:
     steps on few rows must be smaller. ``averaged`` is batch size * (1 - momentum), the
     number of rows that the momentum averages; with weighted rows, the number of equal
-    rows with the same variance. s is 1, or less with stale scores. Other models have a
-    rate of their own.
+    rows with the same variance. Other models have a rate of their own.
     """
     tables: list[TrainedTable] = list(problem.tables.values())
     if not all(table.is_linear for table in tables):
@@ -140,30 +133,8 @@ def safe_rate(
     weights = problem.weighting.train_rows
     effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - momentum) * effective_share
-    share = STALE_MARGIN * stale_limit(momentum) if is_stale else 1.0
-    bound = largest / share + NOISE_MARGIN * trace / averaged
+    bound = largest + NOISE_MARGIN * trace / averaged
     return 1.0 / (problem.loss.max_curvature * bound + problem.l2)
-
-
-def stale_limit(momentum: float) -> float:
-    """Return the largest stable a for SGD with the scores of one step ago.
-
-    a is learning rate * curvature. On a quadratic, momentum mu and scores that lack
-    only the last gradient (``strategies.training.sgd``) lead to
-
-        (z - 1)(z - mu)(z - a) + a z^2 = 0
-
-    for its modes z. All |z| < 1 (Jury) if mu^2 a^2 + (1 - mu^2) a < 1 - mu.
-    Without delay the condition is a < 2 (1 + mu).
-
-    >>> round(stale_limit(0.9), 3), stale_limit(0.0)
-    (0.253, 1.0)
-    """
-    if not momentum:
-        return 1.0
-    square = momentum**2
-    root = math.sqrt((1.0 - square) ** 2 + 4.0 * square * (1.0 - momentum))
-    return (root - (1.0 - square)) / (2.0 * square)
 
 
 def damped_rates(

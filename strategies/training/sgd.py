@@ -5,19 +5,6 @@ batch t down, the local scores of batch t + 1 up. It costs two if some table is 
 the server sums its gradients in between (Eq. 17). Scores of held-out rows come with the
 last batch of an epoch; the training metrics of an epoch are computed on its batches
 before their own steps, except after the last epoch, when all rows are scored.
-
-With ``staleness = 1`` a batch costs one round even with sharded tables: the mean
-gradient of batch t - 1 is sent with Y of batch t. A shard takes that step, sends its
-gradient of batch t, and the scores of batch t + 1 without the step of batch t. They
-include all of that step except its gradient:
-
-    drift_t     = momentum * velocity_{t-1} + beta * theta_t
-    velocity_t  = drift_t + gradient of batch t, at theta_{t-1} - rate * drift_{t-1}
-    theta_{t+1} = theta_t - rate * velocity_t
-
-Tables in one shard step at once.
-The last step of an epoch has its own round, so that no epoch begins, is evaluated or is
-saved with a step outstanding.
 """
 
 import itertools
@@ -43,7 +30,7 @@ from strategies.training.batches import (
     safe_rate,
 )
 from strategies.training.traffic import TableSize, Traffic, sgd_epoch
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches, poisson_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
@@ -100,7 +87,6 @@ class BatchStrategy(JoinStrategy):
     _batches: ShardedBatches
     _batch_size: int = 0
     _rate: float = 0.0
-    _staleness: int = 0
     _scores_number: int = 0
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -161,10 +147,6 @@ class BatchStrategy(JoinStrategy):
         batches, plan = self._batches, self._batches.plan
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
-        # without shards, or with one batch per epoch, no step is ever late
-        can_be_late = problem.sharded and plan.batches > 1
-        self._staleness = self.settings.staleness if can_be_late else 0
-        self.chosen["staleness"] = self._staleness
         labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
         weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
@@ -172,7 +154,6 @@ class BatchStrategy(JoinStrategy):
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, problem.initial_scores)
-        overdue: dict[int, AnyArray] = {}
         for step in itertools.chain([first], schedule):
             span = plan.slice(step.batch)
             scores = sum_local(
@@ -188,12 +169,12 @@ class BatchStrategy(JoinStrategy):
                 derivatives if weights is None else weights[span] * derivatives
             )
             messages = {
-                number: BatchMessages(array, overdue.get(number))
+                number: BatchMessages(array)
                 for number, array in batches.scatter(step.batch, derivatives).items()
             }
             # a drawn batch may have any number of rows: divide by the expected number
             rows = self._batch_size if self._is_poisson else len(derivatives)
-            replies, overdue = yield from self._exchange(problem, step, rows, messages)
+            replies = yield from self._exchange(problem, step, rows, messages)
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
@@ -244,10 +225,7 @@ class BatchStrategy(JoinStrategy):
         """Return the learning rate of every table in an epoch."""
         settings, plan = self.settings, self._batches.plan
         rate = settings.learning_rate or safe_rate(
-            problem,
-            len(plan.order) / plan.batches,
-            settings.momentum,
-            is_stale=bool(self._staleness),
+            problem, len(plan.order) / plan.batches, settings.momentum
         )
         self.chosen["learning-rate"] = rate
         rates = dict.fromkeys(problem.tables, rate)
@@ -264,11 +242,8 @@ class BatchStrategy(JoinStrategy):
         step: _Step,
         rows: int,
         parts: dict[int, BatchMessages],
-    ) -> Generator[Requests, Replies, tuple[Replies, dict[int, AnyArray]]]:
-        """Send Y of a batch (Eq. 10), with the mean gradients that are late.
-
-        Return the replies with the next scores, and the mean gradients not yet sent.
-        """
+    ) -> Generator[Requests, Replies, Replies]:
+        """Send Y of a batch (Eq. 10); return the replies with the next scores."""
         self._scores_number += 1
         batch_step = BatchStep(
             scores_number=self._scores_number,
@@ -277,26 +252,22 @@ class BatchStrategy(JoinStrategy):
             learning_rates=dict(step.epoch.rates),
             momentum=self.settings.momentum,
         )
-        is_late = bool(self._staleness) and not step.ends_epoch
         request = SgdRequest(
             batch=step.batch,
             batch_rows=rows,
-            stale=is_late,
             step=batch_step,
             parts=parts,
         )
         replies = yield self.request(ask(request, problem.parts))
         if not problem.sharded:
-            return replies, {}
+            return replies
         means: dict[int, MeanGradient] = {}
         for table in problem.sharded:
             means |= table.for_all(MeanGradient(table.sum_shares(replies)))
-        if is_late:
-            return replies, {number: mean.sum for number, mean in means.items()}
         sharded = [part for table in problem.sharded for part in table.parts]
         step_request = StepRequest(step=batch_step, parts=means)
         step_replies = yield self.request(ask(step_request, sharded))
-        return replies.then(step_replies), {}
+        return replies.then(step_replies)
 
     def _end_epoch(
         self,

@@ -214,13 +214,11 @@ def sgd_epoch(
     """Return the traffic of one epoch of SGD.
 
     Per batch Y goes down and the scores of the next batch come up, 4 k d_c each; with
-    several shards also a gradient goes up and the mean gradient down, 8 (p + 1) each,
-    separately or with the next batch. The last batch also brings scores of held-out
-    rows.
+    several shards also a gradient goes up and the mean gradient down, 8 (p + 1) each.
+    The last batch also brings scores of held-out rows.
 
     After the last epoch of the run no batch follows, and all rows are scored, as in
-    every epoch if a tolerance is set. With staleness gradients go down with the next
-    batch.
+    every epoch if a tolerance is set.
     """
     tally = Tally()
     score_batches = batches - 1 if is_last else batches
@@ -239,8 +237,7 @@ def sgd_epoch(
             tally.add("up", table, sizes, BatchUpdate, "share", times=batches)
             tally.add("down", table, sizes, MeanGradient, "sum", times=batches)
     is_sharded = any(table.update is Update.SUM for table in tables)
-    of_gradients = (1 if settings.staleness else batches) if is_sharded else 0
-    return tally.traffic(batches + of_gradients)
+    return tally.traffic(2 * batches if is_sharded else batches)
 
 
 def prepare_round(

@@ -68,8 +68,7 @@ def test_differences_between_epochs_are_masked_too():
         assert abs(changed.std() - 3**-0.5) < 0.15
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_no_two_arrays_of_scores_share_masks(monkeypatch, staleness):
+def test_no_two_arrays_of_scores_share_masks(monkeypatch):
     """Nor do those of one message, of which there are a batch's and all rows'."""
     names, words = [], ScoreMasks.words
 
@@ -79,7 +78,7 @@ def test_no_two_arrays_of_scores_share_masks(monkeypatch, staleness):
         return words(masks, scores, rows, name)
 
     monkeypatch.setattr(ScoreMasks, "words", noted)
-    train(Grid(), SQL, "sgd", batch_size=200, staleness=staleness)
+    train(Grid(), SQL, "sgd", batch_size=200)
     assert len({sides for sides, _ in names}) == len(NODES)
     assert len(set(names)) == len(names)
 

@@ -73,7 +73,7 @@ def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
 
 # every method, with a server that is killed at every action, is in test_faults.py
 @pytest.mark.parametrize(
-    ("name", "settings"), [("admm", {}), ("sgd", {"batch_size": 30, "staleness": 1})]
+    ("name", "settings"), [("admm", {}), ("sgd", {"batch_size": 30})]
 )
 def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
     tmp_path, name, settings

@@ -409,16 +409,9 @@ class BatchStep(Body, frozen=True, kw_only=True):
 
 
 class BatchMessages(PartBody, frozen=True):
-    """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives.
-
-    ``sum`` is the mean gradient of the previous batch, if it comes late.
-    """
+    """Y of a batch's distinct rows (paper, Eq. 10): sums of the loss's derivatives."""
 
     messages: Annotated[AnyArray, f.float32("batch_rows", "outputs")]
-    sum: Annotated[AnyArray, f.shares("summed")] | None = None
-
-
-_MEAN_GRADIENT = sum_disclosed("sums_gradients", "gradients of {sharded}")
 
 
 class SgdRequest(Request, frozen=True, kw_only=True):
@@ -426,12 +419,10 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         batch_rows: number of joined rows by which the summed gradient is divided.
-        stale: whether sharded tables take the batch's step with the next batch.
     """
 
     batch: f.Count
     batch_rows: f.Size
-    stale: bool
     step: BatchStep
     parts: dict[int, BatchMessages]
 
@@ -442,9 +433,8 @@ class SgdRequest(Request, frozen=True, kw_only=True):
             fields=("messages",),
             covered_by="messages",
         ),
-        _MEAN_GRADIENT._replace(when="is_stale"),
     )
-    schedule = ("batch", "batch_rows", "stale", "step")
+    schedule = ("batch", "batch_rows", "step")
 
 
 class StepUpdate(PartBody, frozen=True):
@@ -493,7 +483,7 @@ class StepRequest(Request, frozen=True, kw_only=True):
     step: BatchStep
     parts: dict[int, MeanGradient]
 
-    discloses = (_MEAN_GRADIENT,)
+    discloses = (sum_disclosed("sums_gradients", "gradients of {sharded}"),)
     schedule = ("step",)
 
 

@@ -102,13 +102,6 @@ class SgdSettings:
         Range(0),
         _BATCHES,
     )
-    staleness: int = setting(
-        0,
-        "SGD with sharded tables: 0 = two rounds per batch; 1 = one, with models that "
-        "are one step late.",
-        Range(0, 2),
-        _BATCHES,
-    )
 
 
 LINEAR: Final = "linear"

@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import pandas as pd
 
@@ -25,19 +24,18 @@ BATCH_ROWS = 10_000
 SECONDS_IN_PROCESS = 0.005
 SECONDS_IN_SIMULATION = 0.15
 REPEATS = 2
-EPOCHS = 5
 PARTS = ("server-seconds", "client-seconds", "wait-seconds")
 
 
 def measure_rounds(_: Options) -> Outcome:
-    """Time rounds in this process; count those of stale steps."""
+    """Time rounds in this process."""
     apart = flights().two_shards()
     together: dict[str, Tables] = {"0": {}, "1": {}}
     for name, half in apart.items():
         together[name[-1]].update(half)
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
-        runs = [_run(sites, batch_size=BATCH_ROWS)[1] for _ in range(REPEATS)]
+        runs = [_run(sites) for _ in range(REPEATS)]
         fastest, cpu = (
             min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu")
         )
@@ -46,28 +44,14 @@ def measure_rounds(_: Options) -> Outcome:
         if sites is together:
             text = f"round of {BATCH_ROWS:,} rows in this process"
             outcome.check(text, fastest, SECONDS_IN_PROCESS, "s")
-    _compare_staleness(outcome, together)
     return outcome
 
 
-def _run(sites: Mapping[str, Tables], **settings: Any) -> tuple[float, pd.DataFrame]:
-    """Return the last test loss of a run in this process, and its epochs' rounds."""
-    chosen = Settings(strategy="sgd", task="classification", **settings)
-    strategy, rounds = train_timed(FLIGHTS_SQL, chosen, sites)
-    return strategy.report.final_test["loss"], rounds[rounds["epoch"] > 0]
-
-
-def _compare_staleness(outcome: Outcome, sites: Mapping[str, Tables]) -> None:
-    (loss, fresh), (late_loss, late) = (
-        _run(sites, num_epochs=EPOCHS, staleness=k) for k in (0, 1)
-    )
-    without = int((fresh["epoch"] == 1).sum())
-    batches = without // 2
-    title = f"rounds per epoch of {batches} batches with staleness 1"
-    outcome.check(title, int(late["epoch"].value_counts().max()), batches + 1)
-    title = f"test loss after {EPOCHS} epochs with staleness 1, over that with 0"
-    outcome.check(title, late_loss / loss, 1.01)
-    outcome.facts["rounds per epoch without staleness"] = without
+def _run(sites: Mapping[str, Tables]) -> pd.DataFrame:
+    """Return the rounds of the epochs of a run in this process."""
+    chosen = Settings(strategy="sgd", task="classification", batch_size=BATCH_ROWS)
+    _, rounds = train_timed(FLIGHTS_SQL, chosen, sites)
+    return rounds[rounds["epoch"] > 0]
 
 
 def measure_simulation(_: Options) -> Outcome:

@@ -16,7 +16,6 @@ RUNS = {
     "consensus": ("squared", "admm", {"lou": "consensus", "inner_rounds": 2}),
     "mlp": ("squared", "admm", {"model": "mlp"}),
     "sgd": ("squared", "sgd", {"batch_size": 100}),
-    "stale": ("squared", "sgd", {"batch_size": 100, "staleness": 1}),
 }
 MALFORMED = r"malformed request: .*union.*group"
 

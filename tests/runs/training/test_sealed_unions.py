@@ -16,7 +16,7 @@ METHODS = {
     "mlp": ("squared", "admm", {"num_epochs": 3, "model": "mlp"}),
     "mixed": ("logistic", "admm", {"num_epochs": 3, "models": (("c", "mlp"),)}),
     "sgd": ("squared", "sgd", {"batch_size": 50}),
-    "stale": ("logistic", "sgd", {"batch_size": 50, "staleness": 1}),
+    "logistic": ("logistic", "sgd", {"batch_size": 50}),
     "sgd-mlp": ("squared", "sgd", {"batch_size": 100, "model": "mlp"}),
 }
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from client_apps.data import run_store as store_module
-from strategies.training.batches import stale_limit
 from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, whole
@@ -140,87 +139,33 @@ def test_shards_train_as_the_whole(loss, model):
     np.testing.assert_allclose(apart.losses, together.losses, rtol=1e-6)
 
 
-@store_runs.each_loss
-@pytest.mark.parametrize(("layout", "late"), [("sharded", "oci"), ("mixed", "c")])
-def test_stale_steps_are_those_of_centralised_sgd_with_delayed_gradients(
-    loss, layout, late
-):
-    finished = trained(loss, layout, staleness=1)
-    reference = store_runs.reference_of(finished)
-    batches = store_runs.batches_of(finished)
-    expected = sgd(reference, batches, HOW, late)
-    for epoch in range(1, EPOCHS + 1):
-        step = expected[epoch * len(batches[0])]
-        assert store_runs.distance(store_runs.after(finished, epoch), step) < 1e-5
-    # every step of the late tables has a gradient, and the steps differ from fresh ones
-    sent = [own for own in finished.seen if (1, "sum") in own.arrays]
-    requests = [seen for seen in sent if not seen.is_reply]
-    assert len(requests) == EPOCHS * len(batches[0])
-    assert store_runs.distance(trained(loss, layout).flat, expected[-1]) > 1e-4
-
-
-def test_no_delay_without_shards_and_none_over_one_batch():
-    """Steps are late from one batch of an epoch to the next only."""
-    late = trained("logistic", staleness=1)
-    np.testing.assert_array_equal(late.flat, trained("logistic").flat)
-    assert late.strategy.chosen["staleness"] == 0
-    for model in ("linear", "mlp"):
-        how = {"batch_size": 10**6, "model": model}
-        late = trained("logistic", "sharded", staleness=1, **how)
-        fresh = trained("logistic", "sharded", **how)
-        np.testing.assert_array_equal(late.flat, fresh.flat)
-        assert late.strategy.chosen["staleness"] == 0
-
-
-def test_stale_mlps_learn_like_fresh_ones():
-    how = {"model": "mlp", "learning_rate": 0.02}
-    late, fresh = (trained("logistic", "sharded", staleness=k, **how) for k in (1, 0))
-    assert late.losses[-1] < late.losses[0] - 0.02
-    assert late.losses[-1] == pytest.approx(fresh.losses[-1], rel=0.02)
-    assert store_runs.distance(late.flat, fresh.flat) > 1e-4
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.99])
-def test_the_limit_of_stale_steps_is_where_their_modes_stop_to_die_away(momentum):
-    """On a quadratic of curvature 1 a step is linear in (theta, velocity, scored)."""
-    for share, is_stable in ((0.99, True), (1.01, False)):
-        rate = share * stale_limit(momentum)
-        velocity = np.array([0.0, momentum, 1.0])
-        theta = np.array([1.0, 0.0, 0.0]) - rate * velocity
-        scored = np.array([1.0, -rate * momentum, 0.0])
-        modes = np.linalg.eigvals(np.array([theta, velocity, scored]))
-        assert bool(np.abs(modes).max() < 1) is is_stable
-
-
 def test_no_process_needs_to_know_what_another_did(tmp_path):
     """In deployment every message is answered by a process of its own."""
 
     def forget(_):
         store_module._CACHE.clear()
 
-    how = {"staleness": 1, "num_epochs": 2}
+    how = {"num_epochs": 2}
     found = trained("logistic", "mixed", state=tmp_path, change=forget, **how)
     np.testing.assert_array_equal(found.flat, trained("logistic", "mixed", **how).flat)
 
 
 @pytest.mark.parametrize(
-    ("layout", "staleness", "actions", "last"),
+    ("layout", "actions"),
     [
-        ("whole", 0, ["train.sgd"], []),
-        ("sharded", 0, ["train.sgd", "train.step"], []),
-        # a late step needs no round of its own
-        ("sharded", 1, ["train.sgd"], ["train.step"]),
-        ("mixed", 1, ["train.sgd"], ["train.step"]),
+        ("whole", ["train.sgd"]),
+        ("sharded", ["train.sgd", "train.step"]),
+        ("mixed", ["train.sgd", "train.step"]),
     ],
 )
-def test_rounds_per_epoch(layout, staleness, actions, last):
-    finished = trained("squared", layout, staleness=staleness)
+def test_rounds_per_epoch(layout, actions):
+    finished = trained("squared", layout)
     total = finished.strategy.training_problem.train.joined_rows
     batches = -(-total // BATCH)
     for epoch in range(1, EPOCHS + 1):
         rounds = finished.requests(epoch)
         sent = [requests[0].action for requests in rounds]
-        assert sent == actions * batches + last
+        assert sent == actions * batches
         for requests in rounds:
             nodes = [request.node for request in requests]
             assert len(nodes) == len(set(nodes))
@@ -247,10 +192,9 @@ def test_a_batch_sends_its_distinct_rows_only():
 
 
 @store_runs.each_layout
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_metrics_are_of_the_epochs_model(layout, staleness):
+def test_metrics_are_of_the_epochs_model(layout):
     """Each epoch's model scores the held-out joined rows, from its own parameters."""
-    finished = trained("squared", layout, staleness=staleness)
+    finished = trained("squared", layout)
     reference, report = store_runs.reference_of(finished), finished.strategy.report
     scores = reference.scores(finished.flat, range(len(reference.labels)))[:, 0]
     rmse = np.sqrt(((scores - reference.labels) ** 2).mean())

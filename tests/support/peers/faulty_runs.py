@@ -53,7 +53,6 @@ def private(**chosen: object) -> dict[str, PrivacySettings]:
 
 SPENT = {"epsilon": 3.0, "delta": 1e-3}
 WHOLE = ("shop", "us")
-STALE = {"batch_size": 6, "staleness": 1}
 FLIPPED = private(labels="randomised-response", label_epsilon=2.0)
 SOLVED = {
     "num_epochs": 0,
@@ -68,7 +67,6 @@ METHODS = {
     "consensus": Method("admm", own={"lou": "consensus", "inner_rounds": 2}),
     "sgd": Method("sgd", WHOLE, own={"batch_size": 6}),
     "sgd-sharded": Method("sgd", own={"batch_size": 6}),
-    "sgd-stale": Method("sgd", own=STALE),
     "dp-sgd": Method("admm", own=private(features="dp-sgd", **SPENT)),
     "statistics": Method("admm", own=private(features="statistics", **SPENT)),
     "labels": Method("admm", own=FLIPPED, label="o.qty > 0"),

@@ -6,7 +6,7 @@ covers.
 """
 
 import hmac
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -213,33 +213,27 @@ def sgd(
     problem: Centralised,
     epochs: Sequence[Sequence[Sequence[int]]],
     how: SgdSettings,
-    late: Collection[str] = (),
 ) -> list[np.ndarray]:
     """Linear models by mini-batch SGD on joined rows; epochs hold batches of rows.
-
-    The tables in ``late`` are scored one step late: where their step would end with a
-    gradient of 0. No step is late from one epoch to the next.
 
     Returns:
         All parameters at the start and after every step.
     """
     data = replace(problem, l2=0.0)
     theta = np.zeros(sum(m.shape[1] for m in problem.inputs.values()) * problem.outputs)
-    matrices = problem.split(theta).items()
-    is_late = np.concatenate([np.full(m.size, table in late) for table, m in matrices])
     penalty = np.concatenate(
-        [np.repeat(problem.penalised[table], problem.outputs) for table, _ in matrices]
+        [
+            np.repeat(problem.penalised[table], problem.outputs)
+            for table in problem.split(theta)
+        ]
     )
-    velocity, scored, steps = theta, theta, [theta]
+    velocity, steps = theta, [theta]
     for epoch, batches in enumerate(epochs):
         rate = how.rate / (1 + how.decay * epoch)
-        for number, batch in enumerate(batches):
-            drift = how.momentum * velocity + problem.l2 * penalty * theta
-            foreseen = theta - rate * drift
-            velocity = drift + data.gradient(scored, batch)
+        for batch in batches:
+            decay = problem.l2 * penalty * theta
+            velocity = how.momentum * velocity + decay + data.gradient(theta, batch)
             theta = theta - rate * velocity
-            is_last = number + 1 == len(batches)
-            scored = theta if is_last else np.where(is_late, foreseen, theta)
             steps.append(theta)
     return steps
 

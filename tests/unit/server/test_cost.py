@@ -70,7 +70,6 @@ WAYS = {
     "cg-left": ("sharded", LEFT, CG),
     "sgd": ("whole", STORE_SQL, SGD),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
-    "sgd-stale": ("sharded", STORE_CLASSIFICATION_SQL, SGD | LARGE | {"staleness": 1}),
     "sgd-left": ("sharded", LEFT, SGD | LARGE),
     "sgd-tolerance": ("sharded", STORE_CLASSIFICATION_SQL, SGD | TOLERANCE | LARGE),
     "sgd-private": ("sharded", STORE_SQL, GRADIENTS),

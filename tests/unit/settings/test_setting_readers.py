@@ -32,9 +32,9 @@ CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
     "cg": CORESETS,
-    "sgd": {"staleness", *CORESETS},
+    "sgd": CORESETS,
     "vfl-admm": CORESETS,
-    "vfl-sgd": {"staleness", *CORESETS},
+    "vfl-sgd": CORESETS,
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
     "personalised": {"max_joined_rows", "update_clusters"},
