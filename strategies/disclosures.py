@@ -30,7 +30,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
-from tp_flower.methods import DP_SGD, LAPLACE, MASKED, OUTSIDER, SEALED, SERVER
+from tp_flower.methods import DP_SGD, LAPLACE, MASKED, SEALED, SERVER
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.privacy.mechanisms import SCORE_SUMS, SCORES_TELL, Mechanism, Release
@@ -291,8 +291,6 @@ def _model_noise(exposure: Exposure) -> str:
         if privacy.noise_multiplier
         else f"epsilon {privacy.epsilon:g}"
     )
-    if privacy.adversary == OUTSIDER and not privacy.noise_multiplier:
-        amount += " against an outsider"
     return f"{name} ({amount}, delta {privacy.delta:g}, {_PER})"
 
 

@@ -18,7 +18,6 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import (
     Batches,
-    TrainingRows,
     check_training_rows,
     read_batches,
     read_rows,
@@ -57,7 +56,7 @@ from tp_flower.learning.solvers import (
     RidgeSolver,
     factorisation,
 )
-from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, OUTSIDER, Method
+from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, Method
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
@@ -163,7 +162,7 @@ def _prepare_part(
         check_per_row(model, width)
     elif privacy.covers_predictions:
         check_scores(model, width)
-    schedule = _schedule(body, request, rows, batches, spec)
+    schedule = _schedule(body, request, batches, spec)
     plan = plan_part(
         privacy,
         replace(
@@ -241,24 +240,16 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
             f"privacy.{key} is for methods that send a row of a table once, with "
             f"noise, not for those on {sent}"
         )
-    is_for_outsiders = privacy.adversary == OUTSIDER and privacy.features == DP_SGD
-    if is_for_outsiders and not privacy.covers_predictions:
-        raise SiteError(
-            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
-            "noise go into the other tables' models, which an outsider sees as well"
-        )
 
 
 def _schedule(
     body: PreparePart,
     request: PrepareRequest,
-    rows: TrainingRows,
     batches: Batches,
     spec: ModelSpec,
 ) -> Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity
-    is_sgd = METHODS[outline.strategy].sends_gradients
     if 0 < unit < LEAST_SCALE:
         raise MessageError(
             f"'mean-multiplicity' is {unit:g}, which is too small; allowed: 0, or from "
@@ -267,14 +258,11 @@ def _schedule(
     has_exchanges = body.update is Update.CONSENSUS
     return Schedule(
         epochs=outline.epochs,
-        sends_gradients=is_sgd,
+        sends_gradients=METHODS[outline.strategy].sends_gradients,
         exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
-        batch_uses=required(outline.batch_uses, "batch_uses") if is_sgd else 0,
-        batch_rate=required(outline.batch_rate, "batch_rate") if is_sgd else 0.0,
         batches=len(batches.start) - 1,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
-        most_joined_rows=int(rows.multiplicity.max(initial=0)),
         has_first_scores=_sends_first_scores(request, spec),
         output_scale=spec.output_scale or 1.0,
         mean_multiplicity=unit,

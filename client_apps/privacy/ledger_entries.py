@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, CG, CORESET, SERVER, SGD
-from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
     SCORE_SUMS,
     SCORES_TELL,
@@ -27,7 +26,6 @@ from tp_flower.privacy.plan import (
     PARAMETERS,
     PRODUCTS,
     SCORES,
-    PartPlan,
     Use,
 )
 from tp_flower.protocol.messages import Action
@@ -202,7 +200,7 @@ def planned_releases(
             conditions = []
             if number in fitted:
                 conditions.append("the encoder, whose statistics are not covered")
-            scope = _scope(plan, use, privacy, conditions, masks)
+            scope = _scope(use, privacy, conditions, masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
@@ -225,7 +223,6 @@ def _action_of(what: str, family: str = "") -> Action:
 
 
 def _scope(
-    plan: PartPlan,
     use: Use,
     privacy: "PrivacyTerms",
     conditions: list[str],
@@ -240,12 +237,4 @@ def _scope(
         conditions.append(
             "the messages that the site received, which come from scores without noise"
         )
-    scope = [f"given {' and '.join(conditions)}"] if conditions else []
-    if use.what == GRADIENTS and plan.outsider is not None:
-        amount = epsilon([plan.outsider], privacy.delta, privacy.accountant)
-        scope.append(
-            f"epsilon {amount:.4g} (delta {privacy.delta:g}) against an outsider, who "
-            f"sees the final model only: {plan.outsider.count} batches take a row with "
-            f"probability {plan.outsider.sample_rate:.4g} each"
-        )
-    return "; ".join(scope)
+    return f"given {' and '.join(conditions)}" if conditions else ""

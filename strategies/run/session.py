@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from logging import DEBUG, ERROR, INFO, WARNING
 from pathlib import Path
-from secrets import token_bytes, token_hex
+from secrets import token_hex
 from typing import Final
 
 from flwr.app import Message
@@ -40,7 +40,6 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import RUN_DIGITS, Action
 from tp_flower.protocol.packet import Packet, open_parcel, parcel_of, unpack
 from tp_flower.query import Query
-from tp_flower.randomness import KEY_BYTES
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
@@ -57,7 +56,6 @@ class Session:
     """The rounds of one run, from the server's side.
 
     Attributes:
-        secret: random, known only to the server, and kept when the run is resumed.
         journal: record of the rounds; None if the run keeps none.
         started: when the run began.
         behind: the sites that may lack rounds of the journal, with the last round that
@@ -70,7 +68,6 @@ class Session:
     grid: Grid
     settings: Settings
     run: str
-    secret: bytes
     inventory: Inventory
     journal: Journal | None = None
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -88,20 +85,19 @@ class Session:
     @classmethod
     def begin(cls, grid: Grid, query: Query, settings: Settings) -> "Session":
         """Find the sites of a new run."""
-        run, secret = token_hex(RUN_DIGITS // 2), token_bytes(KEY_BYTES)
+        run = token_hex(RUN_DIGITS // 2)
         try:
             inventory = find_sites(grid, settings, list(query.names), run)
         except Exception:
             # every site that was asked for its tables has generated keys
-            cls(grid, settings, run, secret, Inventory(())).abandon(grid.get_node_ids())
+            cls(grid, settings, run, Inventory(())).abandon(grid.get_node_ids())
             raise
-        session = cls(grid, settings, run, secret, inventory)
+        session = cls(grid, settings, run, inventory)
         if settings.mode == TRAIN and settings.output_dir:
             described = inventory.described
             head = {
                 "run": run,
                 "started": session.started.isoformat(),
-                "secret": secret.hex(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
                 "described": [
@@ -140,7 +136,6 @@ class Session:
             grid,
             settings,
             head["run"],
-            bytes.fromhex(head["secret"]),
             old_inventory,
             journal,
             datetime.fromisoformat(head["started"]),

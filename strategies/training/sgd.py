@@ -15,7 +15,6 @@ from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-from msgspec.structs import replace
 
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
@@ -31,21 +30,20 @@ from strategies.training.batches import (
 )
 from strategies.training.traffic import TableSize, Traffic, sgd_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.batches import plan_batches, poisson_batches
+from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import evaluate
-from tp_flower.methods import DP_SGD, OUTSIDER
+from tp_flower.methods import DP_SGD
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     BatchMessages,
     BatchStep,
     MeanGradient,
-    Outline,
     SgdRequest,
     StepRequest,
     Update,
 )
-from tp_flower.randomness import NoiseSource, Stream, generator
+from tp_flower.randomness import Stream, generator
 
 TESTED, ALL = "tested", "all"
 
@@ -85,8 +83,6 @@ class BatchStrategy(JoinStrategy):
     label_reach = 3.0
 
     _batches: ShardedBatches
-    _batch_size: int = 0
-    _rate: float = 0.0
     _scores_number: int = 0
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
@@ -108,33 +104,11 @@ class BatchStrategy(JoinStrategy):
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches once the mapping is known."""
         size = self.batch_size(mapping.joined_rows)
-        self._batch_size = self.chosen["batch-size"] = size
-        if self._is_poisson:
-            self._rate = size / mapping.joined_rows
-            steps = math.ceil(mapping.joined_rows / size) * self.settings.epochs
-            # whoever could guess the seed would know the batches
-            noise = NoiseSource(self.session.secret)
-            plan = poisson_batches(mapping, self._rate, steps, noise)
-        else:
-            rng = generator(self.settings.seed, Stream.BATCHES)
-            plan = plan_batches(mapping, size, rng)
+        self.chosen["batch-size"] = size
+        rng = generator(self.settings.seed, Stream.BATCHES)
+        plan = plan_batches(mapping, size, rng)
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
-
-    @property
-    def _is_poisson(self) -> bool:
-        """Whether batches are drawn so as to hide their rows from an outsider.
-
-        Sub-sampling amplifies privacy if every batch takes every row with the same
-        probability, independently of the others; a partition of the rows does not.
-        """
-        privacy = self.settings.privacy
-        return privacy.features == DP_SGD and privacy.adversary == OUTSIDER
-
-    def outline(self) -> Outline:
-        """Return the schedule: how often each batch is visited, and how it is drawn."""
-        uses = 1 if self._is_poisson else self.settings.epochs
-        return replace(super().outline(), batch_uses=uses, batch_rate=self._rate)
 
     def epoch_traffic(
         self, tables: Sequence[TableSize], batches: int, *, is_last: bool
@@ -172,9 +146,9 @@ class BatchStrategy(JoinStrategy):
                 number: BatchMessages(array)
                 for number, array in batches.scatter(step.batch, derivatives).items()
             }
-            # a drawn batch may have any number of rows: divide by the expected number
-            rows = self._batch_size if self._is_poisson else len(derivatives)
-            replies = yield from self._exchange(problem, step, rows, messages)
+            replies = yield from self._exchange(
+                problem, step, len(derivatives), messages
+            )
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
@@ -215,11 +189,7 @@ class BatchStrategy(JoinStrategy):
         batches, epochs = self._batches.plan.batches, self.settings.epochs
         for number in range(1, epochs + 1):
             rates = self._rates(problem, number)
-            if self._is_poisson:
-                order = np.arange(batches).reshape(epochs, -1)[number - 1]
-            else:
-                order = rng.permutation(batches)
-            yield _Epoch(number, order, rates)
+            yield _Epoch(number, rng.permutation(batches), rates)
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""

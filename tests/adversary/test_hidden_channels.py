@@ -73,9 +73,7 @@ def test_clips_that_leave_no_noise_are_refused(make):
 
 def test_clips_below_what_norms_in_float32_can_tell_are_refused():
     """Of a gradient of 1e-25 hooks find the norm 0: it would not be clipped."""
-    course = Schedule(
-        1, sends_gradients=True, batches=1, batch_uses=1, label_scale=1e-18
-    )
+    course = Schedule(1, sends_gradients=True, batches=1, label_scale=1e-18)
     plan = plan_part(DP_SGD, course, sends=(), is_linear=True)
     assert plan.gradients
     assert plan.gradients.clip == pytest.approx(math.sqrt(2) * 1e-18)

@@ -370,7 +370,6 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
 def as_sgd(packet):
     """Say that the run is one of SGD, and go on with ADMM."""
     outline = {**packet.header["outline"], "strategy": "sgd"}
-    outline |= {"batch-uses": 1, "batch-rate": 0.0}
     return Packet({**packet.header, "outline": outline}, packet.arrays)
 
 
@@ -410,14 +409,6 @@ def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
     for answer in answers:
         assert f"missing required field `{answer.what}`" in answer.error
         answer.check_nothing_left()
-
-
-def test_an_outsider_sees_scores_without_noise(tmp_path):
-    change = header("privacy", "adversary", value="outsider")
-    error = refused(
-        tmp_path, "train.prepare", US, change, TablePuppetSGD, privacy=PRIVATE
-    )
-    assert "privacy.adversary: 'outsider' needs privacy.predictions" in error
 
 
 def test_a_batch_has_a_row_once(tmp_path):

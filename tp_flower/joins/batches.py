@@ -5,13 +5,10 @@ number, and epochs permute the order of the batches. Within a batch the server s
 the duplicates of a table's row (Eq. 10), so that a site sees each row once. A joined
 row without a row of some table is in a batch, too, and contributes nothing there.
 
-Batches are a partition of the joined rows, or Poisson samples: each joined row is in
-each batch with the same probability, independently. Only for these can the accountants
-count amplification by sampling (against those who do not see the batches: not the
-server). Each sample is used once: a repeated batch is not an independent sample.
+Batches are a random partition of the joined rows. No accountant counts amplification by
+sampling for it, and against the server, which draws the batches, there is none.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,7 +17,6 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.joins.mapping import NO_ROW, Number, TableMapping, TableRows
-from tp_flower.randomness import NoiseSource
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class TableBatches:
 
     Attributes:
         start: (batches + 1,), into ``rows``: distinct rows, ascending within a batch.
-        slots: (K,), for each joined row in batch order, the position of its row of the
+        slots: (N,), for each joined row in batch order, the position of its row of the
             table among the batch's distinct rows, or -1 if it has none.
     """
 
@@ -47,8 +43,7 @@ class BatchPlan:
     """All mini-batches of one run.
 
     Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order``
-    (K,). K is N if the batches are a partition; Poisson samples may contain a row
-    several times, or never.
+    (N,).
     """
 
     order: IntArray
@@ -93,44 +88,6 @@ def plan_batches(
     count = -(-total // batch_size)
     start = np.minimum(np.arange(count + 1) * batch_size, total)
     return _plan(mapping, order, start)
-
-
-def poisson_batches(
-    mapping: TableMapping, rate: float, steps: int, noise: NoiseSource
-) -> BatchPlan:
-    """Draw a batch for each step, with each joined row in it with probability ``rate``.
-
-    A batch may be empty, and the batches of two steps are independent: a run uses each
-    once, and divides by the expected size ``rate * N``. A row of a table with
-    multiplicity G is in a batch with probability 1 - (1 - r)^G, r in (0, 1].
-
-    The draws need ``noise``: whoever knows the run's seed could repeat the draws of a
-    generator with that seed, and there would be no amplification.
-    """
-    if not 0 < rate <= 1:
-        raise ValueError(f"rate is {rate}, allowed: above 0, at most 1")
-    total = mapping.joined_rows
-    cells = _bernoulli_cells(total * steps, rate, noise)
-    start = np.searchsorted(cells, np.arange(steps + 1) * total)
-    return _plan(mapping, cells % total, start)
-
-
-def _bernoulli_cells(cells: int, rate: float, noise: NoiseSource) -> IntArray:
-    """Return which of ``cells`` are drawn, from the geometric gaps between them."""
-    if rate == 1:
-        return np.arange(cells)
-    blocks, last = [], -1
-    while last < cells:
-        # nearly always sufficient at once
-        expected = (cells - last) * rate
-        count = math.ceil(expected + 5 * math.sqrt(expected)) + 1
-        gaps = np.floor(np.log(noise.uniform(count)) / math.log1p(-rate)) + 1
-        # a gap beyond the end ends the draws, however large it is
-        cut = np.minimum(gaps, cells + 1).astype(np.int64)
-        blocks.append(last + np.cumsum(cut))
-        last = int(blocks[-1][-1])
-    hits = np.concatenate(blocks)
-    return hits[hits < cells]
 
 
 def _plan(mapping: TableMapping, order: IntArray, start: IntArray) -> BatchPlan:

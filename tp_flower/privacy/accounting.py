@@ -113,29 +113,6 @@ def noise_multiplier(
     return enough if sample_rate == 1 else _least_noise(excess, enough)
 
 
-def outsider_mechanism(
-    multiplier: float, batch_rate: float, multiplicity: int, steps: int
-) -> Gaussian:
-    """Return the cost of SGD for a row against someone who sees only the final model.
-
-    This holds only if each joined row is in each batch independently with probability
-    ``batch_rate`` (Poisson), not for batches of a fixed size or of a shuffled epoch. A
-    row is in a batch if one of its ``G`` joined rows is, so its rate is ``1 - (1 -
-    r)^G``: not ``r``, and below ``G r``.
-
-    ``r`` is in (0, 1], ``G`` >= 1 is that of the row with the most joined rows, and the
-    steps are the batches of the whole run.
-
-    >>> round(outsider_mechanism(2.0, 0.01, multiplicity=3, steps=100).sample_rate, 6)
-    0.029701
-    """
-    # 1 - (1 - r)^G without the cancellation of a small r
-    rate = (
-        1.0 if batch_rate == 1 else -math.expm1(multiplicity * math.log1p(-batch_rate))
-    )
-    return Gaussian(multiplier, steps, rate)
-
-
 def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     """Return the smallest sufficient multiplier, given one that suffices."""
     from scipy.optimize import brentq

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import SiteError
-from tp_flower.methods import DP_SGD, NOISY_STATISTICS, OUTSIDER
-from tp_flower.privacy.accounting import noise_multiplier, outsider_mechanism
+from tp_flower.methods import DP_SGD, NOISY_STATISTICS
+from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.gradients import PrivateFit
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.statistics_update import GRAM_SHARE, StatisticsPlan
@@ -54,11 +54,7 @@ class Schedule:
         epochs: maximum number of epochs of the run.
         sends_gradients: whether gradients of batches leave (SGD), not models (ADMM).
         exchanges: updates of the models per epoch of ADMM.
-        batch_uses: how often each of SGD's batches is used in the run.
         row_batches: the largest number of the plan's batches that one row is in.
-        batch_rate: probability that a joined row is in a batch if batches are drawn
-            with it (Poisson); otherwise 0.
-        most_joined_rows: the largest number of joined rows of one row, max G.
         has_first_scores: whether the untrained model's scores leave.
         mean_multiplicity: mean G of the table's trained rows.
         rows_per_unit: k, 1 if every row is a unit.
@@ -72,10 +68,7 @@ class Schedule:
     sends_gradients: bool = False
     exchanges: int = 1
     batches: int = 0
-    batch_uses: int = 0
     row_batches: int = 0
-    batch_rate: float = 0.0
-    most_joined_rows: int = 0
     has_first_scores: bool = False
     rows_per_unit: int = 1
     mean_multiplicity: float = 1.0
@@ -106,7 +99,6 @@ class PartPlan:
         gradients: for the gradient of a batch of SGD.
         statistics: for the exact update of a linear model.
         uses: all kinds of releases from models and scores, covered or not.
-        outsider: cost of the gradients against an outsider.
         unit_norm: how much longer than a row's a unit's gradient may be.
     """
 
@@ -115,7 +107,6 @@ class PartPlan:
     statistics: StatisticsPlan | None = None
     scores: ClippedNoise | None = None
     uses: tuple[Use, ...] = ()
-    outsider: Gaussian | None = None
     unit_norm: float = 1.0
 
     @property
@@ -144,7 +135,7 @@ def plan_part(
     models = _plan_models(settings, schedule, is_linear=is_linear)
     once = (CURVATURE, GRAM, SAMPLED_ROWS, CENTRES)
     updates = schedule.epochs * schedule.exchanges
-    limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.batch_uses}
+    limits = {**dict.fromkeys(once, 1), GRADIENTS: schedule.epochs}
     uses = models.uses or tuple(Use(what, limits.get(what, updates)) for what in sends)
     return replace(models, scores=scores, uses=(*uses, *score_uses))
 
@@ -220,7 +211,9 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
     )
 
 
-def _multiplier(settings: "PrivacyTerms", count: int, sample_rate: float) -> float:
+def _multiplier(
+    settings: "PrivacyTerms", count: int, sample_rate: float = 1.0
+) -> float:
     """Return the noise multiplier that is set, or that the epsilon requires."""
     return settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
@@ -256,15 +249,7 @@ def _plan_gradients(
     """
     rows = schedule.rows_per_unit
     once = max(min(rows * schedule.row_batches, schedule.batches), 1)
-    in_run = Gaussian(1.0, once * schedule.batch_uses)
-    if settings.adversary == OUTSIDER and schedule.batch_rate:
-        in_run = outsider_mechanism(
-            1.0,
-            schedule.batch_rate,
-            rows * max(schedule.most_joined_rows, 1),
-            schedule.batches * schedule.batch_uses,
-        )
-    sigma = _multiplier(settings, in_run.count, in_run.sample_rate)
+    sigma = _multiplier(settings, once * schedule.epochs)
     unit = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
     if not is_linear:
         unit *= schedule.output_scale
@@ -273,11 +258,9 @@ def _plan_gradients(
                 f"gradients would be clipped to {settings.clip * unit:g}; allowed: at "
                 f"least {LEAST_TORCH_CLIP:g}. Multiply the label by a larger number"
             )
-    outsider = Gaussian(sigma, in_run.count, in_run.sample_rate)
     return PartPlan(
         gradients=ClippedNoise(settings.clip * unit, sigma),
-        uses=(Use(GRADIENTS, schedule.batch_uses, Gaussian(sigma, once)),),
-        outsider=outsider if in_run.sample_rate < 1 else None,
+        uses=(Use(GRADIENTS, schedule.epochs, Gaussian(sigma, once)),),
         unit_norm=_unit_norm(schedule),
     )
 
@@ -291,7 +274,7 @@ def _plan_scores(
     limits = {SCORES: (evaluations, rows_per_unit)}
     if schedule.sends_gradients:
         in_batches = rows_per_unit * max(schedule.row_batches, 1)
-        limits[BATCH_SCORES] = (schedule.batch_uses, in_batches)
+        limits[BATCH_SCORES] = (schedule.epochs, in_batches)
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())

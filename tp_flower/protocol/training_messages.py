@@ -13,8 +13,6 @@ from tp_flower.methods import (
     DP_SGD,
     JOINING,
     NOISY_STATISTICS,
-    OUTSIDER,
-    SERVER,
 )
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
@@ -65,7 +63,6 @@ class PrivacyTerms(Body, frozen=True, kw_only=True):
     target_clip: Clip
     predictions: f.NonNegative
     prediction_clip: Clip
-    adversary: Annotated[str, f.one_of(SERVER, OUTSIDER)]
     accountant: Annotated[str, f.one_of(*ACCOUNTANTS)]
 
     @classmethod
@@ -108,17 +105,12 @@ class Outline(Body, frozen=True, kw_only=True):
 
     Attributes:
         exchanges: in ADMM, updates of consensus per epoch.
-        batch_uses: in SGD, how often each batch is visited.
-        batch_rate: in SGD, the probability that a drawn batch has a joined row; 0 if
-            batches are a partition.
         sends: the form in which sampled rows leave, if the server solves.
     """
 
     strategy: Annotated[str, f.one_of(*JOINING)]
     epochs: Steps
     exchanges: Annotated[int, f.between(1, MOST_STEPS)] | None = None
-    batch_uses: Steps | None = None
-    batch_rate: f.Share | None = None
     sends: Annotated[str, f.one_of("rows", "centres")] | None = None
 
 

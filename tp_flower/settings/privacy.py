@@ -16,11 +16,9 @@ from tp_flower.methods import (
     LAPLACE,
     MASKED,
     NOISY_STATISTICS,
-    OUTSIDER,
     RANDOMISED_RESPONSE,
     RDP,
     SEALED,
-    SERVER,
 )
 from tp_flower.protocol.training_messages import MOST_STEPS
 from tp_flower.settings.declare import (
@@ -168,13 +166,6 @@ class PrivacySettings:
         _CLIP,
         _PREDICTIONS,
     )
-    adversary: str = setting(
-        SERVER,
-        'Strategy "sgd" with dp-sgd: whom epsilon protects against, "server" (sees '
-        'every message) or "outsider" (sees the final model).',
-        OneOf((SERVER, OUTSIDER)),
-        _FEATURES,
-    )
     accountant: str = setting(
         RDP, 'Accountant of sub-sampled noise: "rdp" or "prv".', OneOf(ACCOUNTANTS)
     )
@@ -238,12 +229,6 @@ def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
 
     A value equal to the default cannot be told from one that nobody set.
     """
-    is_for_outsiders = settings.adversary == OUTSIDER and settings.features == DP_SGD
-    if is_for_outsiders and not settings.predictions:
-        yield (
-            "privacy.adversary: 'outsider' needs privacy.predictions: scores without "
-            "noise go into the other tables' models, which an outsider sees as well"
-        )
     switches = {item.field: item for item in PRIVACY_SETTINGS}
     for item in PRIVACY_SETTINGS:
         switch = switches.get(item.readers.switch)

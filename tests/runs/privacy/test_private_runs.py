@@ -328,36 +328,6 @@ def test_noise_is_drawn_anew_by_every_shard_and_run(features, action, lou):
             assert np.array_equal(array, other[place]) == (privacy == clear)
 
 
-def test_against_an_outsider_batches_are_drawn_and_the_server_pays_more():
-    privacy = PrivacySettings(
-        features="dp-sgd", adversary="outsider", epsilon=1.0, predictions=3.0
-    )
-    runs = [trained.__wrapped__(privacy, "sgd", batch_size=20) for _ in range(2)]
-    releases = [own["release"] for own in accounts(runs[0])]
-    gradients = [release for release in releases if release["what"] == "gradients"]
-    assert gradients
-    for release in gradients:
-        assert release["mechanism"]["sample_rate"] == 1.0
-        assert "against an outsider" in release["scope"]
-    costs = [
-        Gaussian(own["noise_multiplier"], own["count"])
-        for own in (release["mechanism"] for release in gradients)
-    ]
-    assert max(epsilon([cost], DELTA) for cost in costs) > 1.0
-    # the batches are never the same, whatever the seed
-    one, other = (
-        [
-            array.tolist()
-            for seen in finished.sent("train.prepare")
-            for (_, name), array in seen.arrays.items()
-            if name == "batch-rows"
-        ]
-        for finished in runs
-    )
-    assert one
-    assert one != other
-
-
 @pytest.mark.parametrize(("lou", "features", "match"), CASES["uncovered"])
 def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match):
     with pytest.raises(SettingsError, match=match):

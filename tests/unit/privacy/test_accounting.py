@@ -22,7 +22,6 @@ from tp_flower.privacy.accounting import (
     _divergences,
     epsilon,
     noise_multiplier,
-    outsider_mechanism,
 )
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
@@ -182,20 +181,6 @@ def test_the_noise_for_any_delta_is_enough(delta):
     assert epsilon([Gaussian(multiplier)], delta) <= 1.0
     assert noise_multiplier(1.0, delta, count=0) == 0.0
     assert noise_multiplier(math.inf, delta, count=5) == 0.0
-
-
-def test_an_outsider_sees_a_row_as_often_as_any_of_its_joined_rows_is_drawn():
-    rng = np.random.default_rng(0)
-    drawn = rng.random((200_000, 3)) < 0.2
-    seen = outsider_mechanism(2.0, 0.2, multiplicity=3, steps=100)
-    assert (seen.noise_multiplier, seen.count) == (2.0, 100)
-    rate = seen.sample_rate
-    assert rate == pytest.approx(1 - 0.8**3, rel=1e-12)
-    error = math.sqrt(rate * (1 - rate) / len(drawn))
-    assert drawn.any(axis=1).mean() == pytest.approx(rate, abs=4 * error)
-    assert outsider_mechanism(2.0, 1.0, multiplicity=1, steps=5).sample_rate == 1.0
-    rare = outsider_mechanism(2.0, 1e-12, multiplicity=10, steps=5)
-    assert rare.sample_rate == pytest.approx(1e-11, rel=1e-9)
 
 
 @pytest.mark.parametrize(

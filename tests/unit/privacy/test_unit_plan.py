@@ -32,9 +32,7 @@ from tp_flower.settings import PrivacySettings
 
 DELTA = 1e-5
 ROWS = [1, 2, 5, 20, 66]
-SGD = Schedule(
-    epochs=6, columns=8, sends_gradients=True, batches=40, batch_uses=6, row_batches=2
-)
+SGD = Schedule(epochs=6, columns=8, sends_gradients=True, batches=40, row_batches=2)
 
 
 def of_person(rows: int) -> tuple[np.ndarray, np.ndarray, Units]:
@@ -142,10 +140,3 @@ def test_the_epsilon_of_labels_is_that_of_all_of_a_persons_labels(rows, of_label
     assert exact * 0.999 <= ledger <= rows * of_label * (1 + 1e-9)
     if rows == 1:
         assert ledger == of_label
-
-
-def test_what_the_batches_tell_an_outsider_counts_a_persons_joined_rows():
-    settings = PrivacySettings(features="dp-sgd", adversary="outsider", predictions=9.0)
-    drawn = replace(SGD, batch_rate=0.01, most_joined_rows=3, rows_per_unit=5)
-    made = plan_part(settings, drawn, sends=(), is_linear=True)
-    assert made.outsider.sample_rate == pytest.approx(1 - 0.99**15)

@@ -9,7 +9,7 @@ import tp_flower.privacy.plan as plan_module
 from client_apps.privacy import ledger_entries
 from scripts.render_pages import render_pages
 from tests.support.files import ROOT
-from tp_flower.methods import ADMM, CORESET, DP_SGD, NOISY_STATISTICS, OUTSIDER, SGD
+from tp_flower.methods import ADMM, CORESET, DP_SGD, NOISY_STATISTICS, SGD
 from tp_flower.protocol.messages import Action
 from tp_flower.sources.policy import LEVELS
 
@@ -44,7 +44,7 @@ def test_every_kind_of_planned_release_is_declared():
         if name.isupper() and type(value) is str
     }
     # the nearest centre leaves with the centres
-    others = {ADMM, SGD, DP_SGD, NOISY_STATISTICS, OUTSIDER, "nearest"}
+    others = {ADMM, SGD, DP_SGD, NOISY_STATISTICS, "nearest"}
     assert len(constants - others) == 12
     assert constants - others <= KINDS
     assert "nearest" not in KINDS
