@@ -24,10 +24,11 @@ from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.labels import Labels
 from strategies.setup.problem import CoresetSample, TrainedTable, TrainingProblem
+from strategies.setup.splitting import Split
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.coresets.assumptions import LEAST_GAMMA_SQUARED, MOST_TAU, gamma, tau
 from tp_flower.coresets.importance import CLUSTERS, augmented
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
@@ -168,9 +169,10 @@ class CoresetKMeans(SolvedStrategy):
             )
         return bound
 
-    def hold_out(self, rows: int) -> BoolArray:
+    def split(self, bound: BoundQuery, _: Extracted, mapping: TableMapping) -> Split:
         """Hold out no rows."""
-        return np.zeros(rows, np.bool_)
+        rows = mapping.tables[bound.label_table].rows
+        return Split(np.zeros(mapping.joined_rows, np.uint8), np.zeros(rows, np.bool_))
 
     def read_labels(self, extracted: Extracted, table: str) -> Labels:
         """Return labels without columns, (n, 0), with the names of the clusters."""

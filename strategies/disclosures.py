@@ -39,6 +39,7 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.splits import GROUP, TIME
 
 NOTHING: Final = "nothing"
 """The protection of a disclosure that no mechanism covers."""
@@ -66,6 +67,8 @@ class Exposure:
         grouped: the sharded tables that a GROUP BY runs over.
         keys: where the sites take the key of the hashes from.
         weight: table and expression of the joined rows' weight; "" without one.
+        split_groups: the columns whose values are held out; "" without any.
+        split_times: the order or the values of a column by which rows are held out.
         by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         sends: the form in which sampled rows leave; "" where the sites train.
         graph: the data that the graph of similar sites is made from.
@@ -94,6 +97,8 @@ class Exposure:
     is_masked: bool = False
     has_outer: bool = False
     has_row_key: bool = False
+    split_groups: str = ""
+    split_times: str = ""
 
 
 def exposure_of(
@@ -107,6 +112,8 @@ def exposure_of(
     """Return the exposure of a run, from its own messages and more ``facts``."""
     sharded = [name for name, shards in parts.items() if len(shards) > 1]
     nodes = inventory.nodes.values()
+    by, columns = settings.split.kind, ", ".join(settings.split.columns)
+    ordered = "the value of" if bound.split_table in sharded else "the rank of"
     return Exposure(
         label_table=bound.label_table,
         messages=(*SET_UP, *messages, Action.FINISH),
@@ -124,6 +131,8 @@ def exposure_of(
         # a table that is not joined has nothing to be added to
         is_masked=settings.privacy.scores == MASKED and bool(bound.joins),
         has_outer=bool(bound.outer),
+        split_groups=columns if by == GROUP else "",
+        split_times=f"{ordered} {columns}" if by == TIME else "",
         **facts,
     )
 

@@ -13,6 +13,9 @@ SGD: Final = "sgd"
 CORESET: Final = "coreset"
 PERSONAL: Final = "personal"
 
+CLUSTERING: Final = "coreset-kmeans"
+"""The method without a label, which holds out no rows."""
+
 ROWS_OF_CORESET: Final = 2000
 """Default number of joined rows that a method which solves on a coreset draws."""
 
@@ -63,7 +66,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
     "gd": replace(_SGD, epochs=100, is_full_batch=True),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
-    "coreset-kmeans": replace(_CORESET, solvers=("kmeans++", "distdim")),
+    CLUSTERING: replace(_CORESET, solvers=("kmeans++", "distdim")),
     "personalised": Method(PERSONAL, 60),
 }
 

@@ -4,6 +4,9 @@ Each handler takes the site and the request and returns the reply. It changes th
 state last, so that a failure changes nothing.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
@@ -21,10 +24,10 @@ from client_apps.privacy.keys import key_fields, key_groups, key_source, take_se
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extract import extract
-from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
 from tp_flower.extraction.select_plan import without_values
 from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
@@ -39,10 +42,13 @@ from tp_flower.protocol.setup_messages import (
     ExtractReply,
     ExtractRequest,
     LabelFacts,
+    RowKeyColumns,
     ShardDescription,
+    SplitTerms,
 )
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource
+from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
 
 def describe(site: Site, request: DescribeRequest) -> DescribeReply:
@@ -98,9 +104,9 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
-    row_key = check_row_key(body.row_key, len(fragment.keys))
-    groups = key_groups(body.key_groups, len(fragment.keys) - row_key.columns)
+    row_key, groups = _last_keys(body, len(fragment.keys))
     check_fragment(site, source, fragment)
+    _check_times(site, source, fragment, body.split)
     admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
@@ -112,19 +118,18 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         label, values = _label(site, number, body, extracted.label)
     elif body.local_label is not None:
         raise SiteError(f"table {extracted.table}: its rows were kept without a label")
-    if fragment.weight is not None and extracted.weight is None:
-        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
-    # keys that only name rows come last and are not joined on
+    # keys that only name or split rows come last and are not joined on
     hashed = {
         str(key): column.hashed(site.join_hasher(group))
         for key, (column, group) in enumerate(zip(extracted.keys, groups, strict=False))
     }
+    split = _split(site, body.split, extracted.keys)
     note(site, number, ledger_entries.COUNTS)
-    if groups or body.groups or row_key.leaves:
+    if groups or body.groups or row_key.leaves or "subset" in split:
         guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
         note(site, number, ledger_entries.KEYS, guarantee)
-    if fragment.weight is not None:
-        note(site, number, ledger_entries.WEIGHTS)
+    if "times" in split:
+        note(site, number, ledger_entries.TIMES)
     return ExtractedPart(
         rows=extracted.rows,
         keys=[key.kind for key in extracted.keys],
@@ -135,11 +140,58 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         hashes={key: column.hashes for key, column in hashed.items()},
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
-        weight=None if fragment.weight is None else extracted.weight,
+        weight=_weight(site, number, fragment, extracted),
         row_hashes=leave_hashes(site, number, row_key, extracted)
         if row_key.leaves
         else None,
+        **split,
     )
+
+
+def _last_keys(body: ExtractPart, keys: int) -> tuple[RowKeyColumns, list[str]]:
+    """Return the keys that name rows, and the groups of those that joins compare."""
+    row_key = check_row_key(body.row_key, keys)
+    not_joined = row_key.columns + int(body.split is not None)
+    return row_key, key_groups(body.key_groups, keys - not_joined)
+
+
+def _weight(
+    site: Site, number: int, fragment: Fragment, extracted: ExtractedShard
+) -> FloatArray | None:
+    """Note and return the weight of each row, None if the query has none here."""
+    if fragment.weight is None:
+        return None
+    if extracted.weight is None:
+        raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
+    note(site, number, ledger_entries.WEIGHTS)
+    return extracted.weight
+
+
+def _check_times(
+    site: Site, source: ShardSource, fragment: Fragment, terms: SplitTerms | None
+) -> None:
+    """Refuse a split by a column whose values may not leave, as those of a weight."""
+    if terms is not None and terms.by != BY_HASH:
+        check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
+
+
+def _split(
+    site: Site, terms: SplitTerms | None, keys: Sequence[ExtractedKey]
+) -> dict[str, AnyArray]:
+    """Return what the last key says of each row: its subset, or its place in time."""
+    if terms is None:
+        return {}
+    key = keys[-1]
+    if terms.by == BY_HASH:
+        hasher = site.hasher().purpose(f"split {terms.seed}")
+        shares = Shares(terms.test, terms.validation)
+        subset = split_by_hash(hasher.hash_texts(key.texts), shares)
+        # the last value is that of a missing one
+        return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
+    times = key.numbers()
+    if terms.by == BY_ORDER:
+        times = np.unique(times, return_inverse=True)[1].astype(np.float64)
+    return {"times": np.append(times, np.nan)[key.codes]}
 
 
 def _label(

@@ -47,6 +47,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
+TIMES: Final = "times"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED: Final = "unmatched"
 _SCORES: Final = (SCORES, BATCH_SCORES)
@@ -77,6 +78,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
     "because the server says that they have no partner in it",
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
+    TIMES: "not covered: the rank of each row in the order that rows are held out by, "
+    "or its value where the table has several shards",
     STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
     "quantiles (values of single rows) where an encoder needs them, and how many "
     "rows each category has, by its keyed hash; sealed to the table's other shards",

@@ -35,7 +35,6 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
-from tp_flower.joins.mapping import split_rows
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.losses import Loss
 from tp_flower.privacy.key_agreement import GroupSecret
@@ -50,6 +49,7 @@ from tp_flower.sources.shards import (
     flights_sources,
     load_tables,
 )
+from tp_flower.splits import split_rows
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]

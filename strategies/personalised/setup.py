@@ -27,7 +27,6 @@ from strategies.training.prepare import common_shape, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import split_rows
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import MAX_CLASSES, Loss
 from tp_flower.methods import SUMMARIES
@@ -43,6 +42,7 @@ from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
+from tp_flower.splits import split_rows
 
 NO_GRAPH: Final = "none"
 

@@ -18,6 +18,7 @@ from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
+from strategies.setup.splitting import split_terms
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
@@ -102,8 +103,6 @@ def extract(
 ) -> Generator[Requests, Replies, Extracted]:
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
     row_key = row_key or RowKeyColumns()
-    plan = label_plan(settings)
-    terms = None if plan is None else LabelTerms(**asdict(plan))
     fragments: dict[Part, Fragment] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
@@ -113,12 +112,12 @@ def extract(
             fragments[part] = fragment
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
+    grouped = split_groups(fragments)
+    bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
     groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
     by_node = yield from relay_secrets(inventory, groups, settings.seed)
-    grouped = split_groups(fragments)
-    bodies = _request_parts(bound, fragments, grouped, row_key, terms, local_label)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
@@ -139,7 +138,7 @@ def extract(
     return Extracted(
         parts=parts,
         rows=rows,
-        keys=_keys(bound, parts, replies, rows, row_key),
+        keys=_keys(bound, parts, replies, rows),
         weights=weights,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
@@ -152,14 +151,15 @@ def _request_parts(
     fragments: Mapping[Part, Fragment],
     grouped: Sequence[Sequence[Part]],
     row_key: RowKeyColumns,
-    terms: LabelTerms | None,
+    settings: Settings,
     local_label: str | None,
 ) -> dict[int, ExtractPart]:
     with_groups = {part for parts in grouped for part in parts}
     groups = key_groups(bound)
-    if row_key.columns:
-        # no join compares the row key
-        groups[bound.label_table] = groups[bound.label_table][: -row_key.columns]
+    plan = label_plan(settings)
+    terms = None if plan is None else LabelTerms(**asdict(plan))
+    shards = [part for part in fragments if part.table == bound.split_table]
+    split = split_terms(settings, len(shards)) if shards else None
     return {
         part.number: ExtractPart(
             shard=part.shard,
@@ -171,6 +171,7 @@ def _request_parts(
             row_key=row_key
             if row_key.columns and part.table == bound.label_table
             else None,
+            split=split if part in shards else None,
         )
         for part, fragment in fragments.items()
     }
@@ -199,16 +200,12 @@ def _keys(
     parts: Mapping[str, Sequence[Part]],
     replies: Replies,
     rows: Mapping[int, int],
-    row_key: RowKeyColumns,
 ) -> dict[tuple[str, int], list[KeyColumn]]:
     """Return the keys that joins compare; for a table without parts, no values."""
     none = KeyColumn(np.zeros(0, np.int32), np.zeros((0, 2), np.uint64), "")
     keys = {}
     for table, shards in parts.items():
-        count = len(bound.fragments_of(table)[0].keys)
-        if table == bound.label_table:
-            count -= row_key.columns
-        for key in range(count):
+        for key in range(bound.joined_keys(table)):
             columns = [
                 read_key(replies, part, key, rows[part.number]) for part in shards
             ]
@@ -317,7 +314,7 @@ def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, s
 
 
 def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
-    """Return, by table, the group of each of its join keys.
+    """Return, by table, the group of each of its keys that joins compare.
 
     Keys are in one group if joins connect them: the groups are the connected components
     of the graph whose edges are the joins.
@@ -325,7 +322,7 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     keys = [
         (table, number)
         for table in bound.tables
-        for number in range(len(bound.fragments_of(table)[0].keys))
+        for number in range(bound.joined_keys(table))
     ]
     group = {key: number for number, key in enumerate(keys)}
     for join in bound.joins:

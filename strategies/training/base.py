@@ -42,13 +42,14 @@ from strategies.setup.row_weights import (
     row_weights,
     without_weightless,
 )
+from strategies.setup.splitting import Split, split_joined
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError, SettingsError
 from tp_flower.joins.joining import build_mapping
-from tp_flower.joins.mapping import TableMapping, split_rows
+from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import Contribution, contributions
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
@@ -57,10 +58,10 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Query
-from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE
+from tp_flower.splits import TRAIN
 
 INTERCEPT: Final = "(intercept)"
 DIVERGENCE_FACTOR: Final = 100.0
@@ -186,7 +187,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query over the sites' columns."""
-        return self.query.bind(schemas)
+        return self.query.bind(schemas, split=self.settings.split.columns)
 
     def baseline(self, _: Run) -> float:
         """Return the loss of a constant score; infinity if it is not known."""
@@ -314,10 +315,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return B, at most N; 0 without batches."""
         return 0
 
-    def hold_out(self, rows: int) -> BoolArray:
-        """Return which rows of the label table are held out for testing, (rows,)."""
-        rng = generator(self.settings.seed, Stream.SPLIT)
-        return split_rows(rows, self.settings.test_fraction, rng)
+    def split(
+        self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping
+    ) -> Split:
+        """Return which joined rows are held out."""
+        parts = extracted.parts.get(bound.split_table, ())
+        return split_joined(bound, parts, extracted.replies, mapping, self.settings)
 
     def read_labels(self, extracted: Extracted, table: str) -> Labels:
         """Return the labels of the label table."""
@@ -490,9 +493,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         mapping, weights, weighting = without_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
         )
-        held_out = self.hold_out(rows[bound.label_table])
+        split = self.split(bound, extracted, mapping)
         row_of = mapping.tables[bound.label_table].row_of
-        is_test = held_out[row_of]
+        is_test = split.subset != TRAIN
         train_weights, test_weights = (
             row_weights(weighting, weights, mapping, rows)
             for rows in (~is_test, is_test)
@@ -506,7 +509,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             labels=labels,
             mapping=mapping,
             steps=steps,
-            held_out=held_out,
+            held_out=split.held_out,
             is_test=is_test,
             train=train,
             test=test,

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tp_flower.arrays import FloatArray, IndexArray
+from tp_flower.errors import SourceError
 from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
@@ -115,6 +116,20 @@ class ExtractedKey:
         """Return the key in the form that leaves the site, ordered by its hashes."""
         codes, hashes = self.hashed_whole(hasher)
         return KeyColumn(codes, hashes[:, :2], self.kind)
+
+    def numbers(self) -> FloatArray:
+        """Return the distinct values as numbers, (k,); of times microseconds.
+
+        Raises SourceError if the key is not one number or time.
+        """
+        if self.kind not in ("number", "time"):
+            raise SourceError(
+                f"a column of type {self.kind} has no order to hold the last rows out "
+                "by: name a number, a date or a timestamp"
+            )
+        digits = pc.replace_substring_regex(self.texts, "^[a-z]+[0-9]+:", "")
+        values: FloatArray = pc.cast(digits, pa.float64()).to_numpy()
+        return values
 
     def hashed_whole(self, hasher: KeyedHasher) -> tuple[CodeArray, HashArray]:
         """Return the codes (n,) and all 256 bits (k, 4), in the order of the hashes."""

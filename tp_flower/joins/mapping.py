@@ -130,15 +130,6 @@ class TableMapping:
         return total
 
 
-def split_rows(
-    rows: int, test_fraction: float, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
-    """Return (rows,) bool: which rows of the label table are held out for testing."""
-    held_out = np.zeros(rows, dtype=np.bool_)
-    held_out[rng.permutation(rows)[: round(rows * test_fraction)]] = True
-    return held_out
-
-
 @dataclass(frozen=True)
 class RowWeights:
     """The weights of the joined training rows.

@@ -54,6 +54,8 @@ import msgspec
 import numpy as np
 from msgspec.structs import fields as declared_fields
 
+from tp_flower.splits import TEST, TRAIN
+
 MOST: Final = (1 << 31) - 1
 """The largest whole number in a message, unless a tighter limit applies."""
 
@@ -134,6 +136,8 @@ unsigned = _declaration("uint32", None)
 """Unsigned positions."""
 flags = _declaration("uint8", 0, 1)
 """One byte per item, 0 or 1."""
+subsets = _declaration("uint8", TRAIN, TEST)
+"""Whether a row is trained on (0), validates (1) or is tested on (2)."""
 positive_counts = _declaration("int32", 1)
 """Numbers of rows, each at least 1."""
 shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")

@@ -8,6 +8,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.splits import BY_HASH, BY_ORDER, BY_VALUE
 
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
 PublicKey = f.Digest
@@ -168,6 +169,22 @@ class LabelTerms(Body, frozen=True):
     limits: tuple[f.Finite, ...]
 
 
+class SplitTerms(Body, frozen=True, kw_only=True):
+    """How a table's last key, which no join compares, decides what is held out.
+
+    Attributes:
+        by: "hash" holds out whole values; "order" and "value" let the server hold out
+            the last joined rows, by the ranks of values in the table's only shard, or
+            by the values themselves.
+        test: share of the values to test on; ``validation`` of the others.
+    """
+
+    by: Annotated[str, f.one_of(BY_HASH, BY_ORDER, BY_VALUE)]
+    seed: f.Seed
+    test: f.Share
+    validation: f.Share
+
+
 class ExtractPart(PartBody, frozen=True, kw_only=True):
     """The part of the query that a shard runs.
 
@@ -187,6 +204,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         Annotated[str, f.one_of("auto", "regression", "classification")] | None
     ) = None
     row_key: RowKeyColumns | None = None
+    split: SplitTerms | None = None
 
 
 class ExtractRequest(Request, frozen=True, kw_only=True):
@@ -212,7 +230,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     # the message in which the secret was sealed discloses it
     schedule = (
         *("keys", "public_keys", "site_keys", "sealed"),
-        *("shard", "groups", "label_privacy", "local_label"),
+        *("shard", "groups", "label_privacy", "local_label", "split"),
     )
 
 
@@ -234,6 +252,8 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
         group_hashes: keyed hashes of a sub-query's groups, before its filters.
         label_values: one per row; classes are positions in the categories.
         row_hashes: hashes that name the rows in predictions.
+        subset: what a value's rows are for, where whole values are held out.
+        times: where the last rows are: ranks, or values; NaN for NULL.
     """
 
     rows: f.TableRowCount
@@ -247,6 +267,8 @@ class ExtractedPart(PartBody, frozen=True, kw_only=True):
     label_values: Annotated[AnyArray, f.column_values("rows")] | None = None
     weight: Annotated[AnyArray, f.column_values("rows")] | None = None
     row_hashes: Annotated[AnyArray, f.hash_pairs("rows")] | None = None
+    subset: Annotated[AnyArray, f.subsets("rows")] | None = None
+    times: Annotated[AnyArray, f.column_values("rows")] | None = None
 
 
 class ExtractReply(Reply, frozen=True):
@@ -289,6 +311,20 @@ class ExtractReply(Reply, frozen=True):
             kinds=("weights",),
             policy="weights",
             when="weight",
+        ),
+        Discloses(
+            "rows held out by {split_groups}",
+            fields=("subset",),
+            covered_by="hashes",
+            kinds=("keys",),
+            when="split_groups",
+        ),
+        Discloses(
+            "{split_times} in every row",
+            fields=("times",),
+            kinds=("times",),
+            policy="weights",
+            when="split_times",
         ),
         Discloses(
             "the row key of each row of {label_table}",
@@ -421,7 +457,7 @@ class FittedPart(PartBody, frozen=True, kw_only=True):
 
 
 _COLUMNS = Discloses(
-    "per feature, how many encoded columns it has: none if it is constant",
+    "each feature's number of encoded columns, 0 if it is constant",
     fields=("columns",),
     kinds=("counts",),
 )

@@ -69,12 +69,15 @@ class BoundQuery:
         joins: one per pair of tables with predicates, ordered by the right table,
             then the left, in FROM order; together they connect all tables.
         outer: LEFT JOINed tables, which may have no match for a joined row.
+        split_table: the table whose last key decides which rows are held out; ""
+            if none does.
     """
 
     fragments: tuple[Fragment, ...]
     joins: tuple[Join, ...]
     label_table: str
     outer: frozenset[str] = frozenset()
+    split_table: str = ""
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -85,6 +88,12 @@ class BoundQuery:
     def weight_table(self) -> str | None:
         """Alias of the table that holds the weight, None if joined rows have none."""
         return next((f.table for f in self.fragments if f.weight is not None), None)
+
+    def joined_keys(self, table: str) -> int:
+        """Return how many of a table's keys joins compare: its first ones."""
+        sides = [(join.left, join.left_key) for join in self.joins]
+        sides += [(join.right, join.right_key) for join in self.joins]
+        return 1 + max((key for name, key in sides if name == table), default=-1)
 
     def fragments_of(self, table: str) -> tuple[Fragment, ...]:
         """Return the fragments of a table; KeyError if the query has none."""
@@ -147,13 +156,17 @@ class Query:
         return tuple(dict.fromkeys(table.name for table in tables))
 
     def bind(
-        self, schemas: Mapping[str, Schema], unlabelled: Unlabelled | None = None
+        self,
+        schemas: Mapping[str, Schema],
+        unlabelled: Unlabelled | None = None,
+        split: Sequence[str] = (),
     ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        Without a label, the query's own label is read only if the query has stars,
-        which do not include the label's columns. A QueryError names an unknown or
-        ambiguous table or column, an expression over two tables, a table that is not
+        The columns of a ``split`` are together the last key of their table, which no
+        join uses. Without a label, the query's own label is read only if the query has
+        stars, which do not include the label's columns. A QueryError names an unknown
+        or ambiguous table or column, an expression over two tables, a table that is not
         joined, or rows that no site has.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
@@ -189,6 +202,7 @@ class Query:
             keys.setdefault(unlabelled.table, []).extend(row_key)
             is_kept = is_weight if unlabelled.keeps_weight else lambda _: False
             marked = [pair for pair in marked if is_kept(pair[0])]
+        split_table = _add_split(split, scope, keys)
         label, weight = _label_and_weight(marked, settled.outer)
         fragments = tuple(
             branch.fragment(
@@ -206,7 +220,7 @@ class Query:
             for branch in relation.branches
         )
         followed = label.table if label else unlabelled.table if unlabelled else ""
-        return BoundQuery(fragments, joins, followed, settled.outer)
+        return BoundQuery(fragments, joins, followed, settled.outer, split_table)
 
 
 def _without_label(statement: Statement, unlabelled: Unlabelled) -> Statement:
@@ -244,6 +258,26 @@ def _row_key(
             )
         keys.append((local.sql,))
     return keys
+
+
+def _add_split(
+    columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
+) -> str:
+    """Add the columns of a split to the keys of their table, and return the table."""
+    if not columns:
+        return ""
+    pieces = []
+    for column in columns:
+        what = f"test-split {column}"
+        pieces.append(scope.local(parse_expression(column, what), what))
+    table, *others = dict.fromkeys(piece.table for piece in pieces)
+    if others:
+        raise QueryError(
+            f"test-split names columns of the tables {', '.join((table, *others))}: "
+            "rows are held out by the columns of one table"
+        )
+    keys.setdefault(table, []).append(tuple(piece.sql for piece in pieces))
+    return table
 
 
 def _check_joined(statement: Statement, settled: Settled) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.methods import JOINING, METHODS
+from tp_flower.methods import CLUSTERING, JOINING, METHODS
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
     Form,
@@ -15,6 +15,7 @@ from tp_flower.settings.declare import (
     items_of,
     setting,
 )
+from tp_flower.splits import RANDOM, SplitRule
 
 TRAIN: Final = "train"
 EXPLAIN: Final = "explain"
@@ -192,6 +193,11 @@ def _row_weight(text: str) -> str:
     return text
 
 
+def _test_split(text: str) -> str:
+    SplitRule.read(text)
+    return text
+
+
 @dataclass(frozen=True)
 class DataSettings:
     """The training set: the query, its tables, its rows and their features."""
@@ -220,8 +226,21 @@ class DataSettings:
     )
     test_fraction: float = setting(
         0.2,
-        "Share of the label table's rows held out for testing, below 1; 0 = none.",
+        "Share of the label table's rows held out for testing, below 1; 0 = none. "
+        "Of another `test-split`, the share of values, or of joined rows.",
         Range(0, 1),
+    )
+    test_split: str = setting(
+        RANDOM,
+        'What is held out: "random" rows of the label table; "group(f.day)", whole '
+        'values of one or several columns of a table; or "time(f.time_hour)", the last '
+        "joined rows by a column.",
+        Form('"random", "group(ALIAS.column, ...)", "time(ALIAS.column)"', _test_split),
+        Readers(
+            tuple(name for name in JOINING if name != CLUSTERING),
+            refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "
+            f"has none: leave it {RANDOM!r}",
+        ),
     )
     row_weight: str = setting(
         JOINED,

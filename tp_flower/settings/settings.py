@@ -30,6 +30,7 @@ from tp_flower.settings.declare import (
     store,
 )
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
+from tp_flower.splits import SplitRule
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,16 @@ class SettingValues(
         return self.num_epochs or self.method.epochs
 
     @property
+    def split(self) -> SplitRule:
+        """How joined rows are held out."""
+        return SplitRule.read(self.test_split)
+
+    @property
+    def split_name(self) -> str:
+        """The name of the split, beside which metrics of held-out rows stand."""
+        return self.split.describe(self.test_fraction)
+
+    @property
     def coreset_rows(self) -> int:
         """The number of joined rows to draw for training; 0 to train on all."""
         return self.coreset_size or self.method.coreset_size
@@ -113,6 +124,8 @@ KEYS: Final = tuple(item.key for item in SETTINGS)
 def conflicts(values: SettingValues) -> Iterator[str]:
     """Yield the combinations of settings that contradict each other."""
     yield from _unread(values)
+    if values.split.columns and not values.test_fraction:
+        yield f"test-split: {values.test_split!r} needs a test-fraction above 0"
     yield from _conflicts_of_models(values)
     yield from _conflicts_of_privacy(values)
     if values.method.solvers:

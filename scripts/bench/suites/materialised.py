@@ -55,12 +55,12 @@ from scripts.joined.models import (
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
 from strategies.training import admm
-from tp_flower.joins.mapping import split_rows
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.sources.flights import FLIGHTS_SQL
+from tp_flower.splits import split_rows
 
 REPEATS = 2
 EPOCHS = {"speed": 10, "centralized": 12}

@@ -24,7 +24,6 @@ from strategies.run.grid import InProcessGrid
 from tests.support import federated
 from tests.support.files import case_table
 from tp_flower.features.statistics import category_purpose
-from tp_flower.joins.mapping import split_rows
 from tp_flower.losses import SquaredLoss
 from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
@@ -36,6 +35,7 @@ from tp_flower.sources.shards import (
     register_frames,
     release,
 )
+from tp_flower.splits import split_rows
 
 CASES = case_table(__file__)
 SETTINGS = Settings(task="regression", seed=3)

@@ -15,8 +15,9 @@ from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.joining import JoinStep, build_mapping
-from tp_flower.joins.mapping import TableMapping, TableRows, split_rows
+from tp_flower.joins.mapping import TableMapping, TableRows
 from tp_flower.query import Join
+from tp_flower.splits import split_rows
 
 COLUMNS = ("a", "b")
 LEFT = [("t1", "t0", "a", "a")]

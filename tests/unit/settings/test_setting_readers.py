@@ -22,10 +22,16 @@ DERIVED = {
     "model_of": ("model", "models"),
     "coreset_rows": ("coreset_size",),
     "method_name": ("strategy",),
+    "split": ("test_split",),
+    "split_name": ("test_split", "test_fraction"),
 }
 """By member of the settings, the fields that it stands for."""
-SENT_ALONG = {"coreset-ridge": {"clusters"}}
-"""By strategy, what its requests hold and nothing uses."""
+SENT_ALONG = {
+    "coreset-ridge": {"clusters"},
+    "coreset-kmeans": {"test_split"},
+    "personalised": {"test_split"},
+}
+"""By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress", "wait_seconds"}
 """Read by the app, or by the transport between processes."""
 CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}

@@ -1,0 +1,116 @@
+"""Splitting the joined rows: at random, or by the columns of a table, at its sites.
+
+Of a group split a site tells which of its rows are held out, as the keyed hash of their
+values decides; of a split by time the order of its rows, whose last share the server
+holds out. The table mapping carries both to the joined rows; one that has no row of the
+table, or no value there, is trained on.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from strategies.run.exchange import Part, Replies
+from strategies.run.replies import array_of
+from tp_flower.arrays import BoolArray
+from tp_flower.errors import QueryError
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.protocol.setup_messages import ExtractedPart, SplitTerms
+from tp_flower.query import BoundQuery
+from tp_flower.randomness import Stream, generator
+from tp_flower.settings import Settings
+from tp_flower.splits import (
+    BY_HASH,
+    BY_ORDER,
+    BY_VALUE,
+    GROUP,
+    RANDOM,
+    TRAIN,
+    Shares,
+    SubsetArray,
+    split_at_random,
+    split_by_order,
+)
+
+
+class Split(NamedTuple):
+    """The subset of joined rows, (N,), and the label table's rows held out, (n,)."""
+
+    subset: SubsetArray
+    held_out: BoolArray
+
+
+def split_terms(settings: Settings, shards: int) -> SplitTerms:
+    """Return how the shards of a table decide, or tell, what is held out."""
+    last = BY_ORDER if shards == 1 else BY_VALUE
+    shares = _shares(settings)
+    return SplitTerms(
+        by=BY_HASH if settings.split.kind == GROUP else last,
+        seed=settings.seed,
+        test=shares.test,
+        validation=shares.validation,
+    )
+
+
+def split_joined(
+    bound: BoundQuery,
+    parts: Sequence[Part],
+    replies: Replies,
+    mapping: TableMapping,
+    settings: Settings,
+) -> Split:
+    """Return the split of the joined rows; ``parts`` hold its columns."""
+    labelled = mapping.tables[bound.label_table]
+    if settings.split.kind == RANDOM:
+        rng = generator(settings.seed, Stream.SPLIT)
+        of_rows = split_at_random(labelled.rows, _shares(settings), rng)
+        return Split(of_rows[labelled.row_of], of_rows != TRAIN)
+    subset = _by_columns(bound, parts, replies, mapping, settings)
+    if not subset.any():
+        raise QueryError(
+            f"test-split {settings.test_split!r} holds out none of the {len(subset)} "
+            f"joined rows: raise test-fraction ({settings.test_fraction:g}), name "
+            "columns with more values, or take another seed"
+        )
+    held_out = np.zeros(labelled.rows, np.bool_)
+    held_out[labelled.row_of[subset != TRAIN]] = True
+    held_out[labelled.row_of[subset == TRAIN]] = False
+    return Split(subset, held_out)
+
+
+def _shares(settings: Settings) -> Shares:
+    return Shares(settings.test_fraction)
+
+
+def _by_columns(
+    bound: BoundQuery,
+    parts: Sequence[Part],
+    replies: Replies,
+    mapping: TableMapping,
+    settings: Settings,
+) -> SubsetArray:
+    """Return the subset of each joined row, (N,), from what the columns' sites tell."""
+    kinds = {
+        body.keys[-1]
+        for part in parts
+        if (body := replies.body(part, ExtractedPart)).rows and body.keys
+    }
+    if len(kinds) > 1:
+        raise QueryError(
+            f"test-split {settings.test_split!r}: the columns differ in type between "
+            f"the shards: {', '.join(sorted(kinds))}"
+        )
+    is_group = settings.split.kind == GROUP
+    name, of_none = ("subset", TRAIN) if is_group else ("times", np.nan)
+    of_rows = [
+        array_of(replies, part, name, (replies.body(part, ExtractedPart).rows,))
+        for part in parts
+    ]
+    # the last value is that of joined rows without a row of the table
+    values = np.concatenate([*of_rows, [of_none]])[
+        mapping.tables[bound.split_table].row_of
+    ]
+    if is_group:
+        return values.astype(np.uint8)
+    return split_by_order(values, _shares(settings))

@@ -1,0 +1,154 @@
+"""Runs hold out what `test-split` says: compared with the join built by DuckDB."""
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.support.examples.store_runs import FRAMES, LEFT, query, trained
+from tests.support.federated import SOURCE, train, write_site
+from tp_flower.errors import QueryError, SiteError
+from tp_flower.keyed_hash import KeyedHasher
+from tp_flower.privacy.key_agreement import GroupSecret
+from tp_flower.splits import TEST, Shares, split_by_hash
+
+ROWS = "o.rowid AS o, c.rowid AS c, i.rowid AS i"
+SPLITS = ["group(o.day)", "group(c.id)", "group(o.day, o.online)", "time(o.day)"]
+SPLITS += ["time(c.age)", "time(i.price)"]
+
+
+def joined(columns: str, source: str) -> tuple[list[dict], list[tuple]]:
+    """The rows behind each joined row, by table, and the values of some columns."""
+    with duckdb.connect() as engine:
+        for name, frame in FRAMES.items():
+            engine.register("frame", frame)
+            engine.execute(f"CREATE TABLE {name} AS SELECT * FROM frame")
+        rows = engine.sql(f"SELECT {ROWS}, {columns} {source}").fetchall()
+    keys = [dict(zip("oci", row[:3], strict=True)) for row in rows]
+    return keys, [row[3:] for row in rows]
+
+
+def canonical(value: object) -> str:
+    kind = "boolean" if isinstance(value, bool) else "number"
+    text = str(value).lower() if kind == "boolean" else f"{value:.15g}"
+    return f"{kind}{len(text)}:{text}"
+
+
+def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[bool]:
+    """Whether each joined row is held out, in plain Python."""
+    if split.startswith("time"):
+        times = sorted(time for (time,) in values if time is not None)
+        first = times[-round(len(times) * share)]
+        return [time is not None and time >= first for (time,) in values]
+    hasher = KeyedHasher(GroupSecret.of_simulation(0).value).purpose("split 0")
+    decided = {}
+    for value in set(values):
+        text = "".join(map(canonical, value)) if None not in value else None
+        hashes = hasher.hash_texts(pa.array([text or ""]))
+        is_test = split_by_hash(hashes, Shares(share))[0] == TEST
+        decided[value] = text is not None and is_test
+    return [bool(decided[value]) for value in values]
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+@pytest.mark.parametrize("source", [SOURCE, LEFT], ids=["inner", "left"])
+def test_the_split_is_that_of_the_join(split, layout, source):
+    finished = trained(
+        "squared", layout, "admm", source, test_split=split, num_epochs=1
+    )
+    problem = finished.strategy.training_problem
+    rows, values = joined(split.partition("(")[2].rstrip(")"), source)
+    held_out = is_held_out(values, split)
+    assert problem.joined_rows == (held_out.count(False), held_out.count(True))
+    assert 0 < held_out.count(True) < len(rows)
+    for table, frame in zip("oci", FRAMES.values(), strict=True):
+        for masks, expected in ((finished.trained, False), (finished.tested, True)):
+            of_table = np.zeros(len(frame), bool)
+            behind = [
+                row[table]
+                for row, is_test in zip(rows, held_out, strict=True)
+                if is_test == expected and row[table] is not None
+            ]
+            of_table[behind] = True
+            np.testing.assert_array_equal(masks[table], of_table)
+    # no value is on both sides
+    sides = [
+        {v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)
+    ]
+    assert {v for v in sides[0] & sides[1] if None not in v} == set()
+
+
+@pytest.mark.parametrize("strategy", ["cg", "sgd", "vfl-admm", "coreset-ridge"])
+def test_every_strategy_holds_out_the_same_rows(strategy):
+    how = {"test_split": "group(c.id)", "num_epochs": 1}
+    counted = [
+        trained("squared", "whole", name, **how).strategy.report.joined_rows_test
+        for name in ("admm", strategy)
+    ]
+    assert counted[0] == counted[1] > 0
+
+
+def test_what_leaves_for_a_split():
+    by_hash = trained("squared", test_split="group(c.id)", num_epochs=1).arrays(
+        "query.extract", replies=True
+    )
+    by_rank, by_value = (
+        trained("squared", layout, test_split="time(c.age)", num_epochs=1)
+        for layout in ("whole", "sharded")
+    )
+    subsets = {key: array for key, array in by_hash.items() if key[1] == "subset"}
+    assert [array.dtype for array in subsets.values()] == [np.uint8]
+    ages = FRAMES["customers"]["age"].to_numpy()
+    for run, expected in (
+        (
+            by_rank,
+            np.where(np.isnan(ages), np.nan, np.searchsorted(np.unique(ages), ages)),
+        ),
+        (by_value, ages),
+    ):
+        sent = run.arrays("query.extract", replies=True)
+        times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
+        np.testing.assert_array_equal(np.concatenate(times), expected)
+    for run, told in ((by_rank, "the rank of c.age"), (by_value, "the value of c.age")):
+        messages = run.strategy.report.privacy["messages"]
+        assert f"{told} in every row" in [item["carries"] for item in messages]
+    assert {"times", "keys"} <= {line["release"]["what"] for line in by_rank.lines}
+
+
+@pytest.mark.parametrize(
+    ("split", "problem"),
+    [
+        ("group(x.day)", "test-split x.day: no table is called 'x'"),
+        (
+            "time(o.dya)",
+            "test-split o.dya: table 'o' has no column 'dya' .did you mean 'day'",
+        ),
+        ("group(o.day, c.id)", "columns of the tables o, c: rows are held out by the"),
+        (
+            "group(c.region)",
+            "holds out none of the 89 joined rows: raise test-fraction",
+        ),
+    ],
+)
+def test_refused_columns(split, problem):
+    with pytest.raises(QueryError, match=problem):
+        trained("squared", test_split=split)
+
+
+def test_a_text_has_no_order():
+    with pytest.raises(SiteError, match=r"type text has no order .* name a number"):
+        trained("squared", test_split="time(c.region)")
+
+
+def test_a_fraction_that_leaves_no_rows_to_train_on():
+    with pytest.raises(QueryError, match=r"held out for testing: lower test-fraction"):
+        trained("squared", test_split="time(o.day)", test_fraction=0.999)
+
+
+@pytest.mark.parametrize("rules", ["releases.weights = 'never'", "weights = ['id']"])
+def test_policies_on_values_of_rows_are_policies_on_times(rules, tmp_path):
+    site = write_site(tmp_path / "shop", FRAMES, {"customers": rules})
+    train([site], query(), test_split="group(c.age)")
+    with pytest.raises(SiteError, match=r"policy .*weights.* refuses"):
+        train([site], query(), test_split="time(c.age)")
