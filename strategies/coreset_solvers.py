@@ -121,7 +121,7 @@ class SolvedStrategy(JoinStrategy):
             name: table.gather_scores(replies) for name, table in problem.tables.items()
         }
         train = problem.train_metrics(problem.gather(scores))
-        self.finish_epoch(EpochResult(1, train, problem.test_metrics(scores)))
+        self.finish_epoch(EpochResult(1, train, problem.held_out_metrics(scores).test))
 
     def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
         """Add more facts about the coreset to the report."""

@@ -41,6 +41,8 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
     updates = {}
     for part in site.parts():
         step = step_of(site, part, request.parts)
+        if request.is_best:
+            part.mark_best()
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
     return AdmmReply(updates)

@@ -45,6 +45,8 @@ def descend(site: Site, request: DescentRequest) -> DescentReply:
         step = step_of(site, part, request.parts)
         if request.line is not None:
             part.advance(request.line.length, request.line.conjugacy)
+        if request.is_best:
+            part.mark_best()
         moments = part.moments(step, 1.0)
         if part.data.update is Update.GRAM:
             update = DescentUpdate(share=part.share(moments, _unit(part)))

@@ -458,6 +458,9 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         for part in list(site.parts()):
             if request.step is not None:
                 part.advance(request.step.length, request.step.conjugacy)
+            if not request.is_best:
+                part.return_to_best()
+            if request.step is not None:
                 scores = part.model.scores(part.data.trained)
                 part.vectors[SCORE_SUMS] = score_sums(scores, part.data.multiplicity)
             digest = _keep(site, model, part)

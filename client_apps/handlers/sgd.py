@@ -29,6 +29,8 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
     updates = {}
     for part in site.parts():
         body = body_of(request.parts, part)
+        if request.is_best:
+            part.mark_best()
         mean = _gradient(part, body, request.batch) / request.batch_rows
         if part.data.update is Update.SUM:
             share = part.share(mean, part.data.label_scale)

@@ -80,6 +80,10 @@ DIRECTION: Final = "direction"
 GRADIENT: Final = "gradient"
 """State vectors of conjugate gradients: v, p and g, (p,)."""
 
+BEST: Final = "best"
+BEST_SUMS: Final = "best_sums"
+"""State vectors: the parameters of the best model so far, (p,), and its score sums."""
+
 SUMS: Final = "sums"
 """State vector: how many shares have left, (1,)."""
 
@@ -413,6 +417,18 @@ class Participant:
         direction = self.vectors[DESCENT] + conjugacy * last
         self.vectors[DIRECTION] = direction
         self.model.parameters = self.model.parameters + length * direction
+
+    def mark_best(self) -> None:
+        """Copy the model, which is the best so far."""
+        self.vectors[BEST] = self.model.parameters.copy()
+        if SCORE_SUMS in self.vectors:
+            self.vectors[BEST_SUMS] = self.vectors[SCORE_SUMS]
+
+    def return_to_best(self) -> None:
+        """Take the model that was marked as the best, if one was."""
+        self.model.parameters = self.vectors.get(BEST, self.model.parameters)
+        if BEST_SUMS in self.vectors:
+            self.vectors[SCORE_SUMS] = self.vectors[BEST_SUMS]
 
     def step(self, gradient: FloatArray, learning_rate: float, momentum: float) -> None:
         """Take one SGD step (Eq. 13 or 19) with the mean gradient of the loss, (p,).

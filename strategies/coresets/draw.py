@@ -62,6 +62,7 @@ from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM
+from tp_flower.splits import TEST, TRAIN
 
 MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
 """Bound on a row's score times the weight of its joined rows: a leverage is at most 1,
@@ -161,11 +162,12 @@ def restrict_to_sample(
     train = np.flatnonzero(~joined.is_test)[sample.joined]
     if tested is None:
         tested = np.flatnonzero(joined.is_test)
-    rows = np.concatenate([train, tested])
+    rows, held_out = np.concatenate([train, tested]), joined.subset[tested]
+    held_out[held_out == TRAIN] = TEST
     restricted = replace(
         joined,
         mapping=joined.mapping.select(rows),
-        is_test=np.arange(len(rows)) >= len(train),
+        subset=np.concatenate([joined.subset[train], held_out]),
         values=joined.values[rows],
     )
     weights = sample.weights

@@ -7,6 +7,7 @@ next request. So wrappers that observe or change messages work, and ``start`` re
 Flower's ``Result``.
 """
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
@@ -40,18 +41,59 @@ from tp_flower.settings import Settings
 class EpochResult:
     """The metrics of an epoch, and how far it was from the optimum.
 
-    There are no test metrics if held-out rows were not scored. Residuals are relative:
-    ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate gradients.
+    There are none of test or validation rows if these were not scored. Residuals are
+    relative: ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate
+    gradients.
     """
 
     epoch: int
     train: dict[str, float]
     test: dict[str, float]
     residuals: Mapping[str, float] = field(default_factory=dict)
+    validation: Mapping[str, float] = field(default_factory=dict)
 
     def is_within(self, tolerance: float) -> bool:
         """Whether there are residuals, and all are below the tolerance."""
         return 0.0 <= max(self.residuals.values(), default=-1.0) < tolerance
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch with the lowest validation loss so far, 0 for none, and those since.
+
+    The server says with its next message that the model before it is the best so far.
+    The sites copy it into their state, which changes with the round: so a message that
+    comes again, a killed process and a resumed run find the same copy. At the end of
+    the run they save the copy, unless the last model is the best.
+
+    >>> best = BestEpoch(patience=2)
+    >>> for epoch, loss in enumerate([3.0, 1.0, 1.5, 1.0], 1):
+    ...     best = best.after(epoch, loss)
+    >>> best.epoch, best.is_last, best.is_over
+    (2, False, True)
+    """
+
+    patience: int = 0
+    epoch: int = 0
+    loss: float = math.inf
+    epochs_since: int = 0
+
+    def after(self, epoch: int, loss: float) -> "BestEpoch":
+        """Return the best epoch after one more, with its validation loss."""
+        if loss < self.loss:
+            return BestEpoch(self.patience, epoch, loss)
+        since = self.epochs_since + 1
+        return BestEpoch(self.patience, self.epoch, self.loss, since)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the last epoch was the best."""
+        return bool(self.epoch) and not self.epochs_since
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training ends, because no epoch was better for too long."""
+        return 0 < self.patience <= self.epochs_since
 
 
 def tests_every_epoch(settings: Settings) -> bool:
@@ -60,7 +102,12 @@ def tests_every_epoch(settings: Settings) -> bool:
     With a coreset their scores would cost more than the training. If any epoch may be
     the last, every epoch scores them.
     """
-    return settings.tolerance > 0.0 or not settings.coreset_rows
+    return ends_early(settings) or not settings.coreset_rows
+
+
+def ends_early(settings: Settings) -> bool:
+    """Whether any epoch may be the last, or the one whose model is saved."""
+    return settings.tolerance > 0.0 or settings.validation_fraction > 0.0
 
 
 RoundListener = Callable[[RoundReport], None]
@@ -361,6 +408,7 @@ class RoundStrategy(Strategy):
             site_seconds=computing_seconds(answers, self.session.site_names),
             wait_seconds=max(waited, 0.0),
             residuals=result.residuals,
+            validation=result.validation,
         )
         self._progress.history.append(report)
         return report

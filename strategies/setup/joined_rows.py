@@ -30,6 +30,7 @@ from tp_flower.losses import Loss
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+from tp_flower.splits import TRAIN, VALIDATION, SubsetArray
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ class JoinedRows(SplitRows):
     labels: Labels
     mapping: TableMapping
     steps: tuple[JoinStep, ...]
-    is_test: BoolArray
+    subset: SubsetArray
     train: TableMapping
     test: TableMapping | None
     layouts: Layouts
@@ -203,6 +204,18 @@ class JoinedRows(SplitRows):
     def parts(self) -> list[Part]:
         """The parts of all tables."""
         return self.extracted.all_parts
+
+    @property
+    def is_test(self) -> BoolArray:
+        """Which joined rows are held out, to test or to validate."""
+        is_test: BoolArray = self.subset != TRAIN
+        return is_test
+
+    @property
+    def validates(self) -> BoolArray:
+        """Which of the held-out rows validate."""
+        validates: BoolArray = self.subset[self.is_test] == VALIDATION
+        return validates
 
     @property
     def train_labels(self) -> FloatArray:

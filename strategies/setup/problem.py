@@ -8,7 +8,7 @@ of each table. The joined rows are never built.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -86,6 +86,13 @@ class Weighting:
             "effective-rows": effective_rows(rows),
             "left-out": self.left_out,
         }
+
+
+class HeldOutMetrics(NamedTuple):
+    """The metrics of held-out rows, {} where there are none."""
+
+    test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
+    validation: dict[str, float] = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)
@@ -279,6 +286,11 @@ class PreparedRun(ABC):
     score_unit: float = 1.0
 
     @property
+    def validation_rows(self) -> int:
+        """Held-out rows that choose the epoch whose model is saved."""
+        return 0
+
+    @property
     def parts(self) -> list[Part]:
         """All parts of all tables."""
         return [part for table in self.tables.values() for part in table.parts]
@@ -311,7 +323,8 @@ class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
     The mappings cover the tables' rows that take part; the test mapping is None if no
-    row is held out. Labels are (N,), or (N, 0) if the query has none; the scores of the
+    row is held out. Labels are (N,), or (N, 0) if the query has none; of the held-out
+    rows, (N',), those that do not test are marked in ``validates``. The scores of the
     untrained models are (n_i, d_c).
     """
 
@@ -321,6 +334,7 @@ class TrainingProblem(PreparedRun):
     fixed_point: FixedPoint | None
     train_labels: FloatArray
     test_labels: FloatArray
+    validates: BoolArray
     initial_scores: LocalScores
     l2: float
     weighting: Weighting = field(default_factory=Weighting)
@@ -329,7 +343,12 @@ class TrainingProblem(PreparedRun):
     @property
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
-        return self.train.joined_rows, len(self.test_labels)
+        return self.train.joined_rows, int(np.count_nonzero(~self.validates))
+
+    @property
+    def validation_rows(self) -> int:
+        """Held-out rows that choose the epoch whose model is saved."""
+        return int(np.count_nonzero(self.validates))
 
     @property
     def sharded(self) -> list[TrainedTable]:
@@ -365,16 +384,22 @@ class TrainingProblem(PreparedRun):
         weights = self.weighting.train_rows
         return evaluate(self.loss, scores, self.train_labels, weights)
 
-    def test_metrics(self, local_scores: LocalScores) -> dict[str, float]:
-        """Return the metrics on the held-out rows, {} without any."""
+    def held_out_metrics(self, local_scores: LocalScores) -> HeldOutMetrics:
+        """Return the metrics on test and on validation rows, {} without any."""
         if self.test is None:
-            return {}
+            return HeldOutMetrics()
         point = self.fixed_point
         scores = sum_local(self.test.sum_scores, self.base_score, local_scores, point)
-        return self.tested_metrics(scores)
+        return self.metrics_of_held_out(scores)
 
-    def tested_metrics(self, scores: FloatArray) -> dict[str, float]:
-        """Return the metrics of scores (N', d_c) of the held-out rows, {} without."""
-        if self.test is None:
-            return {}
-        return evaluate(self.loss, scores, self.test_labels, self.weighting.test)
+    def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
+        """Return the metrics of scores (N', d_c) of the held-out rows."""
+        weights, metrics = self.weighting.test, []
+        for rows in (~self.validates, self.validates):
+            of_rows = None if weights is None else weights[rows]
+            labels = self.test_labels[rows]
+            is_any = bool(rows.any())
+            metrics.append(
+                evaluate(self.loss, scores[rows], labels, of_rows) if is_any else {}
+            )
+        return HeldOutMetrics(*metrics)

@@ -80,7 +80,7 @@ def split_joined(
 
 
 def _shares(settings: Settings) -> Shares:
-    return Shares(settings.test_fraction)
+    return Shares(settings.test_fraction, settings.validation_fraction)
 
 
 def _by_columns(

@@ -14,7 +14,12 @@ from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
+from strategies.setup.problem import (
+    HeldOutMetrics,
+    LocalScores,
+    TrainedTable,
+    TrainingProblem,
+)
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
@@ -94,8 +99,8 @@ class AdmmServer:
         )
         return self.problem.scatter_steps(message, self.kappa)
 
-    def take(self, scores: FloatArray, test: dict[str, float]) -> EpochResult:
-        """End an epoch with the new scores h (N, d_c), and the metrics of the test."""
+    def take(self, scores: FloatArray, held_out: HeldOutMetrics) -> EpochResult:
+        """End an epoch with the new scores h (N, d_c), and metrics of held-out rows."""
         problem = self.problem
         gap = residuals(
             self._state,
@@ -107,7 +112,8 @@ class AdmmServer:
         result = EpochResult(
             epoch=self._epoch,
             train=problem.train_metrics(scores),
-            test=test,
+            test=held_out.test,
+            validation=held_out.validation,
             residuals=dataclasses.asdict(gap),
         )
         self._scores = scores
@@ -169,10 +175,12 @@ class AdmmStrategy(JoinStrategy):
         }
         for _ in range(self.settings.epochs):
             scores = yield from self._exchange(problem, server)
-            test = problem.test_metrics(scores) if self._tests_epoch else {}
-            result = server.take(problem.gather(scores), test)
+            held_out = HeldOutMetrics()
+            if self._tests_epoch:
+                held_out = problem.held_out_metrics(scores)
+            result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            if result.is_within(self.settings.tolerance):
+            if result.is_within(self.settings.tolerance) or self.best.is_over:
                 return
 
     @property
@@ -226,6 +234,7 @@ class AdmmStrategy(JoinStrategy):
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
+            is_best=self.best.is_last,
             parts={},
         )
 

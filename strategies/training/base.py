@@ -26,7 +26,12 @@ from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_r
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
-from strategies.run.strategy import EpochResult, RoundListener, RoundStrategy
+from strategies.run.strategy import (
+    BestEpoch,
+    EpochResult,
+    RoundListener,
+    RoundStrategy,
+)
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
@@ -172,6 +177,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
+        self.best = BestEpoch(self.settings.patience)
 
     @abstractmethod
     def set_up(self) -> Generator[Requests, Replies, Run]:
@@ -200,6 +206,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
+        self.best = BestEpoch(self.settings.patience)
         problem = yield from self.set_up()
         self.training_problem = problem
         for table, encoder in problem.encoders.items():
@@ -216,11 +223,19 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
-        return FinishRequest(keep_models=True, model_name=name, model_version=version)
+        return FinishRequest(
+            keep_models=True,
+            model_name=name,
+            model_version=version,
+            is_best=self.best.is_last,
+        )
 
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""
         check_epoch(result.epoch, result.train["loss"], self._baseline)
+        if result.validation:
+            self.best = self.best.after(result.epoch, result.validation["loss"])
+            self.chosen["best-epoch"] = self.best.epoch
         super().finish_epoch(result)
 
     @property
@@ -254,12 +269,15 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             raise RuntimeError("there is no report before the set-up is done")
         train_rows, test_rows = problem.joined_rows
         ended = [item for item in self.history if item.train]
+        if self.best.epoch:
+            ended = [item for item in ended if item.epoch <= self.best.epoch]
         return RunReport(
             **self.record_fields,
             chosen=self.chosen,
             tables=problem.table_reports(),
             joined_rows_train=train_rows,
             joined_rows_test=test_rows,
+            joined_rows_validation=problem.validation_rows,
             join_steps=problem.join_steps,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
@@ -446,6 +464,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             test=joined.test,
             train_labels=joined.train_labels,
             test_labels=joined.test_labels,
+            validates=joined.validates,
             loss=joined.loss,
             # the server knows all labels, and a sample may have only one class
             base_score=all_rows.loss.base_score(
@@ -510,7 +529,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             mapping=mapping,
             steps=steps,
             held_out=split.held_out,
-            is_test=is_test,
+            subset=split.subset,
             train=train,
             test=test,
             layouts=layouts,

@@ -97,15 +97,19 @@ class TablePuppetCG(JoinStrategy):
                 test += descent.length * direction
             train = problem.train_metrics(descent.scores)
             norm = descent.gradient_norm(train["loss"])
+            held_out = problem.metrics_of_held_out(test)
             result = EpochResult(
                 epoch=epoch,
                 train=train,
-                test=problem.tested_metrics(test),
+                test=held_out.test,
+                validation=held_out.validation,
                 residuals={"gradient": norm},
             )
             self.finish_epoch(result)
             if norm < tolerance:
                 self.chosen["converged"] = True
+                return
+            if self.best.is_over:
                 return
         log(WARNING, NOT_CONVERGED, norm, self.settings.epochs, tolerance)
 
@@ -132,7 +136,9 @@ class TablePuppetCG(JoinStrategy):
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
-        request = DescentRequest(terms=terms, line=self._step, parts=steps)
+        request = DescentRequest(
+            terms=terms, line=self._step, is_best=self.best.is_last, parts=steps
+        )
         replies = yield self.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)

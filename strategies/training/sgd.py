@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
-from strategies.run.strategy import EpochResult, tests_every_epoch
+from strategies.run.strategy import EpochResult, ends_early, tests_every_epoch
 from strategies.setup.joined_rows import Layouts
-from strategies.setup.problem import TrainingProblem, sum_local
+from strategies.setup.problem import HeldOutMetrics, TrainingProblem, sum_local
 from strategies.training.base import JoinStrategy
 from strategies.training.batches import (
     BATCHES_PER_EPOCH,
@@ -68,6 +68,7 @@ class _Step:
     epoch: _Epoch
     batch: int
     next_batch: int | None
+    begins_epoch: bool = False
     ends_epoch: bool = False
     evaluate: str | None = None
 
@@ -156,6 +157,8 @@ class BatchStrategy(JoinStrategy):
             loss = self._end_epoch(problem, step, replies, last_scores)
             if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
                 return
+            if self.best.is_over:
+                return
             loss_before = loss
 
     def _schedule(self, problem: TrainingProblem) -> Iterator[_Step]:
@@ -164,20 +167,21 @@ class BatchStrategy(JoinStrategy):
         An epoch is decided on when the last step of the previous one is requested: the
         scores that come with that step belong to the next.
         """
-        # with a tolerance any epoch may be the last, whose metrics must be exact
+        # any epoch may be the last or the best, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
-        usual = ALL if self.settings.tolerance else often
+        usual = ALL if ends_early(self.settings) else often
         upcoming = self._passes(problem)
         epoch = next(upcoming, None)
         while epoch is not None:
             order: list[int] = epoch.order.tolist()
             for batch, next_batch in itertools.pairwise(order):
-                yield _Step(epoch, batch, next_batch)
+                yield _Step(epoch, batch, next_batch, begins_epoch=batch == order[0])
             following = next(upcoming, None)
             yield _Step(
                 epoch,
                 order[-1],
                 None if following is None else int(following.order[0]),
+                begins_epoch=len(order) == 1,
                 ends_epoch=True,
                 evaluate=ALL if following is None else usual,
             )
@@ -225,6 +229,7 @@ class BatchStrategy(JoinStrategy):
         request = SgdRequest(
             batch=step.batch,
             batch_rows=rows,
+            is_best=self.best.is_last and step.begins_epoch,
             step=batch_step,
             parts=parts,
         )
@@ -248,11 +253,11 @@ class BatchStrategy(JoinStrategy):
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
         tables = problem.tables.items()
-        test: dict[str, float] = {}
+        held_out = HeldOutMetrics()
         if step.evaluate == ALL:
             scores = {name: table.gather_scores(replies) for name, table in tables}
             train = problem.train_metrics(problem.gather(scores))
-            test = problem.test_metrics(scores)
+            held_out = problem.held_out_metrics(scores)
         else:
             plan, batches = self._batches.plan, step.epoch.order
             # in batch order, from the first of the epoch's batches to the last
@@ -267,8 +272,10 @@ class BatchStrategy(JoinStrategy):
             )
         if step.evaluate == TESTED:
             scores = {name: table.gather_tested(replies) for name, table in tables}
-            test = problem.test_metrics(scores)
-        self.finish_epoch(EpochResult(step.epoch.number, train, test))
+            held_out = problem.held_out_metrics(scores)
+        test, validation = held_out
+        result = EpochResult(step.epoch.number, train, test, validation=validation)
+        self.finish_epoch(result)
         return train["loss"]
 
 

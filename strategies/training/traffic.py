@@ -35,7 +35,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from strategies.run.strategy import tests_every_epoch
+from strategies.run.strategy import ends_early, tests_every_epoch
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol.coreset_messages import SampledRows
@@ -222,7 +222,7 @@ def sgd_epoch(
     """
     tally = Tally()
     score_batches = batches - 1 if is_last else batches
-    scores_all, is_tested = bool(settings.tolerance), tests_every_epoch(settings)
+    scores_all, is_tested = ends_early(settings), tests_every_epoch(settings)
     for table, shard in _shards(tables):
         tested = shard.tested if is_tested else 0
         sizes = {

@@ -73,7 +73,12 @@ def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
 
 # every method, with a server that is killed at every action, is in test_faults.py
 @pytest.mark.parametrize(
-    ("name", "settings"), [("admm", {}), ("sgd", {"batch_size": 30})]
+    ("name", "settings"),
+    [
+        ("admm", {}),
+        ("sgd", {"batch_size": 30}),
+        ("cg", {"validation_fraction": 0.3, "patience": 2, "num_epochs": 20}),
+    ],
 )
 def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
     tmp_path, name, settings

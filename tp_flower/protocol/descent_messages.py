@@ -48,14 +48,18 @@ class DescentStep(AdmmStep, frozen=True):
 
 
 class DescentRequest(Request, frozen=True, kw_only=True):
-    """One epoch of conjugate gradients: step along the last ``line``, then turn."""
+    """One epoch of conjugate gradients: step along the last ``line``, then turn.
+
+    ``is_best`` says whether the model after the step is the best so far, to be saved.
+    """
 
     terms: DescentTerms
     line: LineStep | None = None
+    is_best: bool = False
     parts: dict[int, DescentStep]
 
     discloses = AdmmRequest.discloses
-    schedule = ("terms", "line", "place", "deviation")
+    schedule = ("terms", "line", "is_best", "place", "deviation")
 
 
 class DirectionUpdate(PartBody, frozen=True):

@@ -14,15 +14,19 @@ from tp_flower.protocol.training_messages import Masking, PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
-    """End the run, after the last ``step`` of conjugate gradients."""
+    """End the run, after the last ``step`` of conjugate gradients.
+
+    Unless the last model ``is_best``, the one that was so far is saved, if any was.
+    """
 
     keep_models: bool = False
     step: LineStep | None = None
+    is_best: bool = False
     model_name: str | None = None
     model_version: str | None = None
 
     discloses = (Discloses("that the run is over, and its name"),)
-    schedule = ("keep_models", "step", "model_name", "model_version")
+    schedule = ("keep_models", "step", "is_best", "model_name", "model_version")
 
 
 class FinishedPart(PartBody, frozen=True):

@@ -296,6 +296,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     """One epoch of ADMM: fit the model to the target, and ``evaluate`` it.
 
     Attributes:
+        is_best: whether the model before it is the best so far, to be saved.
         scores_number: of the scores that answer it, in the run: it names their masks.
     """
 
@@ -303,6 +304,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
     more_rounds: f.Count
     evaluate: bool
     scores_number: f.Count
+    is_best: bool = False
     parts: dict[int, AdmmStep]
 
     discloses = (
@@ -313,7 +315,10 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
         ),
         sum_disclosed("gram", "second moments of the features of {gram}"),
     )
-    schedule = ("fit", "more_rounds", "evaluate", "scores_number", "deviation")
+    schedule = (
+        *("fit", "more_rounds", "evaluate", "scores_number", "is_best"),
+        "deviation",
+    )
 
 
 class AdmmUpdate(PartBody, frozen=True):
@@ -411,10 +416,12 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
     Attributes:
         batch_rows: number of joined rows by which the summed gradient is divided.
+        is_best: whether the model before the batch is the best so far, to be saved.
     """
 
     batch: f.Count
     batch_rows: f.Size
+    is_best: bool = False
     step: BatchStep
     parts: dict[int, BatchMessages]
 
@@ -426,7 +433,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
             covered_by="messages",
         ),
     )
-    schedule = ("batch", "batch_rows", "step")
+    schedule = ("batch", "batch_rows", "is_best", "step")
 
 
 class StepUpdate(PartBody, frozen=True):

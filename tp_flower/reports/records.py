@@ -8,13 +8,13 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
                 multiplicity: {min, mean, max}}]   `TableReport`, in order of FROM
-    joined-rows {train, test}
+    joined-rows {train, test, validation}
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,
-                residuals: {primal, dual} or {gradient},
+                residuals: {primal, dual} or {gradient}, validation: {metric: value},
                 site-seconds: {site: s}}]   `RoundReport`
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
@@ -99,6 +99,7 @@ class RoundReport:
     wait_seconds: float = 0.0
     residuals: Mapping[str, float] = field(default_factory=dict)
     site_seconds: Mapping[str, float] = field(default_factory=dict)
+    validation: Metrics = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,6 +158,7 @@ class RunReport(RunRecord):
     joined_rows_test: int
     final_train: Metrics
     final_test: Metrics
+    joined_rows_validation: int = 0
     privacy: Mapping[str, object]
     status: str = COMPLETED
     model: str = ""
@@ -192,6 +194,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "joined-rows": {
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
+            "validation": report.joined_rows_validation,
         },
         "epochs": report.epochs,
         "final": {"train": report.final_train, "test": report.final_test},

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.methods import CLUSTERING, JOINING, METHODS
+from tp_flower.methods import ADMM, CG, CLUSTERING, JOINING, METHODS, SGD, of_families
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
     Form,
@@ -169,6 +169,7 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
+_FITTING: Final = of_families(ADMM, CG, SGD)
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
@@ -241,6 +242,24 @@ class DataSettings:
             refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "
             f"has none: leave it {RANDOM!r}",
         ),
+    )
+    validation_fraction: float = setting(
+        0.0,
+        "Share of what is not held out for testing that validates, by the same split: "
+        "the model of the epoch with the lowest validation loss is saved; 0 = none, "
+        "the last model is.",
+        Range(0, 1),
+        Readers(
+            _FITTING,
+            refusal="{value!r} needs epochs to choose from; strategy {strategy!r} has "
+            "none over joined rows: leave it 0",
+        ),
+    )
+    patience: int = setting(
+        0,
+        "Epochs without a lower validation loss after which training ends; 0 = train "
+        "on.",
+        Range(0),
     )
     row_weight: str = setting(
         JOINED,

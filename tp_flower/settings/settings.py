@@ -124,8 +124,7 @@ KEYS: Final = tuple(item.key for item in SETTINGS)
 def conflicts(values: SettingValues) -> Iterator[str]:
     """Yield the combinations of settings that contradict each other."""
     yield from _unread(values)
-    if values.split.columns and not values.test_fraction:
-        yield f"test-split: {values.test_split!r} needs a test-fraction above 0"
+    yield from _conflicts_of_splits(values)
     yield from _conflicts_of_models(values)
     yield from _conflicts_of_privacy(values)
     if values.method.solvers:
@@ -146,6 +145,21 @@ def _unread(values: SettingValues) -> Iterator[str]:
         if readers.refusal and not is_read:
             reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
             yield f"{item.key}: {reason}"
+
+
+def _conflicts_of_splits(values: SettingValues) -> Iterator[str]:
+    if values.split.columns and not (
+        values.test_fraction or values.validation_fraction
+    ):
+        yield (
+            f"test-split: {values.test_split!r} needs a test-fraction or a "
+            "validation-fraction above 0"
+        )
+    if values.patience and not values.validation_fraction:
+        yield (
+            f"patience: {values.patience} epochs without a lower validation loss need "
+            "a validation-fraction above 0"
+        )
 
 
 def _conflicts_of_models(values: SettingValues) -> Iterator[str]:

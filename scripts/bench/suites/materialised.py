@@ -73,7 +73,7 @@ TIMED: tuple[tuple[type, str, str], ...] = (
     (admm.AdmmServer, "steps", "steps"),
     (admm.AdmmServer, "take", "take"),
     (TrainingProblem, "train_metrics", "metrics"),
-    (TrainingProblem, "test_metrics", "metrics"),
+    (TrainingProblem, "held_out_metrics", "metrics"),
 )
 """Class, method, and the name that its time goes by."""
 

@@ -185,7 +185,7 @@ def test_no_true_label_is_in_any_message():
 def learned(monkeypatch, privacy):
     """The held-out rows' scores, and the strategy that found them."""
     kept = []
-    measure = TrainingProblem.test_metrics
+    measure = TrainingProblem.held_out_metrics
 
     def keep(federation, local):
         scores = federation.test.sum_scores
@@ -194,7 +194,7 @@ def learned(monkeypatch, privacy):
         return measure(federation, local)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingProblem, "test_metrics", keep)
+        patch.setattr(TrainingProblem, "held_out_metrics", keep)
         _, method = train_pairs(privacy)
     return kept[-1], method
 

@@ -27,7 +27,7 @@ DERIVED = {
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
-    "coreset-ridge": {"clusters"},
+    "coreset-ridge": {"clusters", "validation_fraction"},
     "coreset-kmeans": {"test_split"},
     "personalised": {"test_split"},
 }
@@ -110,7 +110,7 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         if not is_plain or item.readers.include(strategy, "train"):
             continue
         config = {"strategy": strategy, item.key: item.default + 1}
-        if item.key == "momentum":
+        if item.key in ("momentum", "validation-fraction"):
             config[item.key] = 0.5
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
