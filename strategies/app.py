@@ -184,6 +184,7 @@ class _ProgressLines:
                 self._rounds,
                 self._settings.epochs,
                 time.perf_counter() - self._started,
+                self._settings.split_name,
             )
             self._console.print(line, soft_wrap=True, markup=False)
             self._rounds = []

@@ -104,9 +104,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
-    row_key, groups = _last_keys(body, len(fragment.keys))
-    check_fragment(site, source, fragment)
-    _check_times(site, source, fragment, body.split)
+    row_key, groups = _checked_keys(site, source, body, fragment)
     admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
@@ -148,11 +146,22 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     )
 
 
-def _last_keys(body: ExtractPart, keys: int) -> tuple[RowKeyColumns, list[str]]:
-    """Return the keys that name rows, and the groups of those that joins compare."""
+def _checked_keys(
+    site: Site, source: ShardSource, body: ExtractPart, fragment: Fragment
+) -> tuple[RowKeyColumns, list[str]]:
+    """Return the keys that name rows, and the groups of those that joins compare.
+
+    The fragment may read all that it names.
+    """
+    keys, split = len(fragment.keys), body.split
     row_key = check_row_key(body.row_key, keys)
-    not_joined = row_key.columns + int(body.split is not None)
-    return row_key, key_groups(body.key_groups, keys - not_joined)
+    not_joined = row_key.columns + int(split is not None)
+    groups = key_groups(body.key_groups, keys - not_joined)
+    check_fragment(site, source, fragment)
+    if split is not None and split.by != BY_HASH:
+        # the values of the last key leave in the clear, as those of a weight do
+        check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
+    return row_key, groups
 
 
 def _weight(
@@ -165,14 +174,6 @@ def _weight(
         raise SiteError(f"table {extracted.table}: its rows were kept without a weight")
     note(site, number, ledger_entries.WEIGHTS)
     return extracted.weight
-
-
-def _check_times(
-    site: Site, source: ShardSource, fragment: Fragment, terms: SplitTerms | None
-) -> None:
-    """Refuse a split by a column whose values may not leave, as those of a weight."""
-    if terms is not None and terms.by != BY_HASH:
-        check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
 
 
 def _split(

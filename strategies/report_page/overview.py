@@ -271,6 +271,8 @@ def result(report: Record) -> Blocks:
     ]
     head = ("", *(_rows_of(report, part) for part in parts))
     yield Table("Metrics of the model", head, rows)
+    for warning in report.at("split").texts("warnings"):
+        yield Prose(f"Note: {warning}.")
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
     yield Table("Scored with a saved model", ("", "rows"), scored)
@@ -291,7 +293,9 @@ def result(report: Record) -> Blocks:
 
 
 def _rows_of(report: Record, part: str) -> str:
-    rows = "held-out rows" if part == TEST else "training rows"
+    split = report.at("split").text("name")
+    held_out = f"held-out rows ({split})" if split else "held-out rows"
+    rows = held_out if part == TEST else "training rows"
     return "all rows" if report.at("metrics") else rows
 
 
@@ -346,7 +350,9 @@ def facts(report: Record) -> Iterator[Fact]:
         train = final_metrics(report, TRAIN).get(metric)
         rows_of = "" if report.at("metrics") else f"{part} "
         has_both = part == TEST and train is not None
+        split = report.at("split").text("name") if part == TEST else ""
         detail = f"train {format_value(train)}" if has_both else ""
+        detail = ", ".join(filter(None, (split, detail)))
         value = format_value(final_metrics(report, part)[metric])
         yield f"{rows_of}{metric_name(metric)}", value, detail
     scored, rows = report.at("rows"), report.at("joined-rows")
@@ -355,7 +361,9 @@ def facts(report: Record) -> Iterator[Fact]:
     elif rows.numbers():
         train, test = int(rows.amount(TRAIN)), int(rows.amount(TEST))
         detail = f"{format_count(test)} held out" if test else "none held out"
-        yield "joined rows", format_count(train + test), detail
+        if validation := int(report.at("split").amount("validation-rows")):
+            detail += f", {format_count(validation)} validate"
+        yield "joined rows", format_count(train + test + validation), detail
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
         detail = counted(epochs, "epoch") if epochs else ""

@@ -286,11 +286,6 @@ class PreparedRun(ABC):
     score_unit: float = 1.0
 
     @property
-    def validation_rows(self) -> int:
-        """Held-out rows that choose the epoch whose model is saved."""
-        return 0
-
-    @property
     def parts(self) -> list[Part]:
         """All parts of all tables."""
         return [part for table in self.tables.values() for part in table.parts]
@@ -346,11 +341,6 @@ class TrainingProblem(PreparedRun):
         return self.train.joined_rows, int(np.count_nonzero(~self.validates))
 
     @property
-    def validation_rows(self) -> int:
-        """Held-out rows that choose the epoch whose model is saved."""
-        return int(np.count_nonzero(self.validates))
-
-    @property
     def sharded(self) -> list[TrainedTable]:
         """The tables whose shards need a second round."""
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
@@ -394,12 +384,10 @@ class TrainingProblem(PreparedRun):
 
     def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
         """Return the metrics of scores (N', d_c) of the held-out rows."""
-        weights, metrics = self.weighting.test, []
-        for rows in (~self.validates, self.validates):
-            of_rows = None if weights is None else weights[rows]
-            labels = self.test_labels[rows]
-            is_any = bool(rows.any())
-            metrics.append(
-                evaluate(self.loss, scores[rows], labels, of_rows) if is_any else {}
-            )
+        metrics: list[dict[str, float]] = [{}, {}]
+        for place, rows in enumerate((~self.validates, self.validates)):
+            if rows.any():
+                weights, labels = self.weighting.test, self.test_labels[rows]
+                weights = None if weights is None else weights[rows]
+                metrics[place] = evaluate(self.loss, scores[rows], labels, weights)
         return HeldOutMetrics(*metrics)

@@ -91,11 +91,8 @@ def _by_columns(
     settings: Settings,
 ) -> SubsetArray:
     """Return the subset of each joined row, (N,), from what the columns' sites tell."""
-    kinds = {
-        body.keys[-1]
-        for part in parts
-        if (body := replies.body(part, ExtractedPart)).rows and body.keys
-    }
+    bodies = [replies.body(part, ExtractedPart) for part in parts]
+    kinds = {body.keys[-1] for body in bodies if body.rows and body.keys}
     if len(kinds) > 1:
         raise QueryError(
             f"test-split {settings.test_split!r}: the columns differ in type between "
@@ -104,13 +101,14 @@ def _by_columns(
     is_group = settings.split.kind == GROUP
     name, of_none = ("subset", TRAIN) if is_group else ("times", np.nan)
     of_rows = [
-        array_of(replies, part, name, (replies.body(part, ExtractedPart).rows,))
-        for part in parts
+        array_of(replies, part, name, (body.rows,))
+        for part, body in zip(parts, bodies, strict=True)
     ]
+    row_of = mapping.tables[bound.split_table].row_of
     # the last value is that of joined rows without a row of the table
-    values = np.concatenate([*of_rows, [of_none]])[
-        mapping.tables[bound.split_table].row_of
-    ]
-    if is_group:
-        return values.astype(np.uint8)
-    return split_by_order(values, _shares(settings))
+    values = np.concatenate([*of_rows, [of_none]])[row_of]
+    return (
+        values.astype(np.uint8)
+        if is_group
+        else split_by_order(values, _shares(settings))
+    )

@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import INFO
+from logging import INFO, WARNING
 from typing import ClassVar, Final, Generic, TypeVar
 
 import numpy as np
@@ -47,6 +47,7 @@ from strategies.setup.row_weights import (
     row_weights,
     without_weightless,
 )
+from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, split_joined
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
@@ -178,6 +179,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.outcome = Outcome()
         self._baseline = math.inf
         self.best = BestEpoch(self.settings.patience)
+        self.split_facts: dict[str, object] = {"name": self.settings.split_name}
 
     @abstractmethod
     def set_up(self) -> Generator[Requests, Replies, Run]:
@@ -277,7 +279,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             tables=problem.table_reports(),
             joined_rows_train=train_rows,
             joined_rows_test=test_rows,
-            joined_rows_validation=problem.validation_rows,
+            split=self.split_facts,
             join_steps=problem.join_steps,
             final_train=ended[-1].train if ended else {},
             final_test=ended[-1].test if ended else {},
@@ -537,6 +539,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             loss=self.choose_loss(labels, values[~is_test]),
             weighting=replace(weighting, test=test_weights),
         )
+        warnings = list(split_warnings(joined, self.settings))
+        for warning in warnings:
+            log(WARNING, warning)
+        validation_rows = int(np.count_nonzero(joined.validates))
+        self.split_facts |= {"validation-rows": validation_rows, "warnings": warnings}
         return joined.with_weights(train_weights)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:

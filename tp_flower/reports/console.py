@@ -117,15 +117,21 @@ def text_table(
     return table
 
 
-def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> str:
-    """Return the console line of an epoch, ``seconds`` after the first one's start."""
+def epoch_line(
+    rounds: Sequence[RoundReport], epochs: int, seconds: float, split: str = ""
+) -> str:
+    """Return the console line of an epoch, ``seconds`` after the first one's start.
+
+    Metrics of held-out rows stand beside the name of their ``split``.
+    """
     last = rounds[-1]
     up = sum(sum_by_table(item.bytes_up for item in rounds).values())
     down = sum(sum_by_table(item.bytes_down for item in rounds).values())
     parts = [
         f"epoch {last.epoch:>{len(str(epochs))}}/{epochs}",
         *_metrics_parts("train", last.train, ("loss",)),
-        *_metrics_parts("test", last.test, TESTED),
+        *_metrics_parts("test", last.test, TESTED, split),
+        *_metrics_parts("validation", last.validation, ("loss",), split),
     ]
     if last.residuals:
         values = " ".join(f"{value:.1e}" for value in last.residuals.values())
@@ -137,6 +143,9 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float) -> st
     return "  |  ".join(parts)
 
 
-def _metrics_parts(name: str, metrics: Metrics, keys: Sequence[str]) -> list[str]:
+def _metrics_parts(
+    name: str, metrics: Metrics, keys: Sequence[str], split: str = ""
+) -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
-    return [f"{name} {' '.join(values)}"] if values else []
+    suffix = f" ({split})" if split else ""
+    return [f"{name} {' '.join(values)}{suffix}"] if values else []

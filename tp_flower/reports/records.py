@@ -8,7 +8,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
                 multiplicity: {min, mean, max}}]   `TableReport`, in order of FROM
-    joined-rows {train, test, validation}
+    joined-rows {train, test}
+    split     {name, validation-rows, warnings: [text]}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
@@ -158,7 +159,7 @@ class RunReport(RunRecord):
     joined_rows_test: int
     final_train: Metrics
     final_test: Metrics
-    joined_rows_validation: int = 0
+    split: Mapping[str, object] = field(default_factory=dict)
     privacy: Mapping[str, object]
     status: str = COMPLETED
     model: str = ""
@@ -194,8 +195,8 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "joined-rows": {
             "train": report.joined_rows_train,
             "test": report.joined_rows_test,
-            "validation": report.joined_rows_validation,
         },
+        "split": report.split,
         "epochs": report.epochs,
         "final": {"train": report.final_train, "test": report.final_test},
         "model": report.model,

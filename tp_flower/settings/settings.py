@@ -15,6 +15,7 @@ from tp_flower.losses import LOSSES
 from tp_flower.methods import (
     BY_DATA,
     BY_FEATURES,
+    CLUSTERING,
     JOINING,
     METHODS,
     NOISY_STATISTICS,
@@ -89,7 +90,9 @@ class SettingValues(
 
     @property
     def split_name(self) -> str:
-        """The name of the split, beside which metrics of held-out rows stand."""
+        """The name of the split, for metrics of held-out rows; "" for all rows."""
+        if self.method_name == CLUSTERING:
+            return ""
         return self.split.describe(self.test_fraction)
 
     @property

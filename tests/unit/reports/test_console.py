@@ -59,6 +59,11 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
         "epoch  2/12  |  train loss 0.2500  |  test loss 0.5000 auc 0.7500  |  "
         "residuals 1.0e-02 2.0e-03  |  1.50 kB up, 2.00 kB down  |  15.0 s left"
     )
+    # metrics of held-out rows stand beside the name of the split
+    metrics["validation"] = {"loss": 0.625}
+    line = epoch_line([RoundReport(4, 2, "admm", **metrics)], 2, 3.0, "held-out f.day")
+    assert "train loss 0.2500  |  test loss 0.5000 auc 0.7500 (held-out f.day)" in line
+    assert "  |  validation loss 0.6250 (held-out f.day)  |  " in line
     # that of the last epoch has no time left
     line = epoch_line([RoundReport(1, 2, "sgd", test={"rmse": 41.5})], 2, 9.0)
     assert line == "epoch 2/2  |  test rmse 41.5000  |  0 B up, 0 B down"

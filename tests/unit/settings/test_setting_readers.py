@@ -23,7 +23,7 @@ DERIVED = {
     "coreset_rows": ("coreset_size",),
     "method_name": ("strategy",),
     "split": ("test_split",),
-    "split_name": ("test_split", "test_fraction"),
+    "split_name": ("test_split",),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
