@@ -80,9 +80,9 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",
-    STATISTICS: "not covered: counts, means and deviations of the features, ranges and "
-    "quantiles (values of single rows) where an encoder needs them, and how many "
-    "rows each category has, by its keyed hash; sealed to the table's other shards",
+    STATISTICS: "not covered: counts, means and deviations of the features, ranges "
+    "(values of single rows) where an encoder needs them, and how many rows each "
+    "category has, by its keyed hash; sealed to the table's other shards",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "

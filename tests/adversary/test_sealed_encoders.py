@@ -50,9 +50,9 @@ SQL = store_sql("squared")
 HOW = {"task": "regression", "num_epochs": 1}
 ONE_TABLE = "SELECT age AS label, region, id FROM customers WHERE age IS NOT NULL"
 ENCODERS = (
-    ("o", "day", "robust"),
-    ("c", "age", "quantile-bins(3) indicator"),
-    ("i", "price", "min-max missing=median"),
+    ("o", "day", "standard"),
+    ("c", "age", "bins(3) indicator"),
+    ("i", "price", "min-max missing=mean"),
 )
 UNREADABLE = "the sealed (statistics|encoder) of part [0-9] cannot be opened"
 ROWS = pack_bits(np.ones(3, bool))
@@ -86,8 +86,6 @@ def secrets(monkeypatch) -> set[float | str]:
         sent = to_wire(columns)
         header = encode(ShardStatistics({0: sent})).header
         collected.update(numbers_and_hashes(header))
-        for points in sent.quantile_values.values():
-            collected.update(numbers_and_hashes(points.tolist()))
         for hashes in sent.category_hashes.values():
             collected.update(hex_texts(hashes).to_pylist())
         return sent

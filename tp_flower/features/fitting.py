@@ -6,7 +6,6 @@ from typing import Final
 
 import numpy as np
 
-from tp_flower.arrays import FloatArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.encodings import (
@@ -71,15 +70,6 @@ def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return NumberEncoding(name, column.low, column.high - column.low, fill)
 
 
-def _robust(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    """(x - median) / (third quartile - first); the deviation if the quartiles agree."""
-    if not column.deviation > 0:
-        return None
-    low, median, high = (_quantile(column, p) for p in (0.25, 0.5, 0.75))
-    scale = high - low if high > low else column.deviation
-    return NumberEncoding(name, median, scale, _fill(column, spec))
-
-
 def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.width:
         return VectorEncoding(name, column.width)
@@ -91,21 +81,9 @@ def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
 
 
-def _equal_width(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
+def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     edges = np.linspace(column.low, column.high, spec.columns + 1)[1:-1]
-    return _bins(name, column, spec, np.unique(edges[edges > column.low]))
-
-
-def _equal_depth(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
-    bins = spec.columns
-    edges = np.unique([_quantile(column, j / bins) for j in range(1, bins)])
-    # a bin below the smallest point would be almost empty
-    return _bins(name, column, spec, edges[edges > column.quantiles.values[0]])
-
-
-def _bins(
-    name: str, column: ColumnStatistics, spec: EncoderSpec, edges: FloatArray
-) -> Fitted:
+    edges = np.unique(edges[edges > column.low])
     if not len(edges):
         return None
     fill = None
@@ -151,10 +129,8 @@ _FITTERS: Final[
     "standard": _standard,
     "length": _standard,
     "min-max": _min_max,
-    "robust": _robust,
     "none": _plain,
-    "bins": _equal_width,
-    "quantile-bins": _equal_depth,
+    "bins": _bins,
     "cyclic": lambda name, _, spec: CyclicEncoding(name, spec.cycle),
     "range": _in_range,
     "categories": _listed,
@@ -167,14 +143,4 @@ _FITTERS: Final[
 
 def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float:
     """Return the number that replaces a missing value."""
-    if spec.missing == "mean":
-        return column.mean
-    return _quantile(column, 0.5) if spec.missing == "median" else 0.0
-
-
-def _quantile(column: ColumnStatistics, p: float) -> float:
-    if not len(column.quantiles.values):
-        raise SchemaError(
-            "no shard has enough rows for a quantile (min-count): use standard or none"
-        )
-    return column.quantiles.quantile(p)
+    return column.mean if spec.missing == "mean" else 0.0

@@ -132,7 +132,6 @@ class Need(StrEnum):
 
     MOMENTS = "moments"
     RANGE = "range"
-    QUANTILES = "quantiles"
     CATEGORIES = "categories"
 
 
@@ -150,14 +149,10 @@ class _Rule:
     argument: str = ""
 
 
-_MEAN_FIRST: Final = ("mean", "median", "zero")
-_MEDIAN_FIRST: Final = ("median", "mean", "zero")
+_MEAN_FIRST: Final = ("mean", "zero")
 _RULES: Final[Mapping[str, _Rule]] = {
     "standard": _Rule(NUMERIC, _MEAN_FIRST, (Need.MOMENTS,)),
     "min-max": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,)),
-    # the standard deviation is used if the quartiles agree
-    "robust": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES, Need.MOMENTS)),
-    "quantile-bins": _Rule(NUMERIC, _MEDIAN_FIRST, (Need.QUANTILES,), "columns"),
     "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
     "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
     "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
@@ -178,10 +173,6 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "vector": "none",
 }
 """By kind of value, the default encoder."""
-_MISSING_NEEDS: Final[Mapping[str, Need]] = {
-    "mean": Need.MOMENTS,
-    "median": Need.QUANTILES,
-}
 DECLARED_ENCODERS: Final = {
     "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
     "cyclic(<period>)",
@@ -294,9 +285,7 @@ class EncoderSpec:
         if kind == "vector" and self.kind == "none":
             return frozenset()
         needs = frozenset(_RULES[self.kind].needs)
-        if self.missing in _MISSING_NEEDS:
-            needs |= {_MISSING_NEEDS[self.missing]}
-        return needs
+        return needs | {Need.MOMENTS} if self.missing == "mean" else needs
 
     def for_kind(self, kind: str, max_categories: int) -> Self:
         """Return the spec, completed for a feature's kind of value."""
@@ -346,6 +335,6 @@ def _parse_options(words: list[str]) -> tuple[str, bool]:
         else:
             raise ValueError(
                 f"{word!r} is not an option, or given twice: options are "
-                "missing=<mean, median, most-frequent, middle or zero> and indicator"
+                "missing=<mean, most-frequent, middle or zero> and indicator"
             )
     return missing, indicator

@@ -2,7 +2,7 @@
 
 A table is encoded with the statistics of *all* its rows, wherever they are: each shard
 computes the :func:`feature_statistics` that the encoder needs, and no more. Their
-:func:`merge` is exact, except for quantiles, whose error is bounded.
+:func:`merge` is exact.
 
 Notation
     n        rows of the shard
@@ -38,89 +38,8 @@ from tp_flower.keyed_hash import HashArray, KeyedHasher
 PositionArray = npt.NDArray[np.intp]
 Moments = tuple[int, float, float]
 
-MOST_POINTS: Final = 1000
-"""Points of one shard's summary, m."""
-
 MOST_CATEGORIES: Final = 100_000
 """Maximum number of categories that one shard lists: 2.4 MB on the wire."""
-
-
-@dataclass(frozen=True, eq=False)
-class QuantileSummary:
-    r"""Some of a feature's values, each representing a run of consecutive ranks.
-
-    A shard sorts its n values, cuts them into g = min(m, n // min_count) groups of
-    consecutive ranks whose sizes differ by at most one (each has at least min_count
-    values), and keeps the middle value of each group, weighted by the group's size.
-    Merging collects the points of all shards; nothing is discarded, so the order of
-    merging does not matter and the error does not grow with it.
-
-    **Error.** Let F(x) be the number of values <= x over all shards, and W(x) the
-    weight of the points <= x. Then |F(x) - W(x)| <= E for every x: in a shard, a group
-    whose values are all <= x or all > x contributes equally to both, and at most one
-    group has values on both sides. If its middle value, at 0-based position
-    (s - 1) // 2 of s, is <= x, at least (s - 1) // 2 + 1 of its values are, and W
-    counts s: too many by at most s // 2. If it is > x, at most (s - 1) // 2 <= s // 2
-    of its values are <= x, and W counts none. So a shard adds at most half its largest
-    group; a shard with fewer than min_count values sends nothing and adds their number.
-    The same holds for values < x. In terms of the n_q values of shard q:
-
-        E = sum_q max(ceil(n_q / m), 2 min_count - 1) // 2
-
-    which is (1 / 2m) of all rows, plus at most half a row per shard, unless shards are
-    smaller than 2 m min_count. If min_count = 1 and n_q <= m for all q it is 0: the
-    quantiles are exact.
-
-    Values are float64 (g,), in ascending order; weights int64 (g,).
-    """
-
-    values: FloatArray
-    weights: IntArray
-
-    @property
-    def count(self) -> int:
-        """The number of values that the points represent."""
-        return int(self.weights.sum())
-
-    def quantile(self, p: float) -> float:
-        """Return the p-quantile of the weighted points, interpolated linearly.
-
-        For points of weight 1 it equals numpy's. In general it is a value x with F(x)
-        >= floor(r) + 1 - E, and fewer than ceil(r) + 1 + E values
-        below it, where r = p * (count - 1).
-        """
-        if not len(self.values):
-            raise ValueError("a summary without points has no quantiles")
-        rank = p * (self.count - 1)
-        ends = np.cumsum(self.weights)
-        below, above = self.values[
-            np.searchsorted(ends, [np.floor(rank), np.ceil(rank)], side="right")
-        ]
-        share = rank - np.floor(rank)
-        # below + share * (above - below) could overflow
-        between = (1 - share) * below + share * above
-        return float(min(max(between, below), above))
-
-
-NO_POINTS: Final = QuantileSummary(np.zeros(0), np.zeros(0, np.int64))
-
-
-def summarise(values: FloatArray, min_count: int = 1) -> QuantileSummary:
-    """Return the summary of a shard's finite values, (n,)."""
-    groups = min(MOST_POINTS, len(values) // min_count)
-    if not groups:
-        return NO_POINTS
-    edges = np.arange(groups + 1, dtype=np.int64) * len(values) // groups
-    points = np.sort(values)[(edges[:-1] + edges[1:] - 1) // 2]
-    return merge_quantiles([QuantileSummary(points, np.diff(edges))])
-
-
-def merge_quantiles(summaries: Sequence[QuantileSummary]) -> QuantileSummary:
-    """Return the summary of the union of the shards' values, in any order."""
-    values = np.concatenate([summary.values for summary in summaries])
-    weights = np.concatenate([summary.weights for summary in summaries])
-    order = np.lexsort((weights, values))
-    return QuantileSummary(values[order], weights[order])
 
 
 @dataclass(frozen=True, eq=False)
@@ -233,7 +152,6 @@ class ColumnStatistics:
     m2: float = math.nan
     low: float = math.nan
     high: float = math.nan
-    quantiles: QuantileSummary = NO_POINTS
     categories: CategoryStatistics = NO_CATEGORIES
     width: int = 0
     is_declared: bool = False
@@ -253,8 +171,8 @@ class ColumnStatistics:
 class CountedRows:
     """The rows (n,) that a site computes statistics of (None: all), and its hasher.
 
-    A category or a point of the quantiles represents at least ``min_count`` rows. The
-    points, and the ends of a range, are still values of single rows.
+    A category represents at least ``min_count`` rows. The ends of a range are still
+    values of single rows.
     """
 
     hasher: KeyedHasher
@@ -297,13 +215,13 @@ def feature_statistics(
         column = text_lengths(as_categorical(name, column))
     numbers = as_numeric(name, column).values
     try:
-        return _with_numbers(statistics, numbers[~np.isnan(numbers)], counted.min_count)
+        return _with_numbers(statistics, numbers[~np.isnan(numbers)])
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
 
 
 def _with_numbers(
-    statistics: ColumnStatistics, present: FloatArray, min_count: int
+    statistics: ColumnStatistics, present: FloatArray
 ) -> ColumnStatistics:
     """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
     if Need.MOMENTS in statistics.needs:
@@ -314,8 +232,6 @@ def _with_numbers(
         if not np.isfinite(high - low):
             raise SchemaError("some values are too large to scale")
         statistics = replace(statistics, low=low, high=high)
-    if Need.QUANTILES in statistics.needs:
-        statistics = replace(statistics, quantiles=summarise(present, min_count))
     return statistics
 
 
@@ -370,7 +286,6 @@ def merge(statistics: Sequence[ColumnStatistics]) -> ColumnStatistics:
         m2=m2,
         low=min(shard.low for shard in filled),
         high=max(shard.high for shard in filled),
-        quantiles=merge_quantiles([shard.quantiles for shard in filled]),
         categories=merge_categories([shard.categories for shard in filled]),
     )
 

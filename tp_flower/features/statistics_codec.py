@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import SchemaError
@@ -18,10 +17,8 @@ from tp_flower.features.choice import TableChoice
 from tp_flower.features.spec import KINDS, Need
 from tp_flower.features.statistics import (
     MOST_CATEGORIES,
-    MOST_POINTS,
     CategoryStatistics,
     ColumnStatistics,
-    QuantileSummary,
     declared_statistics,
 )
 from tp_flower.protocol.setup_messages import (
@@ -36,12 +33,9 @@ Item = TypeVar("Item")
 def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     """Return a shard's statistics, by feature, as its site sends them."""
     columns = {str(place): column for place, column in enumerate(statistics.values())}
-    points = {j: c.quantiles for j, c in columns.items() if Need.QUANTILES in c.needs}
     counts = {j: c.categories for j, c in columns.items() if Need.CATEGORIES in c.needs}
     return StatisticsOfPart(
         statistics=[_feature(name, column) for name, column in statistics.items()],
-        quantile_values={key: summary.values for key, summary in points.items()},
-        quantile_weights={key: summary.weights for key, summary in points.items()},
         category_hashes={key: summary.hashes for key, summary in counts.items()},
         category_counts={key: summary.counts for key, summary in counts.items()},
     )
@@ -83,7 +77,7 @@ def from_wire(
         try:
             column = _counted_column(feature, choice, rows)
             column = _with_numbers(column, feature)
-            columns[name] = _with_arrays(column, feature, sent, str(place))
+            columns[name] = _with_categories(column, feature, sent, str(place))
         except ImpossibleError as error:
             raise SchemaError(f"statistics of feature {name!r}: {error}") from None
     return columns
@@ -123,40 +117,37 @@ def _with_numbers(
     return column
 
 
-def _with_arrays(
+def _with_categories(
     column: ColumnStatistics,
     feature: FeatureStatistics,
     sent: StatisticsOfPart,
     key: str,
 ) -> ColumnStatistics:
-    if Need.QUANTILES in column.needs:
-        values = _array(sent.quantile_values.get(key), "points", MOST_POINTS)
-        weights = _array(sent.quantile_weights.get(key), "weights", MOST_POINTS)
-        if (np.diff(values) < 0).any():
-            raise ImpossibleError("quantile points are not in ascending order")
-        _check_counts(weights, column.count)
-        column = replace(column, quantiles=QuantileSummary(values, weights))
-    if Need.CATEGORIES in column.needs:
-        hashes = _array(sent.category_hashes.get(key), "hashes", MOST_CATEGORIES)
-        counts = _array(sent.category_counts.get(key), "counts", MOST_CATEGORIES)
-        order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-        is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
-        if is_copy.any() or (np.diff(order) < 0).any():
-            raise ImpossibleError("categories are not distinct and in order")
-        _check_counts(counts, column.count)
-        tail = _count(feature.tail, "tail", column.count)
-        if (counts <= tail).any():
-            raise ImpossibleError(f"categories have no more than tail = {tail} rows")
-        categories = CategoryStatistics(hashes, counts, counts, tail)
-        column = replace(column, categories=categories)
-    return column
+    if Need.CATEGORIES not in column.needs:
+        return column
+    hashes = _array(sent.category_hashes.get(key), "hashes")
+    counts = _array(sent.category_counts.get(key), "counts")
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))
+    is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
+    if is_copy.any() or (np.diff(order) < 0).any():
+        raise ImpossibleError("categories are not distinct and in order")
+    # each is checked first, so that the sum cannot overflow
+    if (counts > column.count).any() or counts.sum() > column.count:
+        raise ImpossibleError(f"counts add up to more than {column.count} values")
+    tail = _count(feature.tail, "tail", column.count)
+    if (counts <= tail).any():
+        raise ImpossibleError(f"categories have no more than tail = {tail} rows")
+    categories = CategoryStatistics(hashes, counts, counts, tail)
+    return replace(column, categories=categories)
 
 
-def _array(array: AnyArray | None, name: str, most: int) -> AnyArray:
+def _array(array: AnyArray | None, name: str) -> AnyArray:
     if array is None:
         raise ImpossibleError(f"array {name} is missing or malformed")
-    if len(array) > most:
-        raise ImpossibleError(f"{len(array)} {name}, at most {most} are allowed")
+    if len(array) > MOST_CATEGORIES:
+        raise ImpossibleError(
+            f"{len(array)} {name}, at most {MOST_CATEGORIES} are allowed"
+        )
     return array
 
 
@@ -170,9 +161,3 @@ def _count(value: int | None, name: str, most: int) -> int:
     if value is None or value > most:
         raise ImpossibleError(f"{name} must be a whole number from 0 to {most}")
     return value
-
-
-def _check_counts(counts: npt.NDArray[np.int64], total: int) -> None:
-    # each is checked first, so that the sum cannot overflow
-    if (counts > total).any() or counts.sum() > total:
-        raise ImpossibleError(f"counts add up to more than {total} values")

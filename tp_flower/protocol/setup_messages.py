@@ -397,13 +397,10 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """A shard's statistics, for each feature in the query's order.
 
-    Quantiles are points in ascending order, by the feature's position, with the number
-    of values that each represents.
+    Categories are by the feature's position: hashes, and the rows that have them.
     """
 
     statistics: list[FeatureStatistics]
-    quantile_values: dict[str, Annotated[AnyArray, f.finite_values("points-{}")]] = {}
-    quantile_weights: dict[str, Annotated[AnyArray, f.counts("points-{}")]] = {}
     category_hashes: dict[str, Annotated[AnyArray, f.hash_pairs("categories-{}")]] = {}
     category_counts: dict[str, Annotated[AnyArray, f.counts("categories-{}")]] = {}
 
@@ -471,7 +468,7 @@ _KINDS = Discloses(
 )
 _STATISTICS = _KINDS._replace(
     carries="to the other shards of {fitted}, per feature, unless its encoder was "
-    "declared: count, mean, deviation; range or quantiles if it needs them; how many "
+    "declared: count, mean, deviation; range if it needs one; how many "
     "rows each category has, rare ones aside (min-count)",
     kinds=("statistics",),
     policy="statistics",

@@ -20,8 +20,8 @@ rows         never, clear (encoded features of the rows that a run has drawn); n
              by default
 statistics   to the table's other shards: never (encoders that need none, such as
              declared ranges, are left), moments (counts, means and deviations of
-             columns, and how many rows each category has), clear (also ranges and
-             quantiles, which are values of single rows)
+             columns, and how many rows each category has), clear (also ranges,
+             whose ends are values of single rows)
 =========== ==========================================================================
 
 The rules bound what is asked, not what two allowed answers tell together: noise does.

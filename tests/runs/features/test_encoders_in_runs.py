@@ -57,6 +57,6 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
 
 
 def test_an_encoder_that_does_not_fit_stops_the_run() -> None:
-    match = r"encoder of c\.region: encoder robust does not fit a text: use categories"
+    match = r"encoder of c\.region: encoder min-max does not fit a text: use categories"
     with pytest.raises(SiteError, match=match):
-        encoded("whole", encoders=(("c", "region", "robust"),))
+        encoded("whole", encoders=(("c", "region", "min-max"),))

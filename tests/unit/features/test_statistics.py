@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.examples.encoding_example import (
@@ -19,7 +19,7 @@ from tests.support.examples.encoding_example import (
 )
 from tests.support.files import case_table
 from tp_flower.errors import MessageError, SchemaError
-from tp_flower.features import statistics
+from tp_flower.features import statistics, statistics_codec
 from tp_flower.features.statistics import (
     CountedRows,
     category_purpose,
@@ -27,10 +27,8 @@ from tp_flower.features.statistics import (
     feature_statistics,
     merge,
     merge_categories,
-    merge_quantiles,
     merge_tables,
     short_hashes,
-    summarise,
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.protocol.packet import Packet
@@ -43,9 +41,7 @@ COLUMNS = {
     "c": categorical("a", "b", "a", None),
     "v": vectors((1, 2), None, None, None),
 }
-CHOICE = choice_of(COLUMNS, x="min-max missing=median")
-numbers = st.integers(-5, 5).map(float) | st.floats(-1e300, 1e300)
-number_shards = st.lists(st.lists(numbers, max_size=40), min_size=1, max_size=4)
+CHOICE = choice_of(COLUMNS, x="min-max")
 
 
 @given(st.lists(values, min_size=1, max_size=4))
@@ -67,8 +63,7 @@ def test_only_what_is_needed_is_computed():
     actual = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS)
     x, c, v = actual.values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
-    for each in (x, c, v):
-        assert not len(each.quantiles.values) + len(each.categories.counts)
+    assert not any(len(each.categories.counts) for each in (x, c, v))
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
     assert (c.count, c.mean, c.m2) == (3, 1.0, 0.0)
     assert (v.width, v.count) == (2, 0)
@@ -79,7 +74,7 @@ def test_only_what_is_needed_is_computed():
     [
         (numeric(0.0, 1e200), "standard", "feature 'x': some values are too large"),
         (numeric(-1e308, 1e308), "min-max missing=zero", "are too large to scale"),
-        (categorical("a"), "robust", r"encoder of t\.x: .* does not fit a text"),
+        (categorical("a"), "min-max", r"encoder of t\.x: .* does not fit a text"),
     ],
 )
 def test_refuses_values_and_encoders(column, spec, message):
@@ -106,16 +101,15 @@ def hashes(*rows):
     [
         *CASES["impossible"],
         *((*place, None, message) for *place, message in CASES["missing"]),
-        (0, "quantile-values", np.array([2.0, 1, 3]), "'x': .* not in ascending order"),
-        (0, "quantile-values", np.zeros(1001), "'x': 1001 points, at most 1000"),
-        (0, "quantile-weights", np.array([1, 2, 1]), "add up to more than 3 values"),
-        (0, "quantile-weights", np.full(3, 2**62), "add up to more than 3 values"),
         (1, "category-hashes", hashes((1, 1), (1, 1)), "not distinct and in order"),
         (1, "category-hashes", hashes((2, 1), (1, 2)), "not distinct and in order"),
+        (1, "category-hashes", hashes(*[(0, 0)] * 9), "'c': 9 hashes, at most 8"),
         (1, "category-counts", np.array([3, 1]), "add up to more than 3 values"),
+        (1, "category-counts", np.full(2, 2**62), "add up to more than 3 values"),
     ],
 )
-def test_refuses_facts_that_cannot_be(number, key, value, message):
+def test_refuses_facts_that_cannot_be(number, key, value, message, monkeypatch):
+    monkeypatch.setattr(statistics_codec, "MOST_CATEGORIES", 8)
     counted = CountedRows(HASHER)
     statistics = {
         name: feature_statistics(CHOICE, name, kind_of(column), column, counted)
@@ -128,8 +122,8 @@ def test_refuses_facts_that_cannot_be(number, key, value, message):
         del packet.arrays[0, f"{key}/{number}"]
     else:
         packet.arrays[0, f"{key}/{number}"] = value
-        if len(value) > 1000:
-            packet.arrays[0, f"quantile-weights/{number}"] = np.ones(1001, np.int64)
+        if len(value) > 2:
+            packet.arrays[0, f"category-counts/{number}"] = np.ones(9, np.int64)
     with pytest.raises((SchemaError, MessageError), match=message):
         from_wire(received(packet), CHOICE, 4)
 
@@ -216,71 +210,3 @@ def test_all_different_values_are_not_listed(monkeypatch):
 def test_purposes_differ():
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)
-
-
-def in_five_points(shards, min_count=1):
-    """The summaries of shards in so few points that small ones are summarised."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "MOST_POINTS", 5)
-        return [summarise(np.array(shard, float), min_count) for shard in shards]
-
-
-@given(number_shards, st.integers(1, 4), st.floats(0, 1))
-def test_ranks_and_quantiles_are_within_the_bound(members, min_count, p):
-    parts = in_five_points(members, min_count)
-    merged = merge_quantiles(parts)
-    everything = np.array([value for shard in members for value in shard])
-    # a shard's points are off by half its largest group, and by what it does not send
-    error = sum(
-        part.weights.max(initial=0) // 2 + len(shard) - part.count
-        for shard, part in zip(members, parts, strict=True)
-    )
-    bound = sum(max(-(-len(shard) // 5), 2 * min_count - 1) // 2 for shard in members)
-    assert error <= bound
-    for x in everything:
-        at_most = merged.weights[merged.values <= x].sum()
-        below = merged.weights[merged.values < x].sum()
-        assert abs((everything <= x).sum() - at_most) <= error
-        assert abs((everything < x).sum() - below) <= error
-    for shard, part in zip(members, parts, strict=True):
-        assert set(part.values) <= set(shard)
-        assert (part.weights >= min_count).all()
-        assert part.count == (len(shard) if len(shard) >= min_count else 0)
-        assert len(part.values) <= 5
-    if not merged.count:
-        return
-    actual, rank = merged.quantile(p), p * (merged.count - 1)
-    # interpolation may round the value by half a unit in the last place
-    slack = abs(actual) * 1e-15
-    at_most = (everything <= actual + slack).sum()
-    assert at_most >= np.floor(rank) + 1 - error
-    below = (everything < actual - slack).sum()
-    assert below < np.ceil(rank) + 1 + error
-
-
-@given(st.lists(st.lists(numbers, max_size=5), min_size=1, max_size=6), st.floats(0, 1))
-def test_small_shards_have_exact_quantiles(members, p):
-    merged = merge_quantiles(in_five_points(members))
-    everything = [value for shard in members for value in shard]
-    if everything:
-        expected = np.quantile(np.array(everything) / 2, p) * 2
-        assert merged.quantile(p) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-
-
-@given(number_shards)
-@example([[0.0] * 7])  # groups of equal values differ in size
-def test_merging_is_order_free(members):
-    parts = in_five_points(members)
-    merged = merge_quantiles(parts)
-    stepwise = parts[-1]
-    for part in reversed(parts[:-1]):
-        stepwise = merge_quantiles([stepwise, part])
-    np.testing.assert_array_equal(merged.values, stepwise.values)
-    np.testing.assert_array_equal(merged.weights, stepwise.weights)
-
-
-def test_too_few_values_stay_at_home():
-    summary = summarise(np.array([1.0, 2.0]), min_count=3)
-    assert summary.count == 0
-    with pytest.raises(ValueError, match="without points has no quantiles"):
-        summary.quantile(0.5)

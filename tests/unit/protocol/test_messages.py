@@ -181,8 +181,8 @@ def draw(**facts):
     return DrawRequest({4: DrawPart(**{"count": 1, "scale": 1.0, **facts})})
 
 
-def quantiles(values, weights):
-    arrays = {"quantile_values": values, "quantile_weights": weights}
+def categories(hashes, counts):
+    arrays = {"category_hashes": hashes, "category_counts": counts}
     return ShardStatistics({4: StatisticsOfPart(statistics=[], **arrays)})
 
 
@@ -198,7 +198,7 @@ def unchecked(monkeypatch):
     return packet_of
 
 
-COUNTS = np.ones(3, np.int64)
+COUNTS, HASHES = np.ones(3, np.int64), np.zeros((3, 2), np.uint64)
 WRONG = [
     (admm(more_rounds=-1), "'more-rounds' is -1; allowed: `int` >= 0"),
     (admm(evaluate="yes"), "'evaluate' is 'yes'; allowed: `bool`"),
@@ -210,8 +210,8 @@ WRONG = [
     (admm(STEP + np.float32(1e31)), r"'step' has numbers .* -1e\+30 to 1e\+30"),
     (admm(STEP * np.float32(np.nan)), "'step' has numbers that are not finite"),
     (
-        quantiles({"0": np.zeros(2)}, {"0": COUNTS}),
-        r"'quantile-weights/0' is int64 of shape \(3,\); allowed: int64 of shape 2 ",
+        categories({"0": HASHES[:2]}, {"0": COUNTS}),
+        r"'category-counts/0' is int64 of shape \(3,\); allowed: int64 of shape 2 ",
     ),
     (draw(gram=np.zeros((2, 3))), r"'gram' .* \(2, 3\); allowed: .* 2 \(columns\) x 2"),
 ]
@@ -236,7 +236,7 @@ def test_both_sides_refuse_alike_and_say_what_is_allowed(message, words, uncheck
 def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
         decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
-    good, family = encode(quantiles({}, {})), "quantile-weights"
+    good, family = encode(categories({}, {})), "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}
     match = f"it has array '{family}', which is not decl"
     with pytest.raises(MessageError, match=match):
@@ -259,9 +259,9 @@ def test_sizes_that_the_reader_knows_are_compared():
 
 
 def test_members_of_a_family_have_sizes_of_their_own():
-    values = {"0": np.zeros(2), "1": np.zeros(3)}
-    message = quantiles(values, {"0": COUNTS[:2], "1": COUNTS})
-    received = decode(ShardStatistics, encode(message)).parts[4].quantile_values
+    hashes = {"0": HASHES[:2], "1": HASHES}
+    message = categories(hashes, {"0": COUNTS[:2], "1": COUNTS})
+    received = decode(ShardStatistics, encode(message)).parts[4].category_hashes
     assert {key: len(array) for key, array in received.items()} == {"0": 2, "1": 3}
 
 

@@ -17,7 +17,7 @@ from tp_flower.settings import PrivacySettings
 
 ROWS = 30
 SQL = "SELECT o.qty AS label, o.price, c.age, c.kind FROM orders o JOIN c ON o.c = c.id"
-ENCODERS = (("c", "kind", "one-hot(2) indicator"), ("o", "price", "quantile-bins(3)"))
+ENCODERS = (("c", "kind", "one-hot(2) indicator"), ("o", "price", "bins(3)"))
 
 
 def frames():

@@ -28,11 +28,10 @@ CASES = case_table(__file__)
 COLUMNS = ["customer", "amount", "day", "is_fraud", "salary"]
 NAMED = {"columns": ("amount", "day"), "labels": ("is_fraud",), "filters": ("day",)}
 POLICY = Policy(join_only=("customer",), **NAMED)
-MEDIAN = "standard missing=median"
 FINEST = {
     "moments": ("standard", "one-hot(4)", "length", "none"),
     "never": ("cyclic(7)", "range(0, 9)", "categories(1, 2)", "hash(4) indicator"),
-    "clear": ("min-max", "bins(4)", "robust", "quantile-bins(4)", MEDIAN),
+    "clear": ("min-max", "bins(4)", "min-max missing=zero"),
 }
 BY_SPEC = [(spec, finest) for finest, specs in FINEST.items() for spec in specs]
 
@@ -313,11 +312,11 @@ def test_statistics_by_level(spec, finest):
         with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
             policy.check_statistics("t", "x", "number", encoder)
     # finer ones are named
-    policy = Policy(releases=Releases(statistics="moments"))
-    both = EncoderSpec.parse("min-max missing=median")
-    match = r"t\.x is fitted to quantiles and range; counts, means, deviations and"
-    with pytest.raises(PolicyError, match=match):
-        policy.check_statistics("t", "x", "number", both)
+    both = EncoderSpec.parse("min-max missing=mean")
+    for level, finer in (("moments", "range; counts, means"), ("never", "moments and")):
+        policy = Policy(releases=Releases(statistics=level))
+        with pytest.raises(PolicyError, match=rf"t\.x is fitted to {finer}"):
+            policy.check_statistics("t", "x", "number", both)
 
 
 @pytest.mark.parametrize(("kind", "instead"), CASES["instead"])
