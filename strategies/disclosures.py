@@ -209,7 +209,6 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "common": f"the parameters of the model of the site's table{shared}",
         "is_solved": is_solved,
         "summary": _SUMMARY.get(exposure.graph, "") if is_personal else "",
-        "seals_key": exposure.keys is not KeySource.FILE,
         "has_joins": not is_personal,
         "joins_rows": not is_personal,
         "keeps_labels": is_personal,
@@ -225,7 +224,6 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
 
 
 _KEYS: Final = {
-    KeySource.FILE: "from a secret file, the server does not have the key",
     KeySource.PINNED: "under pinned keys, the server does not have the key",
     KeySource.AGREED: "an honest server does not have the key",
 }

@@ -1,12 +1,9 @@
-"""Files of a site's owner: secret, allowed keys and app bundles, long-term key.
+"""Files of a site's owner: allowed keys and app bundles, long-term key.
 
 Errors name the setting and say what is wrong with the file; because they may travel to
 the server, they contain neither the path nor any content of the file.
 """
 
-import base64
-import hashlib
-import hmac
 import os
 import re
 import stat
@@ -17,57 +14,22 @@ from pathlib import Path
 from secrets import token_bytes
 from typing import Final
 
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.files import sync
 from tp_flower.keyed_hash import KEY_BYTES
-from tp_flower.node_config import ALLOWED_KEYS, SECRET_FILE
-from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, GroupSecret, KeyPair
+from tp_flower.node_config import ALLOWED_KEYS
+from tp_flower.privacy.key_agreement import PUBLIC_KEY_BYTES, KeyPair
 
 SITE_KEY: Final = "site-key"
 ROW_ORDER_KEY: Final = "row-order-key"
 ALLOWED_APPS: Final = "allowed-apps"
 
-_CONTEXT: Final = b"tp_flower secret file v1"
-_DIGEST: Final = b"tp_flower digest of a secret file v1"
 _MOST_BYTES: Final = 1 << 20
-_FEWEST_VALUES: Final = 16
-"""Distinct bytes of a secret: 32 random bytes have fewer with probability 10**-12."""
 
 _KEY: Final = re.compile(rf"[0-9a-fA-F]{{{2 * PUBLIC_KEY_BYTES}}}")
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _OTHERS_READ: Final = 0o077
 _OTHERS_WRITE: Final = 0o022
-
-
-def read_secret(path: str | Path) -> GroupSecret:
-    """Return the secret in a file that only its owner may read.
-
-    The file holds at least 32 bytes, either raw or in hexadecimal or base64, where
-    white space is ignored. ``openssl rand -hex 32`` writes one.
-    """
-    content = _read(path, SECRET_FILE, _OTHERS_READ, "read or changed")
-    value = _decoded(content)
-    if len(value) < KEY_BYTES:
-        raise SettingsError(
-            f"{SECRET_FILE} holds {len(value)} bytes, fewer than {KEY_BYTES}: "
-            "openssl rand -hex 32 writes enough"
-        )
-    if len(set(value)) < _FEWEST_VALUES:
-        raise SettingsError(
-            f"{SECRET_FILE} is not random: it has {len(set(value))} different bytes, "
-            f"expected at least {_FEWEST_VALUES}; openssl rand -hex 32 writes a secret"
-        )
-    derived = HKDF(hashes.SHA256(), KEY_BYTES, None, _CONTEXT).derive(value)
-    return GroupSecret(derived)
-
-
-def secret_digest(secret: GroupSecret, run_id: int) -> str:
-    """Return a digest that shows the server which sites share a secret, and no more."""
-    text = _DIGEST + str(run_id).encode()
-    return hmac.digest(secret.value, text, hashlib.sha256).hex()
 
 
 def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
@@ -147,16 +109,6 @@ def _state_key(
     if not _KEY.fullmatch(text.decode("latin-1")):
         raise SettingsError(f"{name} in the state folder is damaged: {hint}")
     return bytes.fromhex(text.decode())
-
-
-def _decoded(content: bytes) -> bytes:
-    """Decode hexadecimal or base64 text; return other content unchanged."""
-    text = b"".join(content.split())
-    with suppress(ValueError):
-        return bytes.fromhex(text.decode())
-    with suppress(ValueError):
-        return base64.b64decode(text, validate=True)
-    return content
 
 
 def _lines(path: str | Path, setting: str) -> Iterator[tuple[int, list[str]]]:

@@ -1,10 +1,9 @@
 """How a site gets the key of a run's hashes, which the sites share.
 
-By the site's node config: ``secret-file`` names a file with the secret, which is then
-not sealed to anybody; ``allowed-keys`` names a file with the long-term public keys of
-the sites that are trusted with it; ``keys = "unchecked"`` lets it be sealed to and by
-whatever public keys the server names. A real site that has none of the three shares no
-secret with another. The server learns which case applies, and cannot choose.
+By the site's node config: ``allowed-keys`` names a file with the long-term public keys
+of the sites that are trusted with it; ``keys = "unchecked"`` lets it be sealed to and
+by whatever public keys the server names. A real site that has neither shares no secret
+with another. The server learns which case applies, and cannot choose.
 
 The public keys that a secret is sealed to are in the site's log and ledger.
 """
@@ -15,12 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from client_apps.data.key_files import (
-    read_allowed_keys,
-    read_secret,
-    secret_digest,
-    site_key,
-)
+from client_apps.data.key_files import read_allowed_keys, site_key
 from client_apps.data.run_store import Entry
 from client_apps.rounds.site import SECRET, Site
 from tp_flower.arrays import AnyArray
@@ -31,7 +25,6 @@ from tp_flower.node_config import (
     ALLOWED_KEYS,
     IN_MEMORY,
     KEYS,
-    SECRET_FILE,
     UNCHECKED,
     state_dir,
 )
@@ -58,9 +51,8 @@ _NO_PINS: Final = (
     "this site has no means to tell the other sites' public keys from keys that the "
     "server has put in their place, and shares no secret with them. Its owner writes "
     'one of these into the node config: allowed-keys = "FILE" (their public keys; '
-    '`python -m client_apps.cli site-key` prints a site\'s), secret-file = "FILE" (a '
-    'secret that all sites have), or keys = "unchecked" (the server is trusted with '
-    "the keys)"
+    "`python -m client_apps.cli site-key` prints a site's), or "
+    'keys = "unchecked" (the server is trusted with the keys)'
 )
 
 Members = Mapping[str, PublicKeys]
@@ -69,17 +61,9 @@ Members = Mapping[str, PublicKeys]
 
 def key_source(site: Site) -> KeySource:
     """Return the origin of the run's key at this site, by its node config."""
-    is_file, is_pinned = bool(_path(site, SECRET_FILE)), bool(_path(site, ALLOWED_KEYS))
-    if is_file and is_pinned:
-        raise SettingsError(
-            f"node config has {SECRET_FILE} and {ALLOWED_KEYS}: a secret that is "
-            "read from a file is not sealed with keys; leave one of them out"
-        )
     if _path(site, KEYS) not in ("", UNCHECKED):
         raise SettingsError(f'node config {KEYS} can be "{UNCHECKED}" only')
-    if is_file:
-        return KeySource.FILE
-    return KeySource.PINNED if is_pinned else KeySource.AGREED
+    return KeySource.PINNED if _path(site, ALLOWED_KEYS) else KeySource.AGREED
 
 
 def key_fields(site: Site) -> dict[str, str]:
@@ -89,9 +73,6 @@ def key_fields(site: Site) -> dict[str, str]:
     if source is KeySource.PINNED:
         _allowed(site)
         fields["site_key"] = public.site.hex()
-    if source is KeySource.FILE:
-        secret = read_secret(_path(site, SECRET_FILE))
-        fields["secret_digest"] = secret_digest(secret, int(site.run, 16))
     return fields
 
 
@@ -106,8 +87,6 @@ def seal(site: Site, request: SealRequest) -> SealReply:
             return SealReply(entry.meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
-    if source is KeySource.FILE and RUN_GROUP in request.groups:
-        raise SiteError(f"this site reads its {SECRET_FILE}: it seals no run's secret")
     groups = _members(request, request.groups)
     _check_members(site, groups, source, keys.public)
     # a site that pins keys wants a real secret, in a simulation too
@@ -130,7 +109,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
 
 
 def take_secrets(site: Site, request: ExtractRequest) -> None:
-    """Store the keys of the site's groups, from its file or sealed in the request.
+    """Store the keys of the site's groups, which are sealed in the request.
 
     Done once in a run; a repeat of the same request finds the stored keys.
     """
@@ -141,9 +120,7 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
     nodes = {group: sealed.members for group, sealed in request.sealed.items()}
-    if source is KeySource.FILE:
-        nodes[RUN_GROUP] = list(request.public_keys)
-    elif RUN_GROUP not in nodes:
+    if RUN_GROUP not in nodes:
         raise MessageError(f"'sealed' lacks the secret of group {RUN_GROUP!r}")
     groups = _members(request, nodes)
     _check_members(site, groups, source, keys.public)
@@ -163,10 +140,7 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 def _secret(
     site: Site, request: ExtractRequest, group: str, members: Members, keys: SiteKeys
 ) -> GroupSecret:
-    """Return the secret of a group: of the site's file, sealed to it, or of both."""
-    file = _path(site, SECRET_FILE)
-    if file and group == RUN_GROUP:
-        return read_secret(file)
+    """Return the secret of a group that is sealed to the site."""
     sealed, name = request.sealed[group], sealed_name(group, members.values())
     # the first of the group made its secret
     text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
@@ -176,8 +150,7 @@ def _secret(
             "the run's secret is for simulations, and known to everybody: "
             "refused, because this site has a tables file of its own"
         )
-    # a group's secret keeps other sites out, the file's the server
-    return secret.mixed_with(read_secret(file)) if file else secret
+    return secret
 
 
 def key_groups(names: list[str], keys: int) -> list[str]:
@@ -244,8 +217,8 @@ def _check_source(source: KeySource, requested: str) -> None:
     if requested != source:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the "
-            f"server asks for {requested!r}: all sites of a run must have a "
-            f"{SECRET_FILE}, or all {ALLOWED_KEYS}, or none may have either"
+            f"server asks for {requested!r}: all sites of a run must have "
+            f"{ALLOWED_KEYS}, or none"
         )
 
 
@@ -308,7 +281,6 @@ def _record(site: Site, source: KeySource, groups: Mapping[str, Members]) -> Non
     sealed = {
         group: [member.fingerprint for member in members.values()]
         for group, members in groups.items()
-        if not (source is KeySource.FILE and group == RUN_GROUP)
     }
     site.ledger.record_keys(site.run, sealed)
     recipients = [

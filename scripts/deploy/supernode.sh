@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Start an organisation's SuperNode, in the foreground. Stop it with Ctrl-C or SIGTERM.
 #   bash scripts/deploy/supernode.sh --superlink HOST:PORT --ca FILE --key FILE --tables FILE --state FOLDER
-#     --allowed-apps FILE [--port N] [--allowed-keys FILE | --secret-file FILE | --keys unchecked]
+#     --allowed-apps FILE [--port N] [--allowed-keys FILE | --keys unchecked]
 #     [--cache-gb N] [--check]
 #
 #   --superlink     the operator's; the certificate must name HOST
@@ -11,8 +11,8 @@
 #   --state         keys, privacy ledger, models and cache: one SuperNode to a folder, back it up
 #   --allowed-apps  lines with the SHA-256 of the app bundles that may run here (app_hash.sh)
 #   --port          on loopback, for the SuperNode's own processes (default 9094; one SuperNode to a port)
-#   --allowed-keys  the other sites' public keys; --secret-file: a secret that all sites have; without
-#                   either, a query over several sites needs --keys unchecked: the server is trusted with the keys
+#   --allowed-keys  the other sites' public keys; without them, a query over several sites needs
+#                   --keys unchecked: the server is trusted with the keys
 #   --cache-gb      as in docs/how-to/
 #   --check         try the files, the tables and the way to the SuperLink, and start nothing
 #
@@ -24,7 +24,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 superlink='' ca='' key='' tables='' state='' port=9094 is_check=false
-allowed_apps='' secret_file='' allowed_keys='' keys='' cache_gb=''
+allowed_apps='' allowed_keys='' keys='' cache_gb=''
 while [ $# -gt 0 ]; do
   case $1 in
     --check)
@@ -39,7 +39,6 @@ while [ $# -gt 0 ]; do
     --state) state=$(value "$@") ;;
     --allowed-apps) allowed_apps=$(value "$@") ;;
     --port) port=$(value "$@") ;;
-    --secret-file) secret_file=$(value "$@") ;;
     --allowed-keys) allowed_keys=$(value "$@") ;;
     --keys) keys=$(value "$@") ;;
     --cache-gb) cache_gb=$(value "$@") ;;
@@ -74,11 +73,6 @@ need_file --ca "$ca"
 need_private --key "$key"
 need_file --tables "$tables"
 need_file --allowed-apps "$allowed_apps"
-if [ -n "$secret_file" ]; then
-  secret_file=$(absolute "$secret_file")
-  need_private --secret-file "$secret_file"
-  add secret-file "$secret_file"
-fi
 if [ -n "$allowed_keys" ]; then
   allowed_keys=$(absolute "$allowed_keys")
   need_file --allowed-keys "$allowed_keys"
@@ -96,18 +90,16 @@ cd -- "$root"
 
 # files that cannot be used stop it here, and not in the middle of a run
 check_files() {
-  python - "$tables" "$allowed_apps" "$secret_file" "$allowed_keys" <<'PYTHON'
+  python - "$tables" "$allowed_apps" "$allowed_keys" <<'PYTHON'
 import sys
-from client_apps.data.key_files import read_allowed_apps, read_allowed_keys, read_secret
+from client_apps.data.key_files import read_allowed_apps, read_allowed_keys
 from tp_flower.errors import TPFlowerError
 from tp_flower.sources.shards import load_tables
 
-tables, allowed_apps, secret_file, allowed_keys = sys.argv[1:]
+tables, allowed_apps, allowed_keys = sys.argv[1:]
 try:
     load_tables(tables)
     read_allowed_apps(allowed_apps)
-    if secret_file:
-        read_secret(secret_file)
     if allowed_keys:
         read_allowed_keys(allowed_keys)
 except TPFlowerError as error:

@@ -210,15 +210,11 @@ def _inventory(answers: Mapping[int, Answer]) -> Inventory:
     shards = []
     for node, reply in nodes.items():
         shards += [HostedShard(node=node, **asdict(shard)) for shard in reply.shards]
-        for source, name, value in (
-            (KeySource.PINNED, "key of its site", reply.site_key),
-            (KeySource.FILE, "digest of its secret", reply.secret_digest),
-        ):
-            if reply.keys == source and value is None:
-                raise ReplyError(
-                    f"the description of node {node} is malformed: it has no {name}, "
-                    f"but its keys are {reply.keys!r}"
-                )
+        if reply.keys == KeySource.PINNED and reply.site_key is None:
+            raise ReplyError(
+                f"the description of node {node} is malformed: it has no key of its "
+                f"site, but its keys are {reply.keys!r}"
+            )
     _refuse_duplicates(shards)
     positions = {node: answer.envelope.at for node, answer in answers.items()}
     headers = {node: answer.packet.header for node, answer in answers.items()}

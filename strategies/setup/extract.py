@@ -218,8 +218,7 @@ def relay_secrets(
 ) -> Generator[Requests, Replies, dict[int, ExtractRequest]]:
     """Let one node of every group of nodes make a secret for the group.
 
-    The run's own group has no need of one if its sites read it from files. Return, for
-    each node, the request that brings it its secrets, without parts.
+    Return, for each node, the request that brings it its secrets, without parts.
     """
     nodes = sorted(set().union(*groups.values()))
     described = {node: inventory.nodes[node] for node in nodes}
@@ -233,7 +232,6 @@ def relay_secrets(
     sealed_groups = {
         group: [str(node) for node in sorted(members)]
         for group, members in groups.items()
-        if not (source is KeySource.FILE and group == RUN_GROUP)
     }
     led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
@@ -291,18 +289,9 @@ def _common_source(
         text = "; ".join(f"{key}: {sites}" for key, sites in by_source.items())
         raise SettingsError(
             f"the sites take the key of the hashes from different places ({text}): "
-            "give every site secret-file in its node config, or every site "
-            "allowed-keys, or no site either"
+            "give every site allowed-keys in its node config, or no site"
         )
-    source = KeySource(next(iter(by_source)))
-    digests = {node: site.secret_digest or "" for node, site in described.items()}
-    by_secret = _grouped(digests, names)
-    if source is KeySource.FILE and len(by_secret) > 1:
-        text = " and ".join(by_secret.values())
-        raise SettingsError(
-            f"the secret files of the sites {text} differ: copy one file to all sites"
-        )
-    return source
+    return KeySource(next(iter(by_source)))
 
 
 def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:

@@ -67,16 +67,11 @@ MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
 class KeySource(StrEnum):
     """Origin of the key of a run's hashes, one for all sites; see ``GUARANTEES``."""
 
-    FILE = "file"
     PINNED = "pinned"
     AGREED = "agreed"
 
 
 GUARANTEES: Final[Mapping[KeySource, str]] = {
-    KeySource.FILE: (
-        "the key comes from a secret file at each site; no message carries it, so "
-        "the server learns it neither by computing nor by tampering"
-    ),
     KeySource.PINNED: (
         "the key was sealed from site to site under long-term public keys that the "
         "sites' owners pinned; the server learns it neither by computing nor by "
@@ -132,11 +127,6 @@ class GroupSecret:
             return hmac.digest(self.value, group.encode(), hashlib.sha256)
         named = _RUN + b"".join(sorted(public_keys)) + f"{run_id} {group}".encode()
         return HKDF(hashes.SHA256(), KEY_BYTES, None, named).derive(self.value)
-
-    def mixed_with(self, other: "GroupSecret") -> "GroupSecret":
-        """Return a secret that nobody knows who does not know both."""
-        value = hmac.digest(self.value, other.value, hashlib.sha256)
-        return GroupSecret(value, self.is_simulated and other.is_simulated)
 
 
 class KeyPair:

@@ -23,7 +23,7 @@ MOST_WIDTH: Final = 1 << 20
 SealedText = Annotated[AnyArray, f.sealed("sealed")]
 """Nonce and ciphertext."""
 
-KeySourceName = Annotated[str, f.one_of("file", "pinned", "agreed")]
+KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
 
 
 class DescribeRequest(Request, frozen=True):
@@ -60,7 +60,6 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
         keys: where it takes the key of the hashes from.
         public_key: its X25519 key for the run.
         site_key: its long-term key, if sites pin each other's.
-        secret_digest: digest of the secret in its file, if it has one.
     """
 
     shards: list[ShardDescription]
@@ -69,7 +68,6 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
     keys: KeySourceName
     public_key: PublicKey
     site_key: PublicKey | None = None
-    secret_digest: PublicKey | None = None
     simulated: bool
 
     discloses = (
@@ -78,10 +76,7 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
             fields=("shards", "tables"),
         ),
     )
-    schedule = (
-        *("partitions", "keys", "public_key", "site_key", "secret_digest"),
-        "simulated",
-    )
+    schedule = ("partitions", "keys", "public_key", "site_key", "simulated")
 
 
 class SealRequest(Request, frozen=True, kw_only=True):
@@ -114,7 +109,6 @@ class SealReply(Reply, frozen=True):
             "the keys of hashes and masks, by way of the server",
             fields=("sealed",),
             covered_by="sealed",
-            when="seals_key",
             reader=f.SITES,
         ),
     )

@@ -38,7 +38,7 @@ CASES = case_table(__file__)
 NUMBERS = 100_000
 ROWS = 400
 SQL = "SELECT o.y AS label, c.x FROM orders o JOIN customers c ON o.customer = c.id"
-SOURCES = ("file", "pinned", "agreed")
+SOURCES = ("pinned", "agreed")
 MORE = "9"
 ALL = ("orders", "customers", "items")
 THREE = f"{SQL.replace('c.x', 'c.x, i.z')} JOIN items i ON o.item = i.item"
@@ -305,14 +305,6 @@ class TestServerInTheMiddle:
         with pytest.raises(SiteError, match=match):
             train(grid, SQL)
         assert not grid.leaked()
-        assert middle.recovered() == 0.0
-
-    def test_has_nothing_to_open_where_the_secret_is_in_a_file(self, tmp_path):
-        middle = Middle()
-        middle.secrets = [GroupSecret.random()]
-        grid = attack(tmp_path, "file", middle)
-        # what it sends along is not even looked at
-        train(grid, SQL)
         assert middle.recovered() == 0.0
 
 

@@ -9,7 +9,6 @@ import re
 import pandas as pd
 import pytest
 
-from client_apps.data.key_files import read_secret
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy.keys import _site_keys
 from client_apps.rounds.site import Site
@@ -25,7 +24,7 @@ ABC = {"a": AB["a"].assign(m=[4, 3, 2, 1]), "b": AB["b"], "c": C}
 CHAIN = SQL.replace("b.x", "b.x, c.z") + " JOIN c ON a.m = c.m"
 LINES = (
     r"no means to tell the other sites' public keys .* allowed-keys = \"FILE\" .*"
-    r"secret-file = \"FILE\" .* keys = \"unchecked\""
+    r" keys = \"unchecked\""
 )
 
 
@@ -197,7 +196,7 @@ class Colluder(KeyedGrid):
         return None
 
 
-@pytest.mark.parametrize("source", ["file", "pinned", "agreed"])
+@pytest.mark.parametrize("source", ["pinned", "agreed"])
 def test_a_site_that_colludes_opens_no_edge_but_its_own(tmp_path, source):
     grid = Colluder(tmp_path, "b").with_key_from(source)
     train(grid, CHAIN)
@@ -217,16 +216,7 @@ class Middle:
             seen.header["public-keys"]["4"] = self.pair.run.public.hex()
 
 
-def test_a_shared_file_does_not_hide_an_edge_from_the_server_and_one_site(tmp_path):
-    """The limit that PRIVACY.md states: such sites are protected by pinned keys."""
-    middle = Middle()
-    grid = Colluder(tmp_path, "b", middle).with_key_from("file")
-    # c cannot open what was sealed to the server's key, but the server has it then
-    with pytest.raises(SiteError, match="cannot be opened"):
-        train(grid, CHAIN)
-    secret = grid.open_with(middle.pair, "join-1")
-    file = read_secret(grid.folders["b"] / "secret_file")
-    assert secret.mixed_with(file).value not in (secret.value, file.value)
+def test_pinned_keys_hide_an_edge_from_the_server_and_another_site(tmp_path):
     pinned = Colluder(tmp_path / "pinned", "b", Middle()).with_key_from("pinned")
     with pytest.raises(SiteError, match="cannot be opened"):
         train(pinned, CHAIN)

@@ -12,7 +12,6 @@ from tests.support.federated import WatchedGrid, write_site
 from tp_flower.privacy.key_agreement import PublicKeys
 
 FIRST_NODE = 2
-SECRET_TEXT = bytes(range(7, 60)).hex()
 
 
 class KeyedGrid(WatchedGrid):
@@ -43,16 +42,8 @@ class KeyedGrid(WatchedGrid):
             config = self.contexts[self.nodes[name]].node_config
             config[setting.replace("_", "-")] = str(path)
 
-    def share_secret(self, text=SECRET_TEXT):
-        """Give every site the same secret file."""
-        for name in self.nodes:
-            self.configure(name, secret_file=text)
-        return self
-
     def with_key_from(self, source):
-        """Set the sites up for one of the sources: file, pinned or agreed."""
-        if source == "file":
-            self.share_secret()
+        """Set the sites up for one of the sources: pinned or agreed."""
         if source == "pinned":
             self.pin()
         return self

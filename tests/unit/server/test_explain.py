@@ -176,7 +176,6 @@ def test_vfl_tells_a_site_what_each_joined_row_is_made_of(family):
 @pytest.mark.parametrize(
     ("source", "is_simulated", "words"),
     [
-        (KeySource.FILE, False, "secret file"),
         (KeySource.PINNED, False, "pinned"),
         (KeySource.AGREED, False, "an honest server"),
         (KeySource.AGREED, True, "the key of a simulation is known to all"),
@@ -189,7 +188,7 @@ def test_where_the_key_comes_from_is_said(source, is_simulated, words):
     (keys,) = protections(releases, "join keys")
     assert words in keys
     seals = [each.protection for each in releases if each.message == str(Action.SEAL)]
-    assert len(seals) == (source is not KeySource.FILE)
+    assert len(seals) == 1
     assert all(("pinned" in seal) == (source is KeySource.PINNED) for seal in seals)
     # of tables in one shard
     assert not any("Gram" in release.carries for release in releases)

@@ -1,4 +1,4 @@
-"""The three ways to a run's key, end to end, and what a site refuses in each."""
+"""The two ways to a run's key, end to end, and what a site refuses in each."""
 
 from itertools import permutations
 
@@ -6,21 +6,20 @@ import pytest
 from flwr.app import Message
 
 from client_apps.data.database import FILE
-from client_apps.data.key_files import read_secret, secret_digest
 from client_apps.privacy import keys
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import run_query, train
 from tests.support.files import case_table
 from tests.support.peers.faulty_grid import rows_in
-from tests.support.peers.keyed_sites import AB, SECRET_TEXT, SQL, A, B, KeyedGrid
+from tests.support.peers.keyed_sites import AB, SQL, A, B, KeyedGrid
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol.packet import Packet, pack, unpack
 from tp_flower.protocol.setup_messages import ExtractRequest, SealedSecret, SealRequest
 
 CASES = case_table(__file__)
-SOURCES = ("file", "pinned", "agreed")
+SOURCES = ("pinned", "agreed")
 PAIRS = list(permutations(SOURCES, 2))
 NOBODY = f"nobody {'ab' * 32}"
 BY_OTHERS = "may be read or changed by others"
@@ -57,34 +56,24 @@ def test_sites_share_a_key_that_no_message_carries(make, source):
     for header in described:
         assert header["keys"] == source
         assert ("site-key" in header) == (source == "pinned")
-        assert ("secret-digest" in header) == (source == "file")
-    # the key of a join's masks is sealed in any case
     headers = [*grid.sent("query.seal"), *grid.sent("query.extract")]
     groups = [{*s.header.get("groups", s.header.get("sealed"))} for s in headers]
-    expected = {"join-0"} if source == "file" else {"join-0", "run"}
-    assert groups == [expected] * 3
+    assert groups == [{"join-0", "run"}] * 3
     assert sorted(grid.secrets) == sorted(grid.nodes.values())
     (key,) = set(grid.secrets.values())
     texts = [str(seen.header) for seen in grid.seen]
-    assert not [text for text in texts if key.hex() in text or SECRET_TEXT in text]
+    assert not [text for text in texts if key.hex() in text]
     # models and the cache have no key of the run in them
     for folder in grid.folders.values():
         files = [path for path in (folder / "state").rglob("*") if path.is_file()]
         assert files
         assert not [path for path in files if key in path.read_bytes()]
-    if source == "file":
-        secret = read_secret(grid.folders["a"] / "secret_file")
-        public = [bytes.fromhex(header["public-key"]) for header in described]
-        run_id = int(grid.run_name, 16)
-        assert key == secret.of_run(run_id, public)
-        digests = {header["secret-digest"] for header in described}
-        assert digests == {secret_digest(secret, run_id)}
 
 
 def test_run_with_the_name_of_another_has_another_key(make):
     secrets = []
     for _ in range(2):
-        grid = make("file", in_one_run)
+        grid = make("pinned", in_one_run)
         for folder in grid.folders.values():
             # the sites have forgotten the run, as they do after a week
             forget = "DELETE FROM entries WHERE run LIKE ? || '-%'"
@@ -98,12 +87,10 @@ def test_run_with_the_name_of_another_has_another_key(make):
 def test_mixed_federation(make, pair):
     grid = make("agreed")
     for name, source in zip("ab", pair, strict=True):
-        if source == "file":
-            grid.configure(name, secret_file=SECRET_TEXT)
         if source == "pinned":
             grid.configure(name, allowed_keys=NOBODY)
     a, b = pair
-    match = rf"different places \({a}: 'a-0'; {b}: 'b-0'\): give every site secret-file"
+    match = rf"different places \({a}: 'a-0'; {b}: 'b-0'\): give every site allowed-"
     with pytest.raises(SettingsError, match=match):
         train(grid, SQL)
     assert {seen.action for seen in grid.seen} <= {"query.describe", "query.finish"}
@@ -128,9 +115,6 @@ def in_memory(grid):
 @pytest.mark.parametrize(
     ("source", "change", "match"),
     [
-        ("file", write("b", secret_file=SECRET_TEXT[2:]), "files .*'a-0' and 'b-0' di"),
-        ("file", write("b", allowed_keys=NOBODY), "has secret-file and allowed-keys"),
-        ("file", chmod("b", "secret_file", 0o644), f"secret-file {BY_OTHERS}"),
         ("pinned", remove("b", "allowed_keys"), "allowed-keys cannot be read: No such"),
         ("pinned", write("b", allowed_keys="us abc"), "allowed-keys, line 1: it must"),
         ("pinned", in_memory, "allowed-keys needs a state-dir on disk"),
@@ -202,14 +186,6 @@ def test_server_does_not_choose_the_source(make, source, named):
     assert not site.store.has("secret")
 
 
-def test_site_with_a_secret_file_seals_no_secret_of_the_run(make):
-    site = site_of(make("file"), "a")
-    match = "reads its secret-file: it seals no run's secret"
-    request = {**NOTHING, "groups": {"run": []}}
-    with pytest.raises(SiteError, match=match):
-        keys.seal(site, SealRequest(keys="file", **request))
-
-
 def with_groups(*groups):
     return lambda header: header["parts"][0].update({"key-groups": groups})
 
@@ -249,7 +225,7 @@ def sealed(**fields):
         ("agreed", key_of("public-keys", "2", "00" * 32), "not an X25519 key"),
         ("agreed", sealed(members=["2"]), "keys of group 'run' lack this site's"),
         ("agreed", {"public-keys": {}}, r"'public-keys' lacks nodes \['2', '3'\]"),
-        ("file", {"public-keys": OTHERS}, "keys of group 'join-0' lack this site's"),
+        ("agreed", {"public-keys": OTHERS}, "keys of group '[a-z0-9-]+' lack this"),
         ("pinned", without("site-keys"), "request: it has no 'site-keys'"),
         ("pinned", key_of("site-keys", "2", ""), "is not in this site's allowed-keys"),
         ("pinned", sealed(members=["3", "2"]), "cannot be opened"),

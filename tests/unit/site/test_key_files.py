@@ -1,6 +1,5 @@
 """Files of keys: what they may hold, who may read them, and what is refused."""
 
-import base64
 import os
 import re
 import subprocess
@@ -12,14 +11,10 @@ from client_apps.cli import main
 from client_apps.data.key_files import (
     read_allowed_apps,
     read_allowed_keys,
-    read_secret,
-    secret_digest,
     site_key,
 )
 from tp_flower.errors import SettingsError, SiteError
-from tp_flower.privacy.key_agreement import GroupSecret
 
-VALUE = bytes(range(100, 140))
 A, B = "0a" * 32, "0B" * 32
 WAIT_AND_PRINT = """
 import sys, pathlib
@@ -42,61 +37,21 @@ def write(tmp_path):
     return write
 
 
-class TestSecret:
-    def test_every_way_to_write_it_is_the_same_secret(self, write):
-        text = base64.b64encode(VALUE)
-        with_breaks = text[:20] + b"\r\n" + text[20:] + b"\n"
-        written = [VALUE.hex(), f" {VALUE.hex().upper()}\n", text, with_breaks, VALUE]
-        secrets = {read_secret(write(content)) for content in written}
-        # its owner alone may read it
-        secrets |= {read_secret(write(VALUE, mode)) for mode in (0o400, 0o700)}
-        (secret,) = secrets
-        assert len(secret.value) == 32
-        assert not secret.is_simulated
-        others = {read_secret(write(other)) for other in (VALUE + b"\n", VALUE[1:])}
-        assert len(others | secrets) == 3
-
-    def test_others_may_not(self, write):
-        for mode in (0o604, 0o640, 0o620, 0o602, 0o601, 0o644):
-            match = rf"secret-file may be read or changed by others.*mode {mode:04o}"
-            with pytest.raises(SettingsError, match=match):
-                read_secret(write(VALUE, mode))
-
-    def test_short_one_or_no_random_one(self, write):
-        for content, match in (
-            (b"", "holds 0 bytes, fewer than 32"),
-            (VALUE[:31], "holds 31 bytes, fewer"),
-            (VALUE[:31].hex(), "holds 31 bytes, fewer"),
-            (base64.b64encode(VALUE[:31]), "holds 31 bytes, fewer"),
-            # long enough as a text, but the text stands for fewer bytes
-            ("0123456789abcdef" * 3, "holds 24 bytes, fewer"),
-            (bytes(64), "not random: it has 1 different"),
-            ("00" * 32, "not random: it has 1 different"),
-            (b"\xff\x00" * 40, "not random: it has 2 different"),
-            (bytes((1 << 20) + 1), "has more than 1048576 bytes"),
-        ):
-            with pytest.raises(SettingsError, match=f"secret-file (is )?{match}"):
-                read_secret(write(content))
-
+class TestFiles:
     def test_no_file_and_no_pipe_is_read_and_errors_tell_no_path(self, write, tmp_path):
         os.mkfifo(tmp_path / "pipe", 0o600)
         for path, match in (
             (tmp_path / "none", "cannot be read: No such file"),
-            (tmp_path, "secret-file is not a file"),
-            (tmp_path / "pipe", "secret-file is not a file"),
-            (write(b"short"), "fewer than 32"),
+            (tmp_path, "allowed-keys is not a file"),
+            (tmp_path / "pipe", "allowed-keys is not a file"),
+            (write("short"), "line 1: it must be the name of a site"),
         ):
             with pytest.raises(SettingsError, match=match) as caught:
-                read_secret(path)
+                read_allowed_keys(path)
             assert str(tmp_path) not in str(caught.value)
             assert "short" not in str(caught.value)
-
-    def test_digest_tells_equal_secrets_of_one_run(self):
-        one, other = GroupSecret(VALUE[:32]), GroupSecret(VALUE[1:33])
-        digests = {secret_digest(s, run) for s in (one, other) for run in (1, 2)}
-        assert len(digests) == 4
-        assert secret_digest(one, 1) == secret_digest(GroupSecret(VALUE[:32]), 1)
-        assert one.value.hex() not in digests
+        with pytest.raises(SettingsError, match="keys has more than 1048576 bytes"):
+            read_allowed_keys(write(bytes((1 << 20) + 1)))
 
 
 class TestAllowedKeys:
