@@ -455,22 +455,6 @@ def test_a_batch_goes_by_one_number(tmp_path):
             assert f"`$.{'.'.join(path)}`" in answer.error
 
 
-def test_a_model_of_one_shard_is_not_the_servers_to_set(tmp_path):
-    def set_model(action, node, packet):
-        if (action, node) == ("train.admm", SHOP):
-            arrays = {(ORDERS, "parameters"): np.ones(3)}
-            header = {**packet.header}
-            header.pop("parts", None)
-            yield "set", ("train.consensus", Packet(header, arrays))
-
-    grid = HostileGrid(tmp_path, set_model)
-    train(grid)
-    for answer in grid.answers:
-        answer.check_nothing_left()
-        assert "table o: the server may not set its model" in answer.error
-    assert grid.answers
-
-
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
     other = once("train.admm", US, {"other": header("fit", "kappa", value=0.5)})

@@ -144,8 +144,6 @@ def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
     method, settings = RUNS.get(action, (TablePuppetADMM, {}))
     settings = {"num_epochs": 2, "sql": SQL, **settings}
-    if "mode" in settings:
-        del settings["num_epochs"]
     (answer, *_) = answers_to(
         tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
     )
