@@ -27,8 +27,14 @@ from strategies.setup.labels import choose_loss, read_labels
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import new_engine, quote_name
 from tp_flower.errors import SourceError
-from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.extraction.select_plan import TypedColumn, as_number, comparable, kind_of
+from tp_flower.extraction.extracted import ExtractedKey, LabelColumn
+from tp_flower.extraction.select_plan import (
+    TypedColumn,
+    as_number,
+    canonical_text,
+    comparable,
+    kind_of,
+)
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn
 from tp_flower.features.encoder import SiteEncoder
@@ -38,7 +44,7 @@ from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.losses import Loss
 from tp_flower.privacy.key_agreement import GroupSecret
-from tp_flower.query import Fragment, Query
+from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.sources.shards import (
@@ -49,7 +55,16 @@ from tp_flower.sources.shards import (
     flights_sources,
     load_tables,
 )
-from tp_flower.splits import split_rows
+from tp_flower.splits import (
+    GROUP,
+    TEST,
+    TRAIN,
+    Shares,
+    SubsetArray,
+    split_at_random,
+    split_by_hash,
+    split_by_order,
+)
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -72,6 +87,7 @@ class JoinedTable:
         features: float32 (N, d), the tables' blocks in the order of the query.
         columns: the columns of each table in ``features``.
         labels: (N,), numbers or class indices.
+        subset: (N,), whether a row is trained on, validates or is tested on.
         rows: by table, the row behind each joined row, counted over its shards
             before any filter, -1 for none; (N,).
     """
@@ -79,13 +95,19 @@ class JoinedTable:
     features: Float32Array
     columns: Mapping[str, slice]
     labels: FloatArray
-    is_test: BoolArray
+    subset: SubsetArray
     rows: Mapping[str, IntArray]
     loss: Loss
 
+    @property
+    def is_test(self) -> BoolArray:
+        """Which joined rows are tested on, (N,)."""
+        is_test: BoolArray = self.subset == TEST
+        return is_test
+
     def part(self, *, test: bool) -> tuple[Float32Array, FloatArray]:
         """Return features and labels of the training or of the held-out rows."""
-        chosen = self.is_test == test
+        chosen = self.subset == (TEST if test else TRAIN)
         return self.features[chosen], self.labels[chosen]
 
 
@@ -104,12 +126,12 @@ def join_tables(
         duckdb.Error: DuckDB cannot run the query.
     """
     with new_engine() as connection:
-        bound = query.bind(dict(_load(connection, sources, query.names)))
+        schemas = dict(_load(connection, sources, query.names))
+        bound = query.bind(schemas, split=settings.split.columns)
         label, rows = _run_query(connection, query, bound.tables, bound.label_table)
         read = {f.table: _read_fragment(connection, f) for f in bound.fragments}
-    passing, _ = read[bound.label_table]
-    rng = generator(settings.seed, Stream.SPLIT)
-    held_out = split_rows(len(passing), settings.test_fraction, rng)
+        passing, _ = read[bound.label_table]
+        subset, held_out = _split(connection, bound, settings, rows, passing)
     names = {table: list(values) for table, (_, values) in read.items()}
     choices = choose_encoders(settings.encoders, names, settings.max_categories)
     hasher, blocks, columns, left = simulated_hasher(settings.seed), [], {}, 0
@@ -125,9 +147,62 @@ def join_tables(
         place = np.searchsorted(ids, rows[table])
         blocks.append(encoded[np.where(rows[table] < 0, len(ids), place)])
         columns[table] = slice(left, left := left + width)
-    is_test = held_out[np.searchsorted(passing, rows[bound.label_table])]
-    labels, loss = read_label(label, is_test, settings)
-    return JoinedTable(np.hstack(blocks), columns, labels, is_test, rows, loss)
+    labels, loss = read_label(label, subset != TRAIN, settings)
+    return JoinedTable(np.hstack(blocks), columns, labels, subset, rows, loss)
+
+
+def _split(
+    connection: Connection,
+    bound: BoundQuery,
+    settings: Settings,
+    rows: Mapping[str, IntArray],
+    passing: IntArray,
+) -> tuple[SubsetArray, BoolArray]:
+    """Return the subset of each joined row, and which label rows are held out."""
+    labelled = np.searchsorted(passing, rows[bound.label_table])
+    if not bound.split_table:
+        rng = generator(settings.seed, Stream.SPLIT)
+        of_rows = split_at_random(len(passing), _shares(settings), rng)
+        return of_rows[labelled], of_rows != TRAIN
+    key = _split_key(connection, bound.fragments_of(bound.split_table)[0])
+    # the last value is that of a missing one, and of joined rows without a row
+    codes = np.append(key.codes, -1)[rows[bound.split_table]]
+    if settings.split.kind == GROUP:
+        hasher = simulated_hasher(settings.seed).purpose(f"split {settings.seed}")
+        of_values = split_by_hash(hasher.hash_texts(key.texts), _shares(settings))
+        subset = np.append(of_values, np.uint8(TRAIN))[codes]
+    else:
+        times = np.append(key.numbers(), np.nan)[codes]
+        subset = split_by_order(times, _shares(settings))
+    held_out = np.zeros(len(passing), np.bool_)
+    held_out[labelled] = True
+    held_out[labelled[subset == TRAIN]] = False
+    return subset, held_out
+
+
+def _shares(settings: Settings) -> Shares:
+    return Shares(settings.test_fraction, settings.validation_fraction)
+
+
+def _split_key(connection: Connection, fragment: Fragment) -> ExtractedKey:
+    """Return the last key of all rows of a table, as a site extracts it."""
+    select = f"SELECT {', '.join(fragment.keys[-1])} FROM {quote_name(fragment.name)}"
+    typed = [
+        TypedColumn(f"k{number}", kind_name, kind_of(kind_name) or "text")
+        for number, (_, kind_name, *_) in enumerate(
+            connection.execute(f"DESCRIBE {select}").fetchall()
+        )
+    ]
+    names = ", ".join(column.sql for column in typed)
+    values = ", ".join(f"{comparable(column)} AS {column.sql}" for column in typed)
+    text = canonical_text(typed, null_is_value=False)
+    texts = connection.sql(
+        f"SELECT {text} AS t FROM (SELECT {values} FROM ({select}) AS result({names}))"
+    ).to_arrow_table()["t"]
+    coded = texts.combine_chunks().dictionary_encode()
+    codes = np.asarray(coded.indices.fill_null(-1))
+    kind = "+".join(column.kind for column in typed)
+    return ExtractedKey(codes, coded.dictionary, kind)
 
 
 def _load(

@@ -35,7 +35,7 @@ from tp_flower.sources.shards import (
     register_frames,
     release,
 )
-from tp_flower.splits import split_rows
+from tp_flower.splits import TEST, TRAIN, VALIDATION, split_rows
 
 CASES = case_table(__file__)
 SETTINGS = Settings(task="regression", seed=3)
@@ -248,3 +248,24 @@ def test_runs_that_are_not_equal_or_cannot_be_compared(
         (tmp_path / "report.json").write_text(changes, encoding="utf-8")
     assert main([str(tmp_path)]) == 1
     assert message in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("split", ["group(c.age, c.segment)", "time(o.placed)"])
+def test_a_run_holds_out_the_same_rows(store, token, split):
+    how = {"test_split": split, "validation_fraction": 0.2, "num_epochs": 1}
+    settings = Settings(task="regression", seed=3, **how)
+    query = Query.from_sql(STORE_SQL)
+    table = join_tables(query, settings, load_tables(token))
+    run = federated.train([store], STORE_SQL, settings=settings).training_problem
+    subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
+    assert subset == [
+        run.train.joined_rows,
+        int(run.validates.sum()),
+        int((~run.validates).sum()),
+    ]
+    assert min(subset) > 0
+    for rows, labels in (
+        (table.subset == TRAIN, run.train_labels),
+        (table.is_test, run.test_labels[~run.validates]),
+    ):
+        np.testing.assert_array_equal(np.sort(table.labels[rows]), np.sort(labels))
