@@ -234,7 +234,6 @@ def same_noise() -> Iterator[None]:
     logger.setLevel(logging.CRITICAL)
     with (
         patch("client_apps.rounds.site.token_bytes", fixed),
-        patch("strategies.run.session.token_bytes", fixed),
         patch("client_apps.rounds.site.later", by_number),
         patch(
             "client_apps.privacy.noisy_labels.NoiseSource",
