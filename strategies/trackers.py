@@ -167,9 +167,16 @@ class Tracking:
         if not report.epoch or not report.train:
             return
         values = {
-            **{f"train/{name}": value for name, value in report.train.items()},
-            **{f"test/{name}": value for name, value in report.test.items()},
-            **{f"residual/{name}": value for name, value in report.residuals.items()},
+            **{
+                f"{part}/{name}": value
+                for part, metrics in (
+                    ("train", report.train),
+                    ("test", report.test),
+                    ("validation", report.validation),
+                    ("residual", report.residuals),
+                )
+                for name, value in metrics.items()
+            },
             **self._so_far,
         }
         self._call(lambda tracker: tracker.log(finite(values), report.epoch))

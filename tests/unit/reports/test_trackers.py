@@ -13,7 +13,7 @@ from tp_flower.errors import MappingError, SettingsError
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 
-EPOCHS = {"num-epochs": 3, "progress": False}
+EPOCHS = {"num-epochs": 3, "progress": False, "validation-fraction": 0.1}
 
 
 def expected_curves(report):
@@ -25,8 +25,11 @@ def expected_curves(report):
             so_far[name] = so_far.get(name, 0) + sum(item[f"bytes-{way}"].values())
         so_far["so-far/rounds"] = item["round"]
         if item["epoch"] and item["train"]:
-            values = {f"train/{name}": item["train"][name] for name in item["train"]}
-            values |= {f"test/{name}": item["test"][name] for name in item["test"]}
+            values = {
+                f"{part}/{name}": value
+                for part in ("train", "test", "validation")
+                for name, value in item[part].items()
+            }
             residuals = item["residuals"]
             values |= {f"residual/{name}": residuals[name] for name in residuals}
             for name, value in {**values, **so_far}.items():
