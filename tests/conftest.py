@@ -23,8 +23,7 @@ SHARED = (
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
     *("test_key_sources", "test_privacy_plan", "test_databases"),
     *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
-    *("test_fuzz_replies", "test_masked", "test_sealed_unions", "test_union_attacks"),
-    *("test_early_stopping", "test_split_runs"),
+    "test_fuzz_replies",
 )
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
@@ -35,7 +34,7 @@ LONGEST = (
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
-SHARE = 6
+SHARE = 4
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
