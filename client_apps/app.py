@@ -54,7 +54,6 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.SUMMARISE: "handlers.personalised_setup:summarise",
     Action.PERSONAL: "handlers.personalised:personal",
     Action.SCORE: "handlers.inference:score",
-    Action.DELIVER: "handlers.inference:deliver",
     Action.FINISH: "handlers.prepare:finish",
 }
 """By action, the module of this package and the function that handles it."""

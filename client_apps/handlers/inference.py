@@ -6,8 +6,7 @@ to this table and to these features, because any other query would disclose the 
 rather than the rows.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -26,7 +25,7 @@ from client_apps.privacy.ledger_entries import (
     set_aside,
 )
 from client_apps.rounds.site import Site
-from tp_flower.errors import MessageError, ModelError, SiteError
+from tp_flower.errors import MessageError, ModelError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
@@ -35,12 +34,7 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
-from tp_flower.protocol.codec import check_positions, check_sizes, parse
 from tp_flower.protocol.inference_messages import (
-    DeliveredPart,
-    DeliverPart,
-    DeliverReply,
-    DeliverRequest,
     ScoredPart,
     ScorePart,
     ScoreReply,
@@ -48,15 +42,11 @@ from tp_flower.protocol.inference_messages import (
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
-from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.query import Fragment
 from tp_flower.reports.predictions import (
     OCCURRENCE,
     ROW,
     ROW_HASH,
-    Outputs,
-    Scored,
-    prediction_table,
     write_predictions,
 )
 from tp_flower.sources.policy import SCORES
@@ -158,36 +148,32 @@ _WHOLE: Final = r"^-?[0-9]{1,18}$"
 """The numbers that fit into an int64."""
 
 
-def check_row_key(columns: RowKeyColumns | None, keys: int) -> RowKeyColumns:
-    """Return the row key of a request: the last ``keys`` of a fragment's keys."""
-    if columns is None:
-        return RowKeyColumns()
-    names = columns.names
+def check_row_key(names: Sequence[str], keys: int) -> None:
+    """Refuse names that cannot be those of the last of a fragment's ``keys``."""
     reserved = {name.lower() for name in names} & {ROW, OCCURRENCE, ROW_HASH}
-    if reserved or len(set(names)) < len(names) or not 0 < len(names) <= keys:
+    if reserved or len(set(names)) < len(names) or len(names) > keys:
         raise MessageError(
-            f"'names' of a row key must be 1 to {keys} that differ "
+            f"'row-key' must be at most {keys} names that differ "
             "from each other and from the columns of predictions"
         )
-    return columns
 
 
 def _keys_of_rows(
-    row_key: RowKeyColumns, extracted: ExtractedShard
+    row_key: Sequence[str], extracted: ExtractedShard
 ) -> tuple[ExtractedKey, ...]:
-    return extracted.keys[len(extracted.keys) - row_key.columns :]
+    return extracted.keys[len(extracted.keys) - len(row_key) :]
 
 
 def _plain_key(
-    row_key: RowKeyColumns, extracted: ExtractedShard
+    row_key: Sequence[str], extracted: ExtractedShard
 ) -> dict[str, pa.Array]:
     """Return the columns of a row key in the clear, (n,) each."""
-    keys = zip(row_key.names, _keys_of_rows(row_key, extracted), strict=True)
+    keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
     return {name: _on_rows(key, _values(key)) for name, key in keys}
 
 
 def _hashed_key(
-    row_key: RowKeyColumns, extracted: ExtractedShard, hasher: KeyedHasher
+    row_key: Sequence[str], extracted: ExtractedShard, hasher: KeyedHasher
 ) -> HashArray:
     """Return 128 bits of keyed hash of each row's key, uint64 (n, 2).
 
@@ -204,7 +190,7 @@ def _hashed_key(
 
 
 def leave_hashes(
-    site: Site, number: int, row_key: RowKeyColumns, extracted: ExtractedShard
+    site: Site, number: int, row_key: Sequence[str], extracted: ExtractedShard
 ) -> HashArray:
     """Return the hashes of a part's row keys, and store which row each belongs to."""
     hashes = _hashed_key(row_key, extracted, site.hasher())
@@ -216,19 +202,14 @@ def leave_hashes(
             **_plain_key(row_key, extracted),
         }
         name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
-        _write(pa.table(columns), root / PREDICTIONS / name, number, {})
+        folder = root / PREDICTIONS / name
+        try:
+            write_predictions(
+                pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE
+            )
+        except OSError as error:
+            raise cannot_write(folder, error) from error
     return hashes
-
-
-def _write(
-    table: pa.Table, folder: Path, number: int, facts: Mapping[str, str]
-) -> Path:
-    path = folder / f"part-{number}.parquet"
-    try:
-        write_predictions(table, path, facts, PRIVATE)
-    except OSError as error:
-        raise cannot_write(folder, error) from error
-    return path
 
 
 def _whole(texts: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -251,41 +232,3 @@ def _values(key: ExtractedKey) -> pa.Array:
         return texts
     is_whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
     return pc.cast(texts, pa.int64() if is_whole else pa.float64())
-
-
-def deliver(site: Site, request: DeliverRequest) -> DeliverReply:
-    """Write the predictions of the parts' rows, a file for each."""
-    root, run = site.state_folder, site.store.run[:_RUN_DIGITS]
-    if root is None:
-        raise SiteError(
-            "this site can keep no predictions: its state-dir is ':memory:'"
-        )
-    classes = tuple(request.classes)
-    if len(set(classes)) != len(classes):
-        raise MessageError("'classes' must differ")
-    outputs = parse(request.loss, "loss", lambda loss: Outputs(loss, classes))
-    model = ModelVersion(request.model_name, request.model_version)
-    folder = root / PREDICTIONS / f"{model.name}-{model.version}-{run}"
-    facts = {"model": str(model), "query": request.query, "run": run}
-    parts: dict[int, DeliveredPart] = {}
-    for number, body in site.each(request.parts):
-        extracted = site.extracted(number)
-        scored = _joined_rows(body, extracted.rows, outputs)
-        row_key = check_row_key(body.row_key, len(extracted.keys))
-        rows = pa.array(scored.rows)
-        in_clear = _plain_key(row_key, extracted).items()
-        names = {ROW: rows, **{name: column.take(rows) for name, column in in_clear}}
-        table = prediction_table(names, scored, outputs)
-        file = _write(table, folder, number, facts).relative_to(root).as_posix()
-        parts[number] = DeliveredPart(rows=len(scored.rows), file=file)
-    return DeliverReply(parts)
-
-
-def _joined_rows(body: DeliverPart, total: int, outputs: Outputs) -> Scored:
-    """Return the joined rows that the server sent for a part of ``total`` rows."""
-    rows = body.rows.astype(np.int64)
-    check_positions(rows, "rows", total)
-    if (np.diff(rows) < 0).any():
-        raise MessageError("array 'rows' must ascend")
-    check_sizes(body, outputs=outputs.count)
-    return Scored(rows, body.scores, unpack_bits(body.partial, len(rows)))

@@ -42,7 +42,6 @@ from tp_flower.protocol.setup_messages import (
     ExtractReply,
     ExtractRequest,
     LabelFacts,
-    RowKeyColumns,
     ShardDescription,
     SplitTerms,
 )
@@ -104,7 +103,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
     list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
-    row_key, groups = _checked_keys(site, source, body, fragment)
+    groups = _checked_keys(site, source, body, fragment)
     admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
@@ -123,7 +122,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     }
     split = _split(site, body.split, extracted.keys)
     note(site, number, ledger_entries.COUNTS)
-    if groups or body.groups or row_key.leaves or "subset" in split:
+    if groups or body.groups or body.row_key or "subset" in split:
         guarantee = SIMULATED if site.is_simulated else GUARANTEES[key_source(site)]
         note(site, number, ledger_entries.KEYS, guarantee)
     if "times" in split:
@@ -139,8 +138,8 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
         weight=_weight(site, number, fragment, extracted),
-        row_hashes=leave_hashes(site, number, row_key, extracted)
-        if row_key.leaves
+        row_hashes=leave_hashes(site, number, body.row_key, extracted)
+        if body.row_key
         else None,
         **split,
     )
@@ -148,20 +147,20 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
 
 def _checked_keys(
     site: Site, source: ShardSource, body: ExtractPart, fragment: Fragment
-) -> tuple[RowKeyColumns, list[str]]:
-    """Return the keys that name rows, and the groups of those that joins compare.
+) -> list[str]:
+    """Return the groups of the keys that joins compare.
 
-    The fragment may read all that it names.
+    The keys that name rows are valid, and the fragment may read all that it names.
     """
     keys, split = len(fragment.keys), body.split
-    row_key = check_row_key(body.row_key, keys)
-    not_joined = row_key.columns + int(split is not None)
+    check_row_key(body.row_key, keys)
+    not_joined = len(body.row_key) + int(split is not None)
     groups = key_groups(body.key_groups, keys - not_joined)
     check_fragment(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
         check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
-    return row_key, groups
+    return groups
 
 
 def _weight(

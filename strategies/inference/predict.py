@@ -1,13 +1,11 @@
 """Predict and evaluate: score the rows of a query with a model that the sites keep.
 
 The rounds are those of extraction, then one for the scores. A prediction needs no
-label; if the label table's sites are to have the predictions, they get the scores
-(``deliver``), and the server writes none. An evaluation uses all joined rows: nothing
-is trained, so nothing is held out. Labels and weights leave and are covered as in
-training.
+label; the server writes it, with hashes of the row keys that the label table's sites
+can tell. An evaluation uses all joined rows: nothing is trained, so nothing is held
+out. Labels and weights leave and are covered as in training.
 """
 
-import re
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +28,7 @@ from strategies.inference.manifest import (
 )
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.replies import addends_of, refuse
+from strategies.run.replies import addends_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.extract import Extracted, extract
@@ -52,22 +50,17 @@ from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
-    DeliveredPart,
-    DeliverPart,
-    DeliverRequest,
     FinishRequest,
     ScorePart,
     ScoreRequest,
 )
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.setup_messages import RowKeyColumns
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.reports.predictions import (
     PREDICTIONS_FILE,
     RESERVED,
-    ROW_HASH,
     Outputs,
     Scored,
     prediction_table,
@@ -82,9 +75,7 @@ from tp_flower.reports.records import (
 )
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
-from tp_flower.settings.run import EVALUATE, LABEL_SITE, PREDICT, SERVER
-
-_FILE = re.compile(r"[a-z0-9][a-z0-9._/-]{0,255}")
+from tp_flower.settings.run import EVALUATE, PREDICT
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ def join_rows(
     missing: Missing,
     settings: Settings,
     inventory: Inventory,
-    row_key: RowKeyColumns | None = None,
+    row_key: Sequence[str] = (),
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, row_key)
@@ -169,11 +160,6 @@ class ModelStrategy(RoundStrategy):
     def has_label(self) -> bool:
         """Whether the model predicts a label; a clustering does not."""
         return self.manifest.loss != KMEANS
-
-    @property
-    def is_delivered(self) -> bool:
-        """Whether only the label table's sites get the predictions."""
-        return self.settings.predictions_at == LABEL_SITE
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Check the query against the model, score, and make the sites forget."""
@@ -298,7 +284,7 @@ class ModelStrategy(RoundStrategy):
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (Action.SCORE, Action.DELIVER)[: 1 + self.is_delivered],
+            (Action.SCORE,),
             gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
@@ -316,13 +302,11 @@ class Predict(ModelStrategy):
     """Predict the rows of a query with a saved model.
 
     Attributes:
-        predictions: of the joined rows, if the label table's sites do not get them.
-        delivered: the site, file and rows of the predictions that sites have written.
+        predictions: of the joined rows, once they are scored.
     """
 
     name = PREDICT
-    predictions: pa.Table | None = None
-    delivered: Sequence[Document] = ()
+    predictions: pa.Table
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
@@ -332,58 +316,20 @@ class Predict(ModelStrategy):
     def model_rounds(
         self, bound: BoundQuery, missing: Missing
     ) -> Generator[Requests, Replies, Joined]:
-        """Score the joined rows; have them delivered if that is asked for."""
-        names = _column_names(self.settings)
-        row_key = RowKeyColumns(names, leaves=not self.is_delivered)
+        """Score the joined rows, and name them."""
+        row_key = _column_names(self.settings)
         joined = yield from join_rows(
             bound, missing, self.settings, self.inventory, row_key
         )
         scores = yield from self.score(joined)
         scored = Scored(joined.label_row_of, scores, joined.is_partial)
-        if self.is_delivered:
-            self.delivered = yield from self._deliver(joined, scored, row_key)
-            return joined
         # a joined row is named by a keyed hash of its row key, or by its position
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
         outputs = Outputs(self.manifest.loss, self.manifest.classes)
-        self.predictions = prediction_table({ROW_HASH: names}, scored, outputs)
+        self.predictions = prediction_table(names, scored, outputs)
         return joined
-
-    def _deliver(
-        self, joined: Joined, scored: Scored, row_key: RowKeyColumns
-    ) -> Generator[Requests, Replies, list[Document]]:
-        """Send the scores of their joined rows to the label table's sites."""
-        bodies: dict[int, DeliverPart] = {}
-        label_table = joined.bound.label_table
-        for part, rows in joined.extracted.shards_of(label_table):
-            span = slice(*np.searchsorted(scored.rows, [rows.start, rows.stop]))
-            bodies[part.number] = DeliverPart(
-                row_key=row_key if row_key.columns else None,
-                rows=(scored.rows[span] - rows.start).astype(np.int32),
-                scores=np.ascontiguousarray(scored.scores[span]),
-                partial=pack_bits(scored.is_partial[span]),
-            )
-        request = DeliverRequest(
-            model_name=self.manifest.name,
-            model_version=self.manifest.model_version,
-            loss=self.manifest.loss,
-            classes=list(self.manifest.classes),
-            query=self.query.to_sql(),
-            parts=bodies,
-        )
-        parts = joined.extracted.parts[label_table]
-        replies = yield ask(request, parts)
-        delivered = []
-        for part in parts:
-            body = replies.body(part, DeliveredPart)
-            if body.rows != len(bodies[part.number].rows):
-                raise refuse(part, "a different number of predictions than it got")
-            if not _FILE.fullmatch(body.file):
-                raise refuse(part, "a malformed name of its predictions file")
-            delivered.append({"site": part.site, "file": body.file, "rows": body.rows})
-        return delivered
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
@@ -483,10 +429,8 @@ def use_model(
 
 
 def _write(strategy: Predict, folder: Path) -> dict[str, object]:
-    """Write the predictions, unless the sites have, and return where they are."""
+    """Write the predictions, and return where they are."""
     table = strategy.predictions
-    if table is None:
-        return {"at": LABEL_SITE, "files": strategy.delivered}
     path = folder / PREDICTIONS_FILE
     metadata = {
         "model": str(strategy.manifest.model),
@@ -499,4 +443,4 @@ def _write(strategy: Predict, folder: Path) -> dict[str, object]:
         raise SettingsError(
             f"the predictions cannot be written to {path}: {error.strerror}"
         ) from error
-    return {"at": SERVER, "file": str(path), "columns": table.column_names}
+    return {"file": str(path), "columns": table.column_names}

@@ -277,13 +277,6 @@ def result(report: Record) -> Blocks:
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
     yield Table("Scored with a saved model", ("", "rows"), scored)
     predictions = report.at("predictions")
-    columns = [
-        text_column("site", "site"),
-        text_column("file below its state folder", "file"),
-        count_column("rows", "rows"),
-    ]
-    title = "Predictions at the label table's sites"
-    yield tabulate(title, predictions.records("files"), columns)
     if file := predictions.text("file"):
         listed = ", ".join(predictions.texts("columns"))
         yield Prose(f"The predictions are in {file}, with {listed}.")

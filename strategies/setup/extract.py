@@ -34,7 +34,6 @@ from tp_flower.protocol.setup_messages import (
     ExtractPart,
     ExtractRequest,
     LabelTerms,
-    RowKeyColumns,
     SealedSecret,
     SealReply,
     SealRequest,
@@ -97,12 +96,11 @@ def extract(
     bound: BoundQuery,
     settings: Settings,
     inventory: Inventory,
-    row_key: RowKeyColumns | None = None,
+    row_key: Sequence[str] = (),
     *,
     keeps_labels: bool = False,
 ) -> Generator[Requests, Replies, Extracted]:
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
-    row_key = row_key or RowKeyColumns()
     fragments: dict[Part, Fragment] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
@@ -129,7 +127,7 @@ def extract(
             [array_of(replies, p, "weight", (rows[p.number],)) for p in parts[weighed]],
             f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
-    if row_key.leaves and row_key.columns:
+    if row_key:
         blocks = [
             array_of(replies, part, "row_hashes", (rows[part.number], 2))
             for part in parts[bound.label_table]
@@ -150,7 +148,7 @@ def _request_parts(
     bound: BoundQuery,
     fragments: Mapping[Part, Fragment],
     grouped: Sequence[Sequence[Part]],
-    row_key: RowKeyColumns,
+    row_key: Sequence[str],
     settings: Settings,
     local_label: str | None,
 ) -> dict[int, ExtractPart]:
@@ -168,9 +166,7 @@ def _request_parts(
             key_groups=groups[part.table],
             label_privacy=None if fragment.label is None else terms,
             local_label=None if fragment.label is None else local_label,
-            row_key=row_key
-            if row_key.columns and part.table == bound.label_table
-            else None,
+            row_key=list(row_key) if part.table == bound.label_table else [],
             split=split if part in shards else None,
         )
         for part, fragment in fragments.items()

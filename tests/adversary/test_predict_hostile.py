@@ -87,6 +87,18 @@ def test_refused_scores(trained):
         assert re.search(answer.what, answer.error), answer
 
 
+def test_refused_row_keys(trained):
+    changes = {
+        str(names): header("parts", 0, "row-key", value=names)
+        for names in case_table(__file__)["row_keys"]
+    }
+    _, grid = predict(trained, once("query.extract", SHOP, changes))
+    assert len(grid.answers) == len(changes) == 4
+    for answer in grid.answers:
+        answer.check_nothing_left()
+        assert "'row-key' must be at most" in answer.error, answer
+
+
 @pytest.mark.parametrize(("place", "value"), case_table(__file__)["fragments"])
 def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
     """A server that chose the features could read the model off the scores."""

@@ -1,15 +1,12 @@
-"""Messages about saved models: finish, which saves them, score, and deliver."""
+"""Messages about saved models: finish, which saves them, and score."""
 
 from typing import Annotated
 
-import msgspec
-
 from tp_flower.arrays import AnyArray
-from tp_flower.losses import KMEANS, LOSSES
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import JoinSide, RowKeyColumns
+from tp_flower.protocol.setup_messages import JoinSide
 from tp_flower.protocol.training_messages import Masking, PrivacyTerms
 
 
@@ -132,53 +129,3 @@ class ScoreReply(Reply, frozen=True, kw_only=True):
         ),
     )
     schedule = ("ledger", "rows")
-
-
-class DeliverPart(PartBody, frozen=True, kw_only=True):
-    """The predictions of a label table's shard, by the row behind each joined row.
-
-    ``partial`` marks joined rows that lack a table's scores.
-    """
-
-    row_key: RowKeyColumns | None = None
-    rows: Annotated[AnyArray, f.positions("joined")]
-    scores: Annotated[AnyArray, f.float64("joined", "outputs")]
-    partial: Annotated[AnyArray, f.bits("joined")]
-
-
-class DeliverRequest(Request, frozen=True, kw_only=True):
-    """Write predictions at the label table's sites."""
-
-    model_name: f.Name
-    model_version: f.Name
-    loss: Annotated[str, f.one_of(*LOSSES, KMEANS)]
-    classes: Annotated[list[str], msgspec.Meta(max_length=1000)]
-    query: str
-    parts: dict[int, DeliverPart]
-
-    discloses = (
-        Discloses(
-            "to the sites of {label_table} only: the summed score of each joined row, "
-            "and which of their rows is behind it",
-            fields=("rows", "scores", "partial"),
-            covered_by="scores",
-        ),
-    )
-    schedule = (
-        *("model_name", "model_version", "loss", "classes", "query", "row_key"),
-    )
-
-
-class DeliveredPart(PartBody, frozen=True, kw_only=True):
-    """The file below the site's state folder, and the number of predictions in it."""
-
-    rows: f.Count
-    file: Annotated[str, msgspec.Meta(max_length=4096)]
-
-
-class DeliverReply(Reply, frozen=True):
-    """The files that were written."""
-
-    parts: dict[int, DeliveredPart]
-
-    schedule = ("rows", "file")

@@ -57,7 +57,6 @@ class Action(StrEnum):
     SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
     PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
     SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply
-    DELIVER = "query.deliver", inference.DeliverRequest, inference.DeliverReply
     FINISH = "query.finish", inference.FinishRequest, inference.FinishReply
 
     @property

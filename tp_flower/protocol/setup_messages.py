@@ -139,18 +139,6 @@ class JoinSide(Body, frozen=True):
     is_positive: bool
 
 
-class RowKeyColumns(Body, frozen=True):
-    """The columns that name the rows of predictions, and whether their hash leaves."""
-
-    names: tuple[f.Name, ...] = ()
-    leaves: bool = False
-
-    @property
-    def columns(self) -> int:
-        """The number of the table's last keys that it consists of."""
-        return len(self.names)
-
-
 class LabelTerms(Body, frozen=True):
     """The mechanism that a run requests for labels; ``LabelPlan`` has the ranges.
 
@@ -187,6 +175,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         key_groups: names of the groups of columns that joins compare, one per key.
         label_privacy: noise on labels; None for labels in the clear.
         local_label: the task, if labels stay at the site.
+        row_key: names of the last keys, whose hashes name the rows of predictions.
     """
 
     shard: f.Count
@@ -197,7 +186,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     local_label: (
         Annotated[str, f.one_of("auto", "regression", "classification")] | None
     ) = None
-    row_key: RowKeyColumns | None = None
+    row_key: list[f.Name] = []
     split: SplitTerms | None = None
 
 

@@ -87,12 +87,9 @@ def occurrences(rows: IntArray) -> IntArray:
     return numbers
 
 
-def prediction_table(
-    named: Mapping[str, pa.Array], scored: Scored, outputs: Outputs
-) -> pa.Table:
-    """Return the predictions of joined rows; ``named`` columns (N,) name them."""
-    columns: dict[str, pa.Array] = dict(named)
-    columns[OCCURRENCE] = pa.array(occurrences(scored.rows))
+def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Table:
+    """Return the predictions of joined rows, which ``names`` (N,) name."""
+    columns = {ROW_HASH: names, OCCURRENCE: pa.array(occurrences(scored.rows))}
     for k in range(outputs.count):
         name = f"{_SCORE}.{outputs.classes[k]}" if outputs.count > 1 else _SCORE
         columns[name] = pa.array(scored.scores[:, k])

@@ -22,9 +22,6 @@ EXPLAIN: Final = "explain"
 PREDICT: Final = "predict"
 EVALUATE: Final = "evaluate"
 
-SERVER: Final = "server"
-LABEL_SITE: Final = "label-site"
-
 STOP: Final = "stop"
 MEAN: Final = "mean"
 
@@ -108,13 +105,6 @@ class RunSettings:
         '"predict": columns of the label table that identify a predicted row, '
         '"f.flight, f.time_hour".',
         Form("columns, comma separated", _row_key),
-        _PREDICT_ALONE,
-    )
-    predictions_at: str = setting(
-        SERVER,
-        '"predict": who writes the predictions: "server" (row keys hashed), or '
-        '"label-site" (they are written nowhere else).',
-        OneOf((SERVER, LABEL_SITE)),
         _PREDICT_ALONE,
     )
     seed: int = setting(0, "Seed of everything random.", Range(0, 2**63))

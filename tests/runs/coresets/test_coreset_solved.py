@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import duckdb
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pandas as pd
 import pytest
 
 from client_apps.app import app
@@ -190,12 +189,15 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
     own = {"num_epochs": 0, "clusters": 2, **ALL}
     model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", **own)
     expected = model.table(sites)
-    found = model.predict(sites, predictions_at="label-site")
-    assert found.predictions is None
-    files = [tmp_path / "orders" / own["file"] for own in found.delivered]
-    written = pa.concat_tables([pq.read_table(file) for file in files])
+    found = model.table(sites, row_key="day")
     for name in ("score.0", "score.1", "distance", "prediction"):
-        assert written[name].to_pylist() == expected[name].to_pylist()
+        assert found[name].to_pylist() == expected[name].to_pylist()
+    (folder,) = tmp_path.glob("*/predictions/row-keys-*")
+    assert folder.parts[-3] == "orders"
+    day_of = pd.read_parquet(folder).drop_duplicates("row_key").set_index("row_key")
+    days = pd.concat(sites["orders"]["orders"])["day"].to_numpy()
+    named = day_of["day"].loc[found["row_key"].to_numpy()]
+    assert named.tolist() == days[expected["row_key"].to_numpy()].tolist()
 
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():

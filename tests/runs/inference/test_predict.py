@@ -290,7 +290,7 @@ def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
     assert keys == kept["row_key"].iloc[positions].tolist()
 
 
-def test_predictions_at_the_label_site(logistic):
+def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logistic):
     rows = new_rows()
     rows["orders"] = rows["orders"].assign(
         name=[f"n{k}:\n{k}" for k in range(80)],
@@ -298,43 +298,39 @@ def test_predictions_at_the_label_site(logistic):
     )
     rows["orders"].loc[7, "name"] = None
     sites = on(sharded, rows)
-    expected = logistic.table(sites, UNLABELLED)
-    how = {"row_key": "customer, name, at, online", "predictions_at": "label-site"}
-    strategy = logistic.predict(sites, UNLABELLED, **how)
-    assert strategy.predictions is None
-    assert [own["site"] for own in strategy.delivered] == ["orders"] * 3
-    start, found = 0, []
-    for own, piece in zip(strategy.delivered, sites["orders"]["orders"], strict=True):
-        path = logistic.state / "orders" / own["file"]
-        assert path.stat().st_mode & 0o777 == 0o600
-        assert path.parent.stat().st_mode & 0o077 == 0
-        table = pq.read_table(path)
-        assert table.num_rows == own["rows"]
-        rows_of = table["row"].to_pylist()
-        kept = piece.iloc[rows_of].reset_index(drop=True)
-        for name in ("name", "online"):
-            wanted = [None if pd.isna(value) else value for value in kept[name]]
-            assert table[name].to_pylist() == wanted
-        assert (
-            table["at"].to_pandas().dt.tz_localize(None).tolist() == kept["at"].tolist()
-        )
-        assert table["customer"].type == pa.int64()
-        numbers = table["customer"].to_pandas()
-        pd.testing.assert_series_equal(
-            numbers.astype(float), kept["customer"], check_names=False
-        )
-        found += [(row + start, score) for row, score in scored(table, "row")]
-        start += len(piece)
-    check_equal(sorted(found), scored(expected))
+    by_position = logistic.table(sites, UNLABELLED).to_pandas()
+    before = set(logistic.state.glob("*/predictions/row-keys-*"))
+    columns = ["customer", "name", "at", "online"]
+    table = logistic.table(sites, UNLABELLED, row_key=", ".join(columns))
+    predictions = table.to_pandas()
+    (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
+    assert folder.parts[-3] == "orders"
+    files = sorted(folder.iterdir())
+    assert len(files) == len(sites["orders"]["orders"]) == 3
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert pq.read_table(files[0])["customer"].type == pa.int64()
+    # as in docs/how-to/predict.md
+    row_keys = pd.read_parquet(folder)
+    distinct = row_keys.drop(columns="row").drop_duplicates()
+    joined = predictions.merge(distinct, on="row_key")
+    pieces = pd.concat(sites["orders"]["orders"], ignore_index=True)
+    pd.testing.assert_frame_equal(
+        joined[columns].assign(at=joined["at"].dt.tz_localize(None)),
+        pieces.iloc[by_position["row_key"]][columns].reset_index(drop=True),
+        check_dtype=False,
+    )
+    unnamed = predictions.drop(columns="row_key")
+    pd.testing.assert_frame_equal(joined[unnamed.columns], unnamed)
+    pd.testing.assert_frame_equal(unnamed, by_position[unnamed.columns])
 
 
-def test_the_server_has_no_row_key_where_the_site_has_the_predictions(logistic):
-    settings = {"row_key": "day", "predictions_at": "label-site", "mode": "predict"}
+def test_of_a_row_key_the_server_has_the_hashes(logistic):
     query = Query.from_sql(UNLABELLED, needs_label=False)
-    strategy = Predict(query, logistic.manifest, **settings)
+    strategy = Predict(query, logistic.manifest, mode="predict", row_key="day")
     seen = logistic.start(strategy, on(sharded, store()))
     names = {name for s in seen if s.is_reply for _, name in s.arrays}
-    assert names == {"codes/0", "hashes/0", "codes/1", "hashes/1", "scores"}
+    joined = {"codes/0", "hashes/0", "codes/1", "hashes/1"}
+    assert names == {*joined, "row-hashes", "scores"}
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,7 @@ def test_predict_writes_a_file_and_a_report(run):
     assert report["status"] == "completed"
     assert report["missing"] == []
     file = str(folder / "predictions.parquet")
-    expected = {"at": "server", "file": file, "columns": table.column_names}
-    assert report["predictions"] == expected
+    assert report["predictions"] == {"file": file, "columns": table.column_names}
     rows = report["rows"]
     assert (rows["joined"], rows["partial"]) == (table.num_rows, 0)
     assert 0 < rows["label-table"] < rows["joined"]
@@ -73,6 +72,10 @@ def test_predict_writes_a_file_and_a_report(run):
     carried = [own["carries"] for own in report["privacy"]["messages"]]
     assert "the row key of each row of o" in carried
     assert not any("label of" in text for text in carried)
+    # every message of the run says what it tells
+    told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
+    assert told == {"describe"} | {item["phase"] for item in report["history"]}
+    assert all(own["protection"] for own in report["privacy"]["messages"])
     assert str(folder / "predictions.parquet") in shown.replace("\n", "")
     assert model in shown
     assert (folder / "report.html").exists()
@@ -86,22 +89,6 @@ def test_a_run_may_be_renamed_and_asked_again(run):
     again = run("again", mode="predict", model_name=f"late@{version}")
     tables = [pq.read_table(own[2] / "predictions.parquet") for own in (first, again)]
     assert tables[0].equals(tables[1])
-
-
-def test_predictions_at_the_label_site_are_written_nowhere_else(run):
-    report, shown, folder = run(
-        "site", mode="predict", model_name="late", predictions_at="label-site"
-    )
-    assert not (folder / "predictions.parquet").exists()
-    files = report["predictions"]["files"]
-    assert [own["site"] for own in files] == ["orders"] * 3
-    assert sum(own["rows"] for own in files) == report["rows"]["joined"]
-    assert "Predictions at the label table's sites" in shown
-    assert "predictions/late-" in shown
-    # every message of the run says what it tells
-    told = {own["message"].split(".")[1] for own in report["privacy"]["messages"]}
-    assert told == {"describe"} | {item["phase"] for item in report["history"]}
-    assert all(own["protection"] for own in report["privacy"]["messages"])
 
 
 def test_evaluate_reports_metrics(run):
