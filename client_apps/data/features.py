@@ -22,6 +22,8 @@ from tp_flower.errors import SettingsError, is_full
 from tp_flower.learning.models.local_model import (
     AUTO,
     CPU,
+    CUDA,
+    NUMPY_KINDS,
     FeatureArray,
     Features,
     resolve,
@@ -32,12 +34,8 @@ FEATURES: Final = "features"
 FEATURES_FILE: Final = "features.npy"
 CACHE_FOLDER: Final = "cache"
 
-LEAST_VALUES: Final = 1 << 26
-"""Features of a linear model from which "auto" uses a GPU: two passes over fewer take
-less than a second, and in deployment every message would import torch."""
-
 LEAST_BYTES: Final = 1 << 30
-"""GPU memory kept free for blocks of features and what is computed from them."""
+"""GPU memory kept free for what is computed from the features."""
 
 IDLE_SECONDS: Final = 3600.0
 
@@ -120,37 +118,36 @@ the participant."""
 def place(
     store: SiteStore, number: int, features: FeatureArray, device: str, kind: str
 ) -> Features:
-    """Return a participant's features (n, d) on the device that computes its model.
+    """Return a participant's features (n, d) where its model is computed.
+
+    Those of a torch model are copied to a GPU that has room for them.
 
     Raises:
         SettingsError: the device is not there, or its memory is full.
     """
-    # torch models import torch whatever the device
-    is_large = kind != "linear" or features.size >= LEAST_VALUES
-    name = resolve(device, is_large=is_large)
-    if name == CPU:
+    if kind in NUMPY_KINDS or resolve(device) == CPU:
         return features
     key, now = (store.run, number), time.monotonic()
     placed, _ = _COPIES.get(key, (None, now))
     if placed is None:
         _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])
         from tp_flower.learning.models.device_rows import (
-            DeviceFeatures,
+            as_tensor,
             free_bytes,
             torch_device,
         )
 
-        gpu = torch_device(name)
+        gpu = torch_device(CUDA)
         free = free_bytes(gpu)
-        if free < LEAST_BYTES and device == AUTO:
-            return features
-        if free < LEAST_BYTES:
+        if free < LEAST_BYTES and device != AUTO:
             raise SettingsError(
                 f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's "
                 f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "
                 "GB; allowed: 'cpu' and 'auto'"
             )
-        placed = DeviceFeatures.place(features, gpu)
+        if features.nbytes > free - LEAST_BYTES:
+            return features
+        placed = as_tensor(features).to(gpu)
     _COPIES[key] = placed, now
     return placed
 

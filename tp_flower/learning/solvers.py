@@ -50,13 +50,6 @@ def gram(
     array([[17.,  9.],
            [ 9.,  5.]])
     """
-    if not isinstance(features, np.ndarray):
-        counts = multiplicity.astype(np.float64)
-        inner = features.gram(counts)
-        if not intercept:
-            return inner
-        edge = features.moment(counts[:, None])
-        return np.block([[inner, edge], [edge.T, counts.sum()]])
     width = features.shape[1] + int(intercept)
     total = np.zeros((width, width))
     size = max(GRAM_VALUES // max(width, 1), LEAST_ROWS)

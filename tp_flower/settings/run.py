@@ -110,8 +110,8 @@ class RunSettings:
     seed: int = setting(0, "Seed of everything random.", Range(0, 2**63))
     device: str = setting(
         AUTO,
-        'Where sites train: "cpu", "cuda", or "auto": CUDA where there is one (linear '
-        "models: for shards of at least 2^26 feature values).",
+        'Where sites train torch models (linear ones need no GPU): "cpu", "cuda", or '
+        '"auto": CUDA where there is one.',
         OneOf((AUTO, "cpu", "cuda")),
     )
     output_dir: str = setting(

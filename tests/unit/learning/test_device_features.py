@@ -1,4 +1,4 @@
-"""Products with features on a device equal numpy's; copies are made once."""
+"""Torch models train on a device as on the CPU; copies are made once."""
 
 import numpy as np
 import pytest
@@ -11,27 +11,14 @@ from tests.support.files import output_of
 from tp_flower.errors import SettingsError
 from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import local_model, neural
-from tp_flower.learning.models.device_rows import DeviceFeatures, torch_device
+from tp_flower.learning.models.device_rows import as_tensor, torch_device
 from tp_flower.learning.models.neural import FitBudget, fit_least_squares
-from tp_flower.learning.solvers import gram
 
 NO_GPU = "torch finds no CUDA device here"
 skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
 cuda = pytest.param(local_model.CUDA, marks=[pytest.mark.gpu, skip])
 each_device = pytest.mark.parametrize("device_name", ["cpu", cuda])
 ROWS, WIDTH, OUTPUTS = 23, 4, 3
-each_place = pytest.mark.parametrize("place", ["resident", "streamed"])
-POSITIONS = np.array([7, 2, 2, 11])
-MASK = np.arange(ROWS) % 3 == 1
-VIEWS = {
-    "all": lambda rows: rows,
-    "slice": lambda rows: rows[:17],
-    "positions": lambda rows: rows[POSITIONS],
-    "mask": lambda rows: rows[MASK],
-    "slice of positions": lambda rows: rows[POSITIONS][1:],
-    "positions of a slice": lambda rows: rows[3:][POSITIONS],
-    "none": lambda rows: rows[:0],
-}
 HIDDEN = "CUDA_VISIBLE_DEVICES hides it, .* client-resources-num-gpus is 0"
 
 
@@ -40,6 +27,7 @@ def pretend(monkeypatch, device_name: str) -> None:
     if device_name == local_model.CUDA:
         return
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    # features on the device are tensors there, too
     for loaded in (module, neural):
         monkeypatch.setattr(loaded, "torch_device", lambda _: torch.device("cpu"))
 
@@ -51,46 +39,13 @@ def matrix() -> np.ndarray:
     return rows
 
 
-@pytest.fixture
-def placed(device_name, place, monkeypatch):
-    """The matrix on the device, in blocks of five rows."""
-    monkeypatch.setattr(module, "BLOCK_VALUES", 5 * WIDTH)
-    if place == "streamed":
-        monkeypatch.setattr(module, "free_bytes", lambda _: 1)
-    device_rows = DeviceFeatures.place(matrix(), torch.device(device_name))
-    assert device_rows.is_resident == (place == "resident")
-    return device_rows
-
-
 @each_device
-@each_place
-@pytest.mark.parametrize("view", list(VIEWS))
-@pytest.mark.parametrize("intercept", [False, True])
-def test_products_are_numpys(placed, view, intercept):
-    rows, device_rows = VIEWS[view](matrix()), VIEWS[view](placed)
-    assert device_rows.shape == rows.shape
-    assert len(device_rows) == len(rows)
-    np.testing.assert_array_equal(local_model.on_host(device_rows), rows)
-    np.testing.assert_array_equal(device_rows.tensor().cpu().numpy(), rows)
-    rng = np.random.default_rng(1)
-    messages = rng.normal(size=(len(rows), OUTPUTS))
-    count = rng.integers(0, 5, len(rows))
-    model = local_model.LinearModel(WIDTH, OUTPUTS, intercept=intercept)
-    model.parameters[:] = rng.normal(size=len(model.parameters))
-
-    def products(features):
-        yield model.scores(features)
-        yield model.pullback(features, messages)
-        yield local_model.moment(features, messages, intercept=intercept)
-        yield gram(features, count, intercept=intercept)
-
-    for actual, expected in zip(products(device_rows), products(rows), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-12)
-
-
-@each_device
-@each_place
-def test_torch_models_train_alike(placed):
+@pytest.mark.parametrize("place", ["resident", "on the host"])
+def test_torch_models_train_alike(device_name, place):
+    placed = matrix()
+    if place == "resident":
+        placed = as_tensor(placed).to(device_name)
+    np.testing.assert_array_equal(local_model.on_host(placed), matrix())
     spec = local_model.ModelSpec(
         kind="mlp", outputs=OUTPUTS, intercept=True, hidden_sizes=(5,)
     )
@@ -99,7 +54,7 @@ def test_torch_models_train_alike(placed):
     results = []
     for features in (matrix(), placed):
         # the kernels of one device: their sums are in one order
-        model = local_model.build_model(spec, WIDTH, placed.device.type)
+        model = local_model.build_model(spec, WIDTH, device_name)
         model.pullback(features, messages)
         zero, penalised = np.zeros(len(model.penalised)), model.penalised
         problem = local_model.FitProblem(
@@ -112,19 +67,9 @@ def test_torch_models_train_alike(placed):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
-def test_no_room_after_all_streams(monkeypatch):
-    def full(*_, **__):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(module.torch, "empty", full)
-    monkeypatch.setattr(module, "_Stage", None)
-    device_rows = DeviceFeatures.place(matrix(), torch.device("cpu"))
-    assert not device_rows.is_resident
-
-
 @pytest.mark.parametrize("device_name", [cuda])
 def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
-    device_rows = DeviceFeatures.place(matrix(), torch.device(device_name))
+    device_rows = as_tensor(matrix()).to(device_name)
     model = local_model.build_model(
         local_model.ModelSpec(kind="mlp"), WIDTH, device_name
     )
@@ -148,10 +93,9 @@ def test_no_step_of_a_fit_waits_for_the_gpu(device_name):
 
 FRAMES = store(orders=40, customers=8)
 RUNS = {
-    "admm": {},
-    "admm, mlp": {"model": "mlp", "hidden_sizes": (3,), "local_epochs": 1},
-    "admm, shards": {"layout": sharded},
-    "admm, consensus": {"layout": sharded, "lou": "consensus"},
+    "admm": {"local_epochs": 1},
+    "admm, consensus": {"layout": sharded, "local_epochs": 1},
+    "admm, one linear": {"models": "c=linear", "local_epochs": 1},
     "sgd": {"strategy": "sgd", "batch_size": 20},
     "sgd, shards": {"strategy": "sgd", "batch_size": 20, "layout": sharded},
 }
@@ -160,26 +104,27 @@ RUNS = {
 @each_device
 @pytest.mark.parametrize("name", list(RUNS))
 def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
-    how = {"num_epochs": 2, **RUNS[name]}
+    how = {"num_epochs": 2, "model": "mlp", "hidden_sizes": (3,), **RUNS[name]}
     layout = how.pop("layout", whole)
     sites = one_per_site(layout(FRAMES))
     expected = run("logistic", sites, **how)
     pretend(monkeypatch, device_name)
     made = []
-    original = DeviceFeatures.place
+    original = module.as_tensor
 
-    def spy(source, device):
+    def spy(source):
         made.append(source.shape)
-        return original(source, device)
+        return original(source)
 
-    monkeypatch.setattr(DeviceFeatures, "place", spy)
+    monkeypatch.setattr(module, "as_tensor", spy)
     actual = run("logistic", sites, device="cuda", **how)
-    # once per part and process, whatever the number of messages
+    # once per part of a torch model and process, whatever the number of messages
     tables = actual.strategy.training_problem.tables.values()
-    assert len(made) == sum(len(table.parts) for table in tables)
+    copied = [table for table in tables if not table.is_linear]
+    assert len(made) == sum(len(table.parts) for table in copied)
     assert not placement._COPIES
     # hundreds of float32 steps carry the last bits of another order of sums on
-    loose = 100.0 if "mlp" in name and device_name == "cuda" else 1.0
+    loose = 100.0 if device_name == "cuda" else 1.0
     near = {"rtol": loose * 1e-4, "atol": loose * 1e-5}
     for one, other in zip(actual.parameters, expected.parameters, strict=True):
         for table in one:
@@ -189,12 +134,12 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
 def device_copy(run_id: int, monkeypatch, number: int = 0):
     pretend(monkeypatch, "cpu")
     site_store = SiteStore(IN_MEMORY, run_id, 5)
-    return site_store, placement.place(site_store, number, matrix(), "cuda", "linear")
+    return site_store, placement.place(site_store, number, matrix(), "cuda", "mlp")
 
 
 def test_copies_are_kept_by_run_node_and_part(monkeypatch):
     first, copy = device_copy(1, monkeypatch)
-    assert isinstance(copy, DeviceFeatures)
+    assert isinstance(copy, torch.Tensor)
     assert device_copy(1, monkeypatch)[1] is copy
     second, other = device_copy(2, monkeypatch)
     assert other is not copy
@@ -221,20 +166,22 @@ def test_copies_of_a_dead_run_make_room(monkeypatch):
     placement.release(third)
 
 
-def test_small_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
+def test_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     pretend(monkeypatch, "cpu")
     monkeypatch.setattr(local_model, "has_driver", lambda: True)
     site_store, features = SiteStore(IN_MEMORY, 1, 5), matrix()
 
-    def placed(device):
-        return placement.place(site_store, 0, features, device, "linear")
+    def placed(device, kind="mlp"):
+        return placement.place(site_store, 0, features, device, kind)
 
     assert placed("cpu") is features
-    assert placed("auto") is features
-    monkeypatch.setattr(placement, "LEAST_VALUES", features.size)
-    assert placed("cpu") is features
-    assert isinstance(placed("auto"), DeviceFeatures)
+    assert placed("auto", "linear") is features
+    assert placed("cuda", "linear") is features
+    assert isinstance(placed("auto"), torch.Tensor)
     placement.release(site_store)
+    room = placement.LEAST_BYTES + features.nbytes - 1
+    monkeypatch.setattr(module, "free_bytes", lambda _: room)
+    assert placed("cuda") is features
     monkeypatch.setattr(module, "free_bytes", lambda _: 10**8)
     text = "device is 'cuda', but only 0.1 GB of this site's GPU are free"
     with pytest.raises(SettingsError, match=text):
@@ -276,7 +223,7 @@ def test_why_there_is_no_gpu(visible, has_file, reason, monkeypatch, tmp_path):
         local_model.resolve("cuda")
     # before training
     with pytest.raises(Exception, match=text):
-        run("squared", one_per_site(whole(FRAMES)), device="cuda")
+        run("squared", one_per_site(whole(FRAMES)), device="cuda", model="mlp")
 
 
 CODE = """

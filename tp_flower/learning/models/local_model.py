@@ -22,7 +22,7 @@ from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
 
 if TYPE_CHECKING:
-    from tp_flower.learning.models.device_rows import DeviceFeatures
+    import torch
 
 CENTRES = "centres"
 """Kind of a clustering's model."""
@@ -42,8 +42,8 @@ LEAST_VALUES = 1 << 20
 """Minimum number of features per thread."""
 
 FeatureArray = npt.NDArray[np.float32]
-Features: TypeAlias = "FeatureArray | DeviceFeatures"
-"""Rows (n, d) on the host or on a device; sums over them are in float64."""
+Features: TypeAlias = "FeatureArray | torch.Tensor"
+"""Rows (n, d) float32: a tensor on the device that computes a torch model."""
 
 
 def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
@@ -56,7 +56,7 @@ def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
 
 def on_host(features: Features) -> FeatureArray:
     """Return features for work that stays on the CPU, wherever the original is."""
-    return features if isinstance(features, np.ndarray) else features.host
+    return features if isinstance(features, np.ndarray) else features.cpu().numpy()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,18 +134,16 @@ class LinearModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return T W (+ c), accumulated in float64."""
-        weights = self.weights[: self.features]
-        if not isinstance(features, np.ndarray):
-            return features.times(weights) + (self.weights[-1] if self.intercept else 0)
+        weights, rows = self.weights[: self.features], on_host(features)
         out = np.empty((len(features), self.outputs))
 
         def score(span: slice) -> None:
-            for block, wide in _in_float64(features, span, self.outputs):
+            for block, wide in _in_float64(rows, span, self.outputs):
                 np.matmul(wide, weights, out=out[block])
             if self.intercept:
                 out[span] += self.weights[-1]
 
-        in_threads(score, len(features), _least_rows(features))
+        in_threads(score, len(rows), _least_rows(rows))
         return out
 
     def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
@@ -155,20 +153,18 @@ class LinearModel(LocalModel):
 
 def moment(features: Features, messages: FloatArray, *, intercept: bool) -> FloatArray:
     """Return [T, 1]^T Y, (d [+ 1], d_c), accumulated in float64 block by block."""
-    if not isinstance(features, np.ndarray):
-        sums = [features.moment(messages), messages.sum(axis=0, keepdims=True)]
-        return np.concatenate(sums[: 1 + int(intercept)])
-    width, outputs = features.shape[1], messages.shape[1]
+    rows = on_host(features)
+    width, outputs = rows.shape[1], messages.shape[1]
 
     def add_up(span: slice) -> FloatArray:
         total = np.zeros((width, outputs))
         product = np.empty_like(total)
-        for block, wide in _in_float64(features, span, outputs):
+        for block, wide in _in_float64(rows, span, outputs):
             total += np.matmul(wide.T, messages[block], out=product)
         return total
 
     out = np.zeros((width + int(intercept), outputs))
-    for part in in_threads(add_up, len(features), _least_rows(features)):
+    for part in in_threads(add_up, len(rows), _least_rows(rows)):
         out[:width] += part
     if intercept:
         out[-1] = messages.sum(axis=0)
@@ -305,14 +301,9 @@ HIDDEN: Final = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide all devices."""
 
 
-def resolve(name: str, *, is_large: bool = True) -> str:
-    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if it exists and pays off.
-
-    A GPU is worth starting only above some size: torch takes a second or two to import,
-    CUDA as long to start, and in deployment every message starts a process. Without a
-    driver torch is not imported, unless ``"cuda"`` was requested.
-    """
-    if name == CPU or (name == AUTO and not (is_large and has_driver())):
+def resolve(name: str) -> str:
+    """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if it exists."""
+    if name == CPU or (name == AUTO and not has_driver()):
         return CPU
     import torch
 

@@ -11,11 +11,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.device_rows import (
-    DeviceFeatures,
-    to_device,
-    torch_device,
-)
+from tp_flower.learning.models.device_rows import as_tensor, torch_device
 from tp_flower.learning.models.local_model import (
     Features,
     FitProblem,
@@ -78,7 +74,7 @@ class TorchModel(LocalModel):
         parameters = list(self.module.parameters())
         for block, rows in _blocks_on(features, self.device):
             scores = self.forward(rows)
-            upstream = to_device(messages[block], self.device).to(scores.dtype)
+            upstream = as_tensor(messages[block]).to(self.device, scores.dtype)
             gradients = torch.autograd.grad(scores, parameters, grad_outputs=upstream)
             total += parameters_to_vector(gradients).cpu().numpy()
         return total
@@ -118,7 +114,7 @@ def fit_least_squares(
     rho. Without rows the penalised parameters move to the centre at once.
 
     Everything that a step needs is on the model's device, and no step waits for a
-    number from there; only streamed features are gathered step by step.
+    number from there; only features that a GPU has no room for are copied step by step.
     """
     if not len(problem.features):
         model.parameters = problem.settle(model.parameters)
@@ -126,7 +122,7 @@ def fit_least_squares(
     device, total = model.device, len(problem.features)
     rows_of = _rows_on(problem.features, device)
     target, weight, penalty, centre = (
-        to_device(array, device).float()
+        as_tensor(array).to(device).float()
         for array in (
             problem.target,
             problem.weights,
@@ -188,21 +184,13 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
 def _blocks_on(
     features: Features, device: torch.device
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    if isinstance(features, DeviceFeatures):
-        yield from features.blocks(EVALUATION_ROWS)
-        return
     for block in blocks(len(features), EVALUATION_ROWS):
-        yield block, to_device(features[block], device)
+        yield block, as_tensor(features[block]).to(device)
 
 
 def _rows_on(
     features: Features, device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function that gathers rows by their positions on the device."""
-    if isinstance(features, DeviceFeatures) and not features.is_resident:
-        return lambda positions: features[positions.cpu().numpy()].tensor()
-    if isinstance(features, DeviceFeatures):
-        rows = features.tensor()
-    else:
-        rows = to_device(features, device)
-    return rows.__getitem__
+    rows = as_tensor(features)
+    return lambda positions: rows[positions.to(rows.device)].to(device)
