@@ -9,10 +9,13 @@ from client_apps.data.run_store import IN_MEMORY, SiteStore
 from tests.support.federated import one_per_site, run, sharded, store, whole
 from tests.support.files import output_of
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models import device_rows as module
 from tp_flower.learning.models import local_model, neural
-from tp_flower.learning.models.device_rows import as_tensor, torch_device
-from tp_flower.learning.models.neural import FitBudget, fit_least_squares
+from tp_flower.learning.models.neural import (
+    FitBudget,
+    as_tensor,
+    fit_least_squares,
+    torch_device,
+)
 
 NO_GPU = "torch finds no CUDA device here"
 skip = pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_GPU)
@@ -27,9 +30,7 @@ def pretend(monkeypatch, device_name: str) -> None:
     if device_name == local_model.CUDA:
         return
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    # features on the device are tensors there, too
-    for loaded in (module, neural):
-        monkeypatch.setattr(loaded, "torch_device", lambda _: torch.device("cpu"))
+    monkeypatch.setattr(neural, "torch_device", lambda _: torch.device("cpu"))
 
 
 def matrix() -> np.ndarray:
@@ -110,13 +111,13 @@ def test_runs_are_the_cpus_epoch_by_epoch(name, device_name, monkeypatch):
     expected = run("logistic", sites, **how)
     pretend(monkeypatch, device_name)
     made = []
-    original = module.as_tensor
+    original = neural.free_bytes
 
-    def spy(source):
-        made.append(source.shape)
-        return original(source)
+    def spy(device):
+        made.append(device)
+        return original(device)
 
-    monkeypatch.setattr(module, "as_tensor", spy)
+    monkeypatch.setattr(neural, "free_bytes", spy)
     actual = run("logistic", sites, device="cuda", **how)
     # once per part of a torch model and process, whatever the number of messages
     tables = actual.strategy.training_problem.tables.values()
@@ -180,9 +181,9 @@ def test_linear_features_and_those_of_a_full_gpu_stay(monkeypatch):
     assert isinstance(placed("auto"), torch.Tensor)
     placement.release(site_store)
     room = placement.LEAST_BYTES + features.nbytes - 1
-    monkeypatch.setattr(module, "free_bytes", lambda _: room)
+    monkeypatch.setattr(neural, "free_bytes", lambda _: room)
     assert placed("cuda") is features
-    monkeypatch.setattr(module, "free_bytes", lambda _: 10**8)
+    monkeypatch.setattr(neural, "free_bytes", lambda _: 10**8)
     text = "device is 'cuda', but only 0.1 GB of this site's GPU are free"
     with pytest.raises(SettingsError, match=text):
         placed("cuda")
