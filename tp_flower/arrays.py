@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_ROWS = 16384
+MISSING: Final = -1e30
+"""A missing value in encoded features, of which trees learn the side."""
 
 AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]

@@ -13,7 +13,7 @@ from typing import Annotated, Final
 import msgspec
 
 from tp_flower.errors import SchemaError, SettingsError
-from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, EncoderSpec
+from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, TREE_DEFAULTS, EncoderSpec
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 Entry = tuple[str, str, str]
@@ -95,13 +95,14 @@ class TableChoice(msgspec.Struct, frozen=True):
     """The encoder of each feature of a table, chosen by the settings.
 
     The table is its alias in the query. The specs are given as texts, by feature in the
-    query's order; None is the default. ``max_categories`` applies to a one-hot without
-    a number of its own.
+    query's order; None is the default, which is another ``for_trees``.
+    ``max_categories`` applies to categories without a number of their own.
     """
 
     table: str
     specs: Mapping[str, str | None]
     max_categories: Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)] = 256
+    for_trees: bool = False
 
     def __post_init__(self) -> None:
         for text in self.specs.values():
@@ -113,15 +114,21 @@ class TableChoice(msgspec.Struct, frozen=True):
         where = f"encoder of {self.table}.{feature}"
         if feature not in self.specs:
             raise SchemaError(f"{where}: there is no such feature")
-        spec = EncoderSpec.parse(self.specs[feature] or DEFAULTS[kind])
+        spec = EncoderSpec.parse(self.specs[feature] or self._defaults[kind])
+        if spec.is_for_trees and not self.for_trees:
+            raise SchemaError(f"{where}: {spec} is for trees (strategy 'boost') alone")
         try:
             return spec.for_kind(kind, self.max_categories)
         except SchemaError as error:
             raise SchemaError(f"{where}: {error}") from None
 
+    @property
+    def _defaults(self) -> Mapping[str, str]:
+        return TREE_DEFAULTS if self.for_trees else DEFAULTS
+
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is an unknown kind."""
-        text = self.specs.get(feature) or DEFAULTS.get(kind)
+        text = self.specs.get(feature) or self._defaults.get(kind)
         if feature not in self.specs or text is None:
             return False
         return not EncoderSpec.parse(text).needs_of(kind)
@@ -131,6 +138,8 @@ def choose_encoders(
     entries: Sequence[Entry],
     features: Mapping[str, Sequence[str]],
     max_categories: int = 256,
+    *,
+    for_trees: bool = False,
 ) -> dict[str, TableChoice]:
     """Return the choice for the features of each table, by the table's alias."""
     chosen: dict[tuple[str, str], str] = {}
@@ -141,7 +150,10 @@ def choose_encoders(
         chosen[alias, name] = str(EncoderSpec.parse(spec))
     return {
         table: TableChoice(
-            table, {name: chosen.get((table, name)) for name in names}, max_categories
+            table,
+            {name: chosen.get((table, name)) for name in names},
+            max_categories,
+            for_trees,
         )
         for table, names in features.items()
     }

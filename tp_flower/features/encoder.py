@@ -22,6 +22,7 @@ from tp_flower.arrays import blocks
 from tp_flower.errors import SchemaError
 from tp_flower.features.columns import FeatureColumn, Float32Array, example
 from tp_flower.features.encodings import (
+    CodeEncoding,
     FeatureEncoding,
     HashedEncoding,
     Targets,
@@ -59,6 +60,14 @@ class TableEncoder:
     def width(self) -> int:
         """Number of encoded columns, d."""
         return len(self.feature_names)
+
+    @property
+    def coded(self) -> tuple[int, ...]:
+        """The encoded columns that are codes of categories."""
+        owners = [item for item in self.encodings for _ in item.feature_names]
+        return tuple(
+            place for place, item in enumerate(owners) if isinstance(item, CodeEncoding)
+        )
 
     @property
     def columns(self) -> int:

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tp_flower.arrays import AnyArray
+from tp_flower.arrays import MISSING, AnyArray
 from tp_flower.features.columns import (
     CategoricalColumn,
     FeatureColumn,
@@ -45,7 +45,7 @@ from tp_flower.keyed_hash import HashArray
 Writer = Callable[[Rows, Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
 
-LARGEST: Final = 1e30
+LARGEST: Final = -MISSING
 """Bound on encoded values, chosen so that a sum of their squares is finite."""
 
 OTHER: Final = "(other)"
@@ -86,18 +86,20 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
-    ``scale`` is above 0, ``fill`` the x of a missing value, ``limit`` 1 if the range of
-    x was declared; with ``of_length`` x is the length of a text.
+    ``scale`` is above 0, ``fill`` the x of a missing value, which is `MISSING` without,
+    ``limit`` 1 if the range of x was declared; with ``of_length`` x is the length of a
+    text.
     """
 
     centre: float
     scale: float
-    fill: float
+    fill: float | None
     of_length: bool = False
     limit: float = LARGEST
 
     def __post_init__(self) -> None:
-        are_finite = np.isfinite([self.centre, self.scale, self.fill]).all()
+        fill = 0.0 if self.fill is None else self.fill
+        are_finite = np.isfinite([self.centre, self.scale, fill]).all()
         if not (are_finite and self.scale > 0 and 0 < self.limit <= LARGEST):
             raise ValueError(
                 f"{self.name!r}: centre, scale, fill or limit is out of range"
@@ -112,11 +114,14 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
         return text_lengths(as_categorical(self.name, column)).values
 
     def _write(self, values: AnyArray, out: Float32Array) -> None:
-        scaled = np.where(np.isnan(values), self.fill, values)
+        is_missing = np.isnan(values)
+        scaled = np.where(is_missing, self.fill or 0.0, values)
         with np.errstate(over="ignore"):
             scaled -= self.centre
             scaled /= self.scale
         out[:, 0] = np.clip(scaled, -self.limit, self.limit, out=scaled)
+        if self.fill is None:
+            out[is_missing, 0] = MISSING
 
 
 class BinEncoding(_Encoding, frozen=True, tag="bins"):
@@ -225,6 +230,19 @@ class Targets:
         return write
 
 
+class Codes(Targets):
+    """The code of each distinct value of a feature, (k + 1,); -1 for none."""
+
+    def writer(self, column: CategoricalColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+
+        def write(block: Rows, out: Float32Array) -> None:
+            codes = self.hot[column.codes[block]]
+            out[:, 0] = np.where(codes < 0, MISSING, codes)
+
+        return write
+
+
 class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     """One column per category, in the order of their hashes, then one for all others.
 
@@ -259,6 +277,20 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         other_column = len(self.hashes) if self.has_other else -1
         fill = -1 if self.fill is None else self.fill
         return Targets(np.append(np.where(is_listed, position, other_column), fill))
+
+
+class CodeEncoding(CategoryEncoding, frozen=True, tag="codes"):
+    """One column: the position of the category among the hashes, then of all others.
+
+    Trees sort the categories by what they are to predict. A missing value is `MISSING`.
+    """
+
+    def _names(self) -> Sequence[str]:
+        return (self.name,)
+
+    def targets(self, hashes: HashArray) -> Targets:
+        """Return the codes of values with these hashes, uint64 (k, 2) or wider."""
+        return Codes(super().targets(hashes).hot)
 
 
 class HashEncoding(_Encoding, frozen=True, tag="hash"):
@@ -317,7 +349,7 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
         return Targets(hot).writer(values)
 
 
-HashedEncoding = CategoryEncoding | HashEncoding
+HashedEncoding = CategoryEncoding | CodeEncoding | HashEncoding
 FeatureEncoding = (
     NumberEncoding
     | BinEncoding
@@ -326,6 +358,7 @@ FeatureEncoding = (
     | MissingEncoding
     | ListedEncoding
     | CategoryEncoding
+    | CodeEncoding
     | HashEncoding
 )
 

@@ -12,6 +12,7 @@ from tp_flower.features.encodings import (
     LARGEST,
     BinEncoding,
     CategoryEncoding,
+    CodeEncoding,
     CyclicEncoding,
     FeatureEncoding,
     HashEncoding,
@@ -20,7 +21,7 @@ from tp_flower.features.encodings import (
     NumberEncoding,
     VectorEncoding,
 )
-from tp_flower.features.spec import EncoderSpec, number_categories
+from tp_flower.features.spec import APART, CODES, EncoderSpec, number_categories
 from tp_flower.features.statistics import ColumnStatistics
 from tp_flower.keyed_hash import hex_texts
 
@@ -88,7 +89,7 @@ def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
         return None
     fill = None
     if spec.missing != "zero":
-        fill = int(np.searchsorted(edges, _fill(column, spec), side="right"))
+        fill = int(np.searchsorted(edges, _fill(column, spec) or 0.0, side="right"))
     return BinEncoding(name, tuple(edges.tolist()), fill)
 
 
@@ -113,14 +114,15 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     has_other = column.count > stats.counts.sum() or len(stats.counts) > limit
     is_cut = stats.tail > 0 or len(stats.counts) + has_other > limit
     frequent = stats.most_frequent(limit - 1 if is_cut else len(stats.counts))
-    is_zero = spec.missing == "zero"
+    is_zero = spec.missing != "most-frequent"
     kinds_of_rows = len(frequent) + has_other + (is_zero and column.count < column.rows)
     if kinds_of_rows < 2 or not len(frequent):
         return None
     order = np.sort(frequent)
     fill = None if is_zero else int(np.searchsorted(order, frequent[0]))
     digits = tuple(hex_texts(stats.hashes[order]).to_pylist())
-    return CategoryEncoding(name, digits, fill, bool(has_other), column.kind != "text")
+    kind = CodeEncoding if spec.kind == CODES else CategoryEncoding
+    return kind(name, digits, fill, bool(has_other), column.kind != "text")
 
 
 _FITTERS: Final[
@@ -135,12 +137,15 @@ _FITTERS: Final[
     "range": _in_range,
     "categories": _listed,
     "one-hot": _one_hot,
+    CODES: _one_hot,
     "hash": lambda name, column, spec: HashEncoding(
         name, spec.columns, column.kind != "text"
     ),
 }
 
 
-def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float:
-    """Return the number that replaces a missing value."""
+def _fill(column: ColumnStatistics, spec: EncoderSpec) -> float | None:
+    """Return the number that replaces a missing value, None for none."""
+    if spec.missing == APART:
+        return None
     return column.mean if spec.missing == "mean" else 0.0

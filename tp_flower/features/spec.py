@@ -149,9 +149,12 @@ class _Rule:
     argument: str = ""
 
 
+CODES: Final = "codes"
+APART: Final = "apart"
+"""For trees alone: an encoder by codes of categories, and missing values as such."""
 _MEAN_FIRST: Final = ("mean", "zero")
 _RULES: Final[Mapping[str, _Rule]] = {
-    "standard": _Rule(NUMERIC, _MEAN_FIRST, (Need.MOMENTS,)),
+    "standard": _Rule(NUMERIC, (*_MEAN_FIRST, APART), (Need.MOMENTS,)),
     "min-max": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,)),
     "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
     "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
@@ -162,6 +165,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "one-hot": _Rule(
         (*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "columns"
     ),
+    CODES: _Rule((*NUMERIC, "text"), (APART,), (Need.CATEGORIES,), "columns"),
     "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="columns"),
     "length": _Rule(("text",), _MEAN_FIRST, (Need.MOMENTS,)),
     "none": _Rule((*NUMERIC, "vector"), _MEAN_FIRST, (Need.MOMENTS,)),
@@ -173,6 +177,12 @@ DEFAULTS: Final[Mapping[str, str]] = {
     "vector": "none",
 }
 """By kind of value, the default encoder."""
+TREE_DEFAULTS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(NUMERIC, f"standard missing={APART}"),
+    "text": CODES,
+    "vector": "none",
+}
+"""By kind of value, the default encoder of trees."""
 DECLARED_ENCODERS: Final = {
     "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
     "cyclic(<period>)",
@@ -241,7 +251,12 @@ class EncoderSpec:
 
     @property
     def _is_open(self) -> bool:
-        return self.kind == "one-hot" and not self.argument
+        return self.kind in ("one-hot", CODES) and not self.argument
+
+    @property
+    def is_for_trees(self) -> bool:
+        """Whether no other model can read what it encodes."""
+        return self.kind == CODES or self.missing == APART
 
     @property
     def columns(self) -> int:
@@ -291,7 +306,11 @@ class EncoderSpec:
         """Return the spec, completed for a feature's kind of value."""
         rule = _RULES[self.kind]
         if kind not in rule.fits:
-            fitting = [name for name, other in _RULES.items() if kind in other.fits]
+            fitting = [
+                name
+                for name, other in _RULES.items()
+                if kind in other.fits and name != CODES
+            ]
             raise SchemaError(
                 f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}"
             )

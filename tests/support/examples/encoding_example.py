@@ -15,6 +15,7 @@ from tp_flower.features.columns import (
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding, categories_for
 from tp_flower.features.fitting import fit
+from tp_flower.features.spec import EncoderSpec
 from tp_flower.features.statistics_codec import from_wire, to_wire
 from tp_flower.keyed_hash import KeyedHasher, hex_texts
 from tp_flower.protocol.codec import decode, encode
@@ -48,7 +49,9 @@ def kind_of(column: FeatureColumn) -> str:
 
 def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
     entries = [("t", name, spec) for name, spec in specs.items()]
-    return choose_encoders(entries, {"t": list(columns)}, most)["t"]
+    for_trees = any(EncoderSpec.parse(spec).is_for_trees for spec in specs.values())
+    features = {"t": list(columns)}
+    return choose_encoders(entries, features, most, for_trees=for_trees)["t"]
 
 
 def statistics_of(

@@ -45,7 +45,7 @@ arguments = {
 def specs(draw):
     kind = draw(st.sampled_from(ENCODERS))
     argument = str(draw(arguments.get(kind, st.just(""))))
-    rules = ["mean", "most-frequent", "middle", "zero"]
+    rules = ["mean", "most-frequent", "middle", "zero", "apart"]
     for missing in draw(st.permutations(rules)):
         try:
             return EncoderSpec(kind, argument, missing, draw(st.booleans()))

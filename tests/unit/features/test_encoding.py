@@ -39,7 +39,7 @@ CASES = case_table(__file__)
 NUMBERS = CASES["numbers"]
 TEXTS = """
 one-hot(2); one-hot(3); one-hot(9); one-hot(3) missing=zero indicator; hash(3); length;
-length missing=zero indicator; categories(b, "", ccc) indicator
+length missing=zero indicator; categories(b, "", ccc) indicator; codes; codes(2)
 """
 NUMBER_SPECS, TEXT_SPECS = (
     [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
