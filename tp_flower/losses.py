@@ -82,6 +82,10 @@ class Loss(ABC):
         """Return d loss / d scores (Eq. 4), (N, d_c)."""
         raise NotImplementedError
 
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return the diagonal of the Hessian of every row, (N, d_c)."""
+        raise NotImplementedError
+
     def curvature(self, base: FloatArray) -> float:
         """Return the mean diagonal of the Hessian at a constant score."""
         raise NotImplementedError
@@ -154,6 +158,10 @@ class SquaredLoss(Loss):
         """Return h - y."""
         return scores - labels[:, None]
 
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return 1."""
+        return np.ones_like(scores)
+
     def curvature(self, _base: FloatArray) -> float:
         """Return 1."""
         return 1.0
@@ -201,6 +209,11 @@ class LogisticLoss(Loss):
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return sigmoid(h) - y."""
         return sigmoid(scores) - labels[:, None]
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return p (1 - p)."""
+        rates = sigmoid(scores)
+        return rates * (1.0 - rates)
 
     def curvature(self, base: FloatArray) -> float:
         """Return p (1 - p)."""
@@ -384,6 +397,11 @@ class SoftmaxLoss(Loss):
         out = softmax(scores)
         out[np.arange(len(labels)), labels.astype(np.intp)] -= 1.0
         return out
+
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        """Return p_k (1 - p_k)."""
+        rates = softmax(scores)
+        return rates * (1.0 - rates)
 
     def curvature(self, base: FloatArray) -> float:
         """Return the mean of p_k (1 - p_k)."""

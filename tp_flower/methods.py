@@ -5,16 +5,23 @@ The server's side of each is a class in ``strategies``; a site only sees the fam
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 ADMM: Final = "admm"
 CG: Final = "cg"
 SGD: Final = "sgd"
+BOOST: Final = "boost"
 CORESET: Final = "coreset"
 PERSONAL: Final = "personal"
 
 CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
+
+LINEAR: Final = "linear"
+TREES: Final = "trees"
+"""Kinds of models."""
 
 ROWS_OF_CORESET: Final = 2000
 """Default number of joined rows that a method which solves on a coreset draws."""
@@ -25,12 +32,13 @@ class Method:
     """One value of the setting ``strategy``; epochs and sizes are its defaults.
 
     Attributes:
-        family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"coreset"``
-            (the server solves on the rows of a coreset) or ``"personal"`` (a model per
-            site).
+        family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"boost"``,
+            ``"coreset"`` (the server solves on the rows of a coreset) or ``"personal"``
+            (a model per site).
         solves_tables: whether a table's linear model is solved for exactly, from its
             Gram matrix and moments.
-        is_for_linear: whether it trains linear models alone, and plans no noise.
+        only_model: the kind of models that it trains alone, without any noise; "" for
+            all kinds.
         sends_gradients: whether a site sends gradients of batches, not updates.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
             accountants assume: in a message about joined rows (VFL) the influence of a
@@ -44,7 +52,7 @@ class Method:
     family: str
     epochs: int
     solves_tables: bool = False
-    is_for_linear: bool = False
+    only_model: str = ""
     sends_gradients: bool = False
     sends_a_row_once: bool = True
     is_full_batch: bool = False
@@ -60,15 +68,29 @@ _CORESET: Final = Method(
 
 METHODS: Final[Mapping[str, Method]] = {
     "admm": _ADMM,
-    "cg": Method(CG, 100, is_for_linear=True),
+    "cg": Method(CG, 100, only_model=LINEAR),
     "sgd": _SGD,
     "vfl-admm": replace(_ADMM, sends_a_row_once=False),
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
     "gd": replace(_SGD, epochs=100, is_full_batch=True),
+    "boost": Method(BOOST, 8, only_model=TREES),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
     CLUSTERING: replace(_CORESET, solvers=("kmeans++", "distdim")),
     "personalised": Method(PERSONAL, 60),
 }
+
+
+class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How trees are grown: how many, of how many leaves, and by which rate.
+
+    A leaf has at least ``least_rows`` joined rows.
+    """
+
+    trees: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
+    leaves: Annotated[int, msgspec.Meta(ge=2, le=1 << 16)]
+    rate: Annotated[float, msgspec.Meta(gt=0, le=1)]
+    least_rows: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
 
 
 def of_families(*families: str) -> tuple[str, ...]:
@@ -80,7 +102,7 @@ def of_families(*families: str) -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method.family in families)
 
 
-JOINING: Final = of_families(ADMM, CG, SGD, CORESET)
+JOINING: Final = of_families(ADMM, CG, SGD, BOOST, CORESET)
 """The methods that train over joins."""
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"

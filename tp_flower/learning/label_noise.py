@@ -278,6 +278,9 @@ class _CorrectedLoss(Loss):
     def max_curvature(self) -> float:
         return self.plain.max_curvature
 
+    def hessian(self, scores: FloatArray) -> FloatArray:
+        return self.plain.hessian(scores)
+
     def curvature(self, base: FloatArray) -> float:
         return self.plain.curvature(base)
 

@@ -20,14 +20,15 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
+from tp_flower.methods import TREES
 
 if TYPE_CHECKING:
     import torch
 
 CENTRES = "centres"
 """Kind of a clustering's model."""
-NUMPY_KINDS = frozenset({"linear", CENTRES})
-"""Kinds of models that need no torch."""
+NUMPY_KINDS = frozenset({"linear", CENTRES, TREES})
+"""Kinds of models that need no torch, and score 0 before they are trained."""
 
 Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 """A number of scores per row, or the width of a layer."""
@@ -62,11 +63,12 @@ def on_host(features: Features) -> FeatureArray:
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
-    Its kind is ``"linear"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
-    the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``.
-    Torch models multiply their output by ``output_scale``, in regression the label's
-    standard deviation, so that weights of order one suffice. All shards of a table have
-    the same seed, and start from the same parameters.
+    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or
+    ``"package.module:factory"``, the dotted path of a function ``(features, outputs,
+    intercept) -> torch.nn.Module``. Torch models multiply their output by
+    ``output_scale``, in regression the label's standard deviation, so that weights of
+    order one suffice. All shards of a table have the same seed, and start from the same
+    parameters.
     """
 
     kind: str = "linear"
@@ -241,6 +243,10 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
         return LinearModel(features, spec.outputs, intercept=spec.intercept)
     if spec.kind == CENTRES:
         return CentresModel(features, spec.outputs)
+    if spec.kind == TREES:
+        from tp_flower.learning.models.trees import TreeModel
+
+        return TreeModel(spec.outputs)
     # torch takes a second to import: linear models do without
     from tp_flower.learning.models.neural import build_torch_model
 

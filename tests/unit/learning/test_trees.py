@@ -1,0 +1,175 @@
+"""A table's trees against those that LightGBM grows on the joined table."""
+
+import lightgbm
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tp_flower.arrays import MISSING
+from tp_flower.errors import ModelError
+from tp_flower.joins.mapping import TableRows
+from tp_flower.learning.boosting import SHRINK, Boosting
+from tp_flower.learning.models.trees import Forest, TreeModel, grow
+from tp_flower.losses import make_loss
+from tp_flower.methods import Growth
+
+GROWTH = Growth(trees=1, leaves=5, rate=1.0, least_rows=50)
+
+
+def test_conservation_of_the_sums_over_joined_rows():
+    rng = np.random.default_rng(0)
+    rows = TableRows(rng.integers(-1, 6, 50), 6)
+    numbers = rng.normal(size=(50, 2))
+    sums = rows.segment_sum(numbers).sum(axis=0)
+    np.testing.assert_allclose(sums, numbers[rows.row_of >= 0].sum(axis=0))
+
+
+@pytest.mark.parametrize("name", ["squared", "logistic"])
+@settings(max_examples=15)
+@given(number=st.integers(0, 2**32 - 1))
+def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
+    rng = np.random.default_rng(number)
+    count, total, loss = 300, 3000, make_loss(name, 2 if name == "logistic" else 0)
+    # the same bins: each value of a column is one
+    features = rng.integers(0, 9, (count, 3)).astype(np.float32)
+    features[rng.random((count, 3)) < 0.1] = MISSING
+    rows = TableRows(
+        np.append(np.arange(count), rng.integers(0, count, total - count)), count
+    )
+    weights = rng.uniform(0.5, 1.5, total)
+    labels = rng.integers(0, 2, total).astype(float)
+    scores = rng.normal(size=(total, 1))
+    gradient = weights[:, None] * loss.gradient(scores, labels)
+    hessian = weights[:, None] * loss.hessian(scores)
+    model = TreeModel(1)
+    sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
+    text, values = grow(model, features, *sums, total, GROWTH)
+    joined = np.where(features <= MISSING, np.nan, features)[rows.row_of]
+    options = {
+        "objective": "none",
+        "num_leaves": 5,
+        "learning_rate": 1.0,
+        "min_data_in_leaf": 0,
+        "min_data_in_bin": 1,
+        "verbosity": -1,
+        "min_sum_hessian_in_leaf": 50 * hessian.mean(),
+    }
+    slow = lightgbm.Booster(options, lightgbm.Dataset(joined, params=options))
+    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    expected = slow.predict(joined, raw_score=True)
+    np.testing.assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
+    for key in ("split_feature", "leaf_value", "threshold"):
+        mine, theirs = (
+            next(line for line in each.splitlines() if line.startswith(f"{key}="))
+            for each in (text.tobytes().decode(), slow.model_to_string())
+        )
+        numbers = [
+            np.array(line.partition("=")[2].split(), float) for line in (mine, theirs)
+        ]
+        np.testing.assert_allclose(*numbers, atol=1e-6)
+
+
+def test_trees_of_a_round_follow_the_quadratic_model():
+    rng = np.random.default_rng(1)
+    features = rng.integers(0, 9, (60, 2)).astype(np.float32)
+    gradient = rng.normal(size=(60, 1))
+    hessian, model = rng.uniform(1.0, 2.0, (60, 1)), TreeModel(1)
+    growth = Growth(trees=3, leaves=4, rate=0.5, least_rows=2)
+    _, together = grow(model, features, gradient, hessian, 60.0, growth)
+    total = np.zeros((60, 1))
+    for _ in range(3):
+        one = Growth(trees=1, leaves=4, rate=0.5, least_rows=2)
+        moved = gradient + hessian * total
+        total += grow(model, features, moved, hessian, 60.0, one)[1]
+    np.testing.assert_allclose(together, total, atol=1e-6)
+
+
+def test_categories_are_sorted_and_missing_values_have_a_side():
+    codes = np.repeat(np.arange(40, dtype=np.float32), 25)
+    wanted = np.where(codes % 2 == 0, 1.0, -1.0)
+    codes[:25], wanted[:25] = MISSING, 5.0
+    model, hessian = TreeModel(1), np.ones((1000, 1))
+    model.start([0])
+    growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
+    text, values = grow(
+        model, codes[:, None], -wanted[:, None], hessian, 1000.0, growth
+    )
+    np.testing.assert_allclose(values[25:, 0], wanted[25:], atol=0.05)
+    np.testing.assert_allclose(values[:25, 0], wanted[:25], atol=0.5)
+    model.add(0.5, text)
+    model.add(0.0, text)
+    np.testing.assert_allclose(model.scores(codes[:, None]), 0.5 * values, atol=1e-6)
+
+
+def test_a_table_without_columns_or_rows_adds_nothing():
+    model = TreeModel(2)
+    for rows, columns, trained in ((5, 0, 5), (5, 2, 0)):
+        features = np.ones((rows, columns), np.float32)
+        sums = np.ones((trained, 2))
+        text, values = grow(model, features, sums, sums, 1.0, GROWTH)
+        assert not values.any()
+        model.add(1.0, text)
+        assert not model.scores(features).any()
+
+
+def test_bytes_that_are_no_trees_are_refused():
+    model = TreeModel(1)
+    for damaged in (np.arange(9, dtype=np.uint8), Forest((), ((1.0, "x"),)).bytes()):
+        model.parameters = damaged
+        with pytest.raises(ModelError, match="malformed trees"):
+            model.scores(np.ones((1, 1), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
+)
+def test_the_step_is_a_share_of_the_best(name, classes):
+    rng, loss = np.random.default_rng(3), make_loss(name, classes)
+    labels = rng.integers(0, classes or 5, 300).astype(float)
+    weights = rng.uniform(0.5, 1.5, 300)
+    weights /= weights.mean()
+    base = loss.base_score(labels, weights)
+    boosting = Boosting(loss, labels, weights, base)
+    start, (gradient, hessian) = boosting.scores.copy(), boosting.derivatives()
+    slow = loss.gradient(start, labels) * weights[:, None]
+    np.testing.assert_allclose(gradient, slow)
+    moved = loss.gradient(start + 1e-5, labels) - loss.gradient(start - 1e-5, labels)
+    if name != "softmax":
+        np.testing.assert_allclose(hessian, moved / 2e-5 * weights[:, None], rtol=1e-4)
+    # long enough that no step is cut
+    fit = 1000.0 * -gradient
+    for directions in (
+        [fit],
+        [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit],
+    ):
+        boosting.scores = start.copy()
+        lengths = boosting.step(directions)
+        moved = start + sum_of(lengths, directions)
+        np.testing.assert_allclose(boosting.scores, moved)
+        assert (lengths >= 0.0).all()
+        assert (lengths < 1.0).all()
+        best = lengths / SHRINK
+
+        def value(lengths, directions=directions):
+            return loss.value(start + sum_of(lengths, directions), labels, weights)
+
+        for place in range(len(directions)):
+            for change in (-1e-4, 1e-4):
+                other = best.copy()
+                other[place] = max(other[place] + change, 0.0)
+                assert value(best) <= value(other) + 1e-9
+
+
+def sum_of(lengths, directions):
+    total = np.zeros_like(directions[0])
+    for length, direction in zip(lengths, directions, strict=True):
+        total += length * direction
+    return total
+
+
+def test_a_step_is_at_most_one():
+    labels, loss = np.array([0.0, 2.0]), make_loss("squared", 0)
+    boosting = Boosting(loss, labels, None, np.array([1.0]))
+    direction = 0.1 * (labels[:, None] - 1.0)
+    assert boosting.step([direction]) == [1.0]

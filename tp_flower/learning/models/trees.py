@@ -1,0 +1,182 @@
+"""Boosted trees of one table's rows, grown and kept as LightGBM's text.
+
+One step of boosting minimises over functions f of the joined row
+
+    sum_j g_j f_j + 1/2 h_j f_j^2
+
+with g and h the loss's first two derivatives at the current scores. If f is a function
+of the table's row alone, that is sum_r G_r f(r) + 1/2 H_r f(r)^2, with the sums G and H
+over the row's joined rows: a table grows the trees that LightGBM would grow on the
+joined table with this table's columns, given 2 numbers for each of its rows.
+
+Several trees are grown one after the other by the local quadratic model: the gradient
+of a row that has been given f is G + H f.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
+from tp_flower.errors import ModelError
+from tp_flower.learning.models.local_model import Features, LocalModel, on_host
+from tp_flower.methods import Growth
+
+if TYPE_CHECKING:
+    import lightgbm
+
+GROUP_ROWS: Final = 100
+BIN_ROWS: Final = 3
+"""Joined rows of a set of categories, and of a bin: LightGBM's defaults."""
+
+
+class Forest(msgspec.Struct, frozen=True):
+    """The trees of each round as LightGBM's text, times their step, and after them.
+
+    ``categorical`` are the encoded columns that are codes of categories.
+    """
+
+    categorical: tuple[int, ...] = ()
+    rounds: tuple[tuple[float, str], ...] = ()
+
+    def bytes(self) -> AnyArray:
+        """Return the forest as bytes, which are the parameters of its model."""
+        return np.frombuffer(msgspec.msgpack.encode(self), np.uint8)
+
+    @classmethod
+    def of(cls, parameters: AnyArray) -> Self:
+        """Return the forest of bytes; ModelError of others."""
+        try:
+            return msgspec.msgpack.decode(parameters.tobytes(), type=cls)
+        except msgspec.DecodeError:
+            raise ModelError("malformed trees") from None
+
+
+class TreeModel(LocalModel):
+    """The sum of the forest's trees; its parameters are bytes, (p,) uint8."""
+
+    parameters: AnyArray
+
+    def __init__(self, outputs: int) -> None:
+        self.outputs = outputs
+        self.parameters = Forest().bytes()
+        self.penalised = np.zeros(0, np.bool_)
+
+    @property
+    def forest(self) -> Forest:
+        """The trees."""
+        return Forest.of(self.parameters)
+
+    def start(self, categorical: Sequence[int]) -> None:
+        """Begin without trees, over features of which some are codes."""
+        forest = Forest(tuple(categorical))
+        self.parameters = forest.bytes()
+
+    def add(self, step: float, grown: AnyArray) -> None:
+        """Add trees (their text's bytes) times a step; none if the step is 0."""
+        if not step:
+            return
+        forest, text = self.forest, grown.tobytes().decode()
+        added = Forest(forest.categorical, (*forest.rounds, (step, text)))
+        self.parameters = added.bytes()
+
+    def scores(self, features: Features) -> FloatArray:
+        """Return the sum of the trees' values, (n, d_c)."""
+        total = np.zeros((len(features), self.outputs))
+        if not len(features):
+            return total
+        rows = _tree_features(features)
+        for step, text in self.forest.rounds:
+            if text:
+                total += step * _values(_booster_of(text), rows, self.outputs)
+        return total
+
+
+def grow(
+    model: TreeModel,
+    features: Features,
+    gradient: FloatArray,
+    hessian: FloatArray,
+    joined_rows: float,
+    growth: Growth,
+) -> tuple[AnyArray, FloatArray]:
+    """Return new trees as their text's bytes, and their values of all rows (n, d_c).
+
+    Args:
+        model: the table's model so far, which says what the columns are.
+        features: (n, d), the trained rows first.
+        gradient: G (n_trained, d_c).
+        hessian: H (n_trained, d_c), above 0.
+        joined_rows: those of all trained rows.
+        growth: how the trees are grown.
+    """
+    trained = len(gradient)
+    rows, nothing = _tree_features(features), np.zeros((len(features), model.outputs))
+    if not trained or not rows.shape[1]:
+        return np.zeros(0, np.uint8), nothing
+    # loading it takes a third of a second, which only boosting pays
+    import lightgbm
+
+    per_row = trained / max(joined_rows, 1.0)
+    options = {
+        "objective": "none",
+        "num_class": model.outputs,
+        "num_leaves": growth.leaves,
+        "learning_rate": growth.rate,
+        # a leaf's rows are counted by their share of the Hessian
+        "min_sum_hessian_in_leaf": growth.least_rows * hessian.mean() * per_row,
+        "min_data_in_leaf": 0,
+        "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
+        "min_data_in_bin": max(round(BIN_ROWS * per_row), 1),
+        "seed": growth.seed,
+        "deterministic": True,
+        "force_col_wise": True,
+        "num_threads": thread_count(),
+        "verbosity": -1,
+    }
+    data = lightgbm.Dataset(
+        rows[:trained],
+        categorical_feature=list(model.forest.categorical),
+        params=options,
+    )
+    booster = lightgbm.Booster(options, data)
+
+    def flat(numbers: FloatArray) -> FloatArray:
+        return numbers[:, 0] if model.outputs == 1 else numbers
+
+    def quadratic(scores: FloatArray, _: object) -> tuple[FloatArray, FloatArray]:
+        reached = scores.reshape(gradient.shape, order="F")
+        return flat(gradient + hessian * reached), flat(hessian)
+
+    for _ in range(growth.trees):
+        if booster.update(fobj=quadratic):
+            break  # no split is left
+    text = booster.model_to_string()
+    grown = np.frombuffer(text.encode(), np.uint8)
+    return grown, _values(booster, rows, model.outputs)
+
+
+def _values(
+    booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs: int
+) -> FloatArray:
+    """Return the trees' values of rows, (n, d_c)."""
+    values = booster.predict(rows, raw_score=True, num_threads=thread_count())
+    return np.asarray(values, np.float64).reshape(len(rows), outputs)
+
+
+def _booster_of(text: str) -> "lightgbm.Booster":
+    import lightgbm
+
+    try:
+        return lightgbm.Booster(model_str=text)
+    except lightgbm.basic.LightGBMError:
+        raise ModelError("malformed trees") from None
+
+
+def _tree_features(features: Features) -> npt.NDArray[np.float32]:
+    """Return encoded rows as trees read them: NaN where a value is missing."""
+    rows = on_host(features)
+    return np.where(rows <= MISSING, np.float32(np.nan), rows)
