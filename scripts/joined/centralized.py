@@ -43,6 +43,7 @@ from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import CountedRows, feature_statistics
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.losses import Loss
+from tp_flower.methods import TREES
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.query import BoundQuery, Fragment, Query
 from tp_flower.randomness import Stream, generator
@@ -90,6 +91,7 @@ class JoinedTable:
         subset: (N,), whether a row is trained on, validates or is tested on.
         rows: by table, the row behind each joined row, counted over its shards
             before any filter, -1 for none; (N,).
+        categorical: the columns of ``features`` that are codes of categories.
     """
 
     features: Float32Array
@@ -98,6 +100,7 @@ class JoinedTable:
     subset: SubsetArray
     rows: Mapping[str, IntArray]
     loss: Loss
+    categorical: Sequence[int] = ()
 
     @property
     def is_test(self) -> BoolArray:
@@ -133,8 +136,14 @@ def join_tables(
         passing, _ = read[bound.label_table]
         subset, held_out = _split(connection, bound, settings, rows, passing)
     names = {table: list(values) for table, (_, values) in read.items()}
-    choices = choose_encoders(settings.encoders, names, settings.max_categories)
+    choices = choose_encoders(
+        settings.encoders,
+        names,
+        settings.max_categories,
+        for_trees=settings.method.only_model == TREES,
+    )
     hasher, blocks, columns, left = simulated_hasher(settings.seed), [], {}, 0
+    categorical: list[int] = []
     for table, (ids, values) in read.items():
         # the label table is encoded by its training rows
         counted = ~held_out if table == bound.label_table else None
@@ -146,9 +155,11 @@ def join_tables(
         encoder.transform(_raw(values), out=encoded[:-1])
         place = np.searchsorted(ids, rows[table])
         blocks.append(encoded[np.where(rows[table] < 0, len(ids), place)])
+        categorical += [left + place for place in encoder.encoder.coded]
         columns[table] = slice(left, left := left + width)
     labels, loss = read_label(label, subset != TRAIN, settings)
-    return JoinedTable(np.hstack(blocks), columns, labels, subset, rows, loss)
+    features = np.hstack(blocks)
+    return JoinedTable(features, columns, labels, subset, rows, loss, categorical)
 
 
 def _split(
