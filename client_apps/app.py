@@ -47,6 +47,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.CONSENSUS: "handlers.admm:consensus",
     Action.DESCENT: "handlers.conjugate_gradients:descend",
     Action.DIRECTION: "handlers.conjugate_gradients:direct",
+    Action.BOOST: "handlers.boosting:boost",
     Action.SGD: "handlers.sgd:sgd",
     Action.STEP: "handlers.sgd:step",
     Action.ROWS: "handlers.coreset:rows",

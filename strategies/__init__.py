@@ -9,6 +9,7 @@ from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
 from strategies.training.base import JoinStrategy, RelationalStrategy
 from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
+from strategies.training.boosting import TablePuppetBoost
 from strategies.training.conjugate_gradients import TablePuppetCG
 from strategies.training.sgd import TablePuppetSGD
 
@@ -28,6 +29,7 @@ __all__ = [
     "Predict",
     "RelationalStrategy",
     "TablePuppetADMM",
+    "TablePuppetBoost",
     "TablePuppetCG",
     "TablePuppetSGD",
     "VflADMM",

@@ -15,6 +15,7 @@ import numpy as np
 from client_apps.data.database import cannot_write
 from client_apps.data.features import forget, place
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.handlers.boosting import add_trees
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import (
     Batches,
@@ -50,13 +51,21 @@ from tp_flower.learning.models.local_model import (
     ModelSpec,
     on_host,
 )
+from tp_flower.learning.models.trees import TreeModel
 from tp_flower.learning.solvers import (
     BY_COLUMNS,
     BY_FREQUENT,
     RidgeSolver,
     factorisation,
 )
-from tp_flower.methods import DP_SGD, METHODS, NOISY_STATISTICS, Method
+from tp_flower.methods import (
+    DP_SGD,
+    LINEAR,
+    METHODS,
+    NOISY_STATISTICS,
+    TREES,
+    Method,
+)
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
@@ -109,7 +118,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):
-        columns, is_exact = encoder.encoder.columns, not method.is_for_linear
+        columns, is_exact = encoder.encoder.columns, not method.only_model
         start, solver = _start(part, columns, is_exact=is_exact)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
@@ -158,6 +167,8 @@ def _prepare_part(
     _check_model(source.policy, outline, privacy, update, spec)
     width = features.shape[1]
     model = make_model(spec, width, body.device)
+    if isinstance(model, TreeModel):
+        model.start(encoder.encoder.coded)
     if privacy.features == DP_SGD:
         check_per_row(model, width)
     elif privacy.covers_predictions:
@@ -231,8 +242,8 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
         "features": privacy.covers_features,
         "predictions": privacy.covers_predictions,
     }
-    if any(covered.values()) and method.is_for_linear:
-        raise SiteError("the run asks for noise, and conjugate gradients have none")
+    if any(covered.values()) and method.only_model:
+        raise SiteError(f"the run asks for noise, and {method.family!r} has none")
     if any(covered.values()) and not method.sends_a_row_once:
         key = next(key for key, is_covered in covered.items() if is_covered)
         sent = "rows in the clear" if method.solvers else "expanded rows"
@@ -280,7 +291,7 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
         Update.CONSENSUS: (PARAMETERS,),
         Update.SUM: (GRADIENTS,),
     }[update]
-    if METHODS[outline.strategy].is_for_linear:
+    if METHODS[outline.strategy].only_model == LINEAR:
         further = (*further, PRODUCTS)
     return (CURVATURE, *further)
 
@@ -303,8 +314,11 @@ def _check_model(
             f"update {update.value!r} does not go with strategy {outline.strategy!r}: "
             f"{by_server!r} is for strategies on a coreset, which take no other"
         )
-    if METHODS[outline.strategy].is_for_linear and spec.kind != "linear":
-        raise MessageError(f"conjugate gradients do not train models {spec.kind!r}")
+    only = METHODS[outline.strategy].only_model
+    if (only and spec.kind != only) or (spec.kind == TREES and only != TREES):
+        raise MessageError(
+            f"strategy {outline.strategy!r} does not train models {spec.kind!r}"
+        )
     if spec.kind == CENTRES_MODEL and not is_given:
         raise MessageError(
             f"a model of kind {spec.kind!r} takes update {by_server!r}, not "
@@ -332,8 +346,8 @@ def _start(part: Participant, columns: int, *, is_exact: bool) -> Start:
     The mean squared norm of a row is about ``columns``; the intercept adds 1.
     """
     data, model = part.data, part.model
-    if data.update is Update.GIVEN:
-        # the curvature is not needed if the server solves
+    if data.update is Update.GIVEN or data.spec.kind == TREES:
+        # the curvature is not needed if the server solves, nor of trees
         return _prepared(part, mean_curvature=0.0), None
     typical = _typical_curvature(part, columns + int(data.spec.intercept))
     if isinstance(model, LinearModel):
@@ -458,9 +472,10 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         for part in list(site.parts()):
             if request.step is not None:
                 part.advance(request.step.length, request.step.conjugacy)
+            add_trees(part, request.lengths)
             if not request.is_best:
                 part.return_to_best()
-            if request.step is not None:
+            if request.step is not None or request.lengths:
                 scores = part.model.scores(part.data.trained)
                 part.vectors[SCORE_SUMS] = score_sums(scores, part.data.multiplicity)
             digest = _keep(site, model, part)

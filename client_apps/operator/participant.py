@@ -80,6 +80,9 @@ DIRECTION: Final = "direction"
 GRADIENT: Final = "gradient"
 """State vectors of conjugate gradients: v, p and g, (p,)."""
 
+GROWN: Final = "grown"
+"""State vector of boosting: the text of the last trees, as bytes."""
+
 BEST: Final = "best"
 BEST_SUMS: Final = "best_sums"
 """State vectors: the parameters of the best model so far, (p,), and its score sums."""
@@ -305,6 +308,12 @@ class Participant:
         scores = self._noisy_scores(data.features[rows])
         self.vectors[SCORE_SUMS] = score_sums(scores[trained], data.multiplicity)
         return self._encoded(scores, data.masks, rows, "scores")
+
+    def release_values(self, values: FloatArray) -> AnyArray:
+        """Return what all rows' scores change by to send, (n, d_c)."""
+        return self._encoded(
+            self.finite(values), self.data.masks, slice(None), "scores"
+        )
 
     def _noisy_scores(self, features: Features, batch: int | None = None) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)

@@ -35,8 +35,8 @@ _RULES: Final[Mapping[str, str]] = {
     "features can be read",
     "most-unmatched = 0.2": "scores without a mask, of this share of rows, which "
     "the server says have no partner in a LEFT JOIN",
-    'models = ["linear", "mlp", "my_models:make"]': "the result of a function that the "
-    "server names; listed, it runs here",
+    'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
+    "result of a function that the server names; listed, it runs here",
     'releases.scores = "clear"': "this table's scores of every row, which tell its "
     "features",
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "

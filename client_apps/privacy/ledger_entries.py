@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
-from tp_flower.methods import ADMM, CG, CORESET, SERVER, SGD
+from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
 from tp_flower.privacy.mechanisms import (
     SCORE_SUMS,
     SCORES_TELL,
@@ -64,6 +64,7 @@ _CLEAR: Final = "not covered: it leaves in the clear"
 _ROUNDS: Final = {
     ADMM: (Action.ADMM, Action.PREPARE),
     CG: (Action.DESCENT, Action.PREPARE),
+    BOOST: (Action.BOOST, Action.PREPARE),
     SGD: (Action.SGD, Action.PREPARE),
     CORESET: (Action.ROWS, Action.CONSENSUS, Action.PREPARE),
 }

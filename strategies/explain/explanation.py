@@ -57,7 +57,8 @@ from strategies.training.traffic import (
 )
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import join_codes
-from tp_flower.learning.models.local_model import build_model
+from tp_flower.learning.models.local_model import NUMPY_KINDS, build_model
+from tp_flower.methods import LINEAR
 from tp_flower.protocol.coreset_messages import (
     DrawnPart,
     MeasuredPart,
@@ -238,7 +239,6 @@ class CostEstimate:
     def _size(self, preparation: Preparation, layout: TableLayout) -> TableSize:
         name, features = layout.name, self.encoders[layout.name].columns.width
         spec = self.method.model_spec(preparation, name)
-        is_linear = spec.kind == "linear"
         joined, train = preparation.joined, preparation.joined.train
         counts = train.tables[name].multiplicity
         batch = self.method.batch_size(train.joined_rows)
@@ -260,15 +260,16 @@ class CostEstimate:
             name=name,
             shards=tuple(shards),
             update=self.method.choose_update(
-                name, len(layout.parts), is_linear=is_linear
+                name, len(layout.parts), is_linear=spec.kind == LINEAR
             ),
             outputs=spec.outputs,
             features=features,
             parameters=len(build_model(spec, features, "cpu").penalised),
             has_intercept=spec.intercept,
-            is_linear=is_linear,
+            starts_at_zero=spec.kind in NUMPY_KINDS,
             is_repeated=self.method.by_joined_rows,
             is_weighted=layout.masses is not None or self.method.is_measured,
+            has_hessian=not joined.loss.is_regression,
         )
 
 

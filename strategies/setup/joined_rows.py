@@ -27,6 +27,7 @@ from tp_flower.joins.mapping import (
     TableRows,
 )
 from tp_flower.losses import Loss
+from tp_flower.methods import TREES
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
@@ -158,7 +159,12 @@ def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableCho
         table: [feature.name for feature in bound.fragments_of(table)[0].features]
         for table in bound.tables
     }
-    return choose_encoders(settings.encoders, features, settings.max_categories)
+    return choose_encoders(
+        settings.encoders,
+        features,
+        settings.max_categories,
+        for_trees=settings.method.only_model == TREES,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

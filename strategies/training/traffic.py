@@ -38,6 +38,7 @@ from typing import Literal
 from strategies.run.strategy import ends_early, tests_every_epoch
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
+from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
@@ -84,9 +85,10 @@ class TableSize:
     features: int
     parameters: int
     has_intercept: bool
-    is_linear: bool
+    starts_at_zero: bool
     is_repeated: bool = False
     is_weighted: bool = False
+    has_hessian: bool = False
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
         """Return one shard's sizes, by the names in the shapes of messages."""
@@ -208,6 +210,21 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
 
 
+def boost_epoch(tables: Sequence[TableSize]) -> Traffic:
+    """Return the traffic of one round of boosting.
+
+    One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
+    the new trees add comes up, 4 m d_c.
+    """
+    tally = Tally()
+    for table, shard in _shards(tables):
+        sizes = {**table.sizes(shard), "scored": shard.total}
+        fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
+        tally.add("down", table, sizes, BoostStep, *fields)
+        tally.add("up", table, sizes, BoostUpdate, "scores")
+    return tally.traffic(rounds=1)
+
+
 def sgd_epoch(
     tables: Sequence[TableSize], batches: int, settings: Settings, *, is_last: bool
 ) -> Traffic:
@@ -253,7 +270,7 @@ def prepare_round(
     """
     tally = Tally()
     has_scores = any(
-        not (table.is_linear or table.update is Update.GIVEN) for table in tables
+        not (table.starts_at_zero or table.update is Update.GIVEN) for table in tables
     )
     for table, shard in _shards(tables):
         batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
@@ -269,7 +286,7 @@ def prepare_round(
         if table.update is Update.GRAM:
             tally.add("up", table, sizes, PreparedPart, "share")
             tally.add("down", table, sizes, AdmmStep, "sum")
-        if has_scores and (is_masked or not table.is_linear):
+        if has_scores and (is_masked or not table.starts_at_zero):
             tally.add("up", table, sizes, PreparedPart, "scores")
     return tally.traffic(rounds=1)
 

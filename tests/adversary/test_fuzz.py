@@ -18,6 +18,7 @@ from strategies import (
     CoresetKMeans,
     Personalised,
     TablePuppetADMM,
+    TablePuppetBoost,
     TablePuppetCG,
     TablePuppetSGD,
 )
@@ -155,6 +156,7 @@ TRAINING = {
         },
     ),
     "cg": (TablePuppetCG, {}, {Action.DESCENT: 500, Action.DIRECTION: 500}),
+    "boost": (TablePuppetBoost, {}, {Action.BOOST: 500}),
     "sgd": (
         TablePuppetSGD,
         {"batch_size": 5},

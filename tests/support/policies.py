@@ -24,7 +24,7 @@ def lenient(columns: Iterable[str], rules: str = "") -> str:
         "min-count": 1,
         "min-features": 0,
         "queries-per-day": 10**6,
-        "models": ["linear", "mlp", "centres"],
+        "models": ["linear", "mlp", "trees", "centres"],
     }
     if "epsilon" in written:
         defaults["epsilon-per-run"] = written["epsilon"]

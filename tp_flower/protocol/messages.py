@@ -11,6 +11,7 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.errors import ErrorKind
+from tp_flower.protocol import boost_messages as boosting
 from tp_flower.protocol import coreset_messages as coreset
 from tp_flower.protocol import descent_messages as descent
 from tp_flower.protocol import inference_messages as inference
@@ -46,6 +47,7 @@ class Action(StrEnum):
     CONSENSUS = "train.consensus", training.ConsensusRequest, training.ConsensusReply
     DESCENT = "train.descent", descent.DescentRequest, descent.DescentReply
     DIRECTION = "train.direction", descent.DirectionRequest, descent.DirectionReply
+    BOOST = "train.boost", boosting.BoostRequest, boosting.BoostReply
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply

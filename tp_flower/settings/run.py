@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.methods import ADMM, CG, CLUSTERING, JOINING, METHODS, SGD, of_families
+from tp_flower.methods import (
+    ADMM,
+    BOOST,
+    CG,
+    CLUSTERING,
+    JOINING,
+    METHODS,
+    SGD,
+    of_families,
+)
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import (
     Form,
@@ -74,7 +83,8 @@ class RunSettings:
 
     strategy: str = setting(
         AUTO,
-        'Training method: "cg" (linear models, fewest rounds), "admm" (few rounds), '
+        'Training method: "cg" (linear models, fewest rounds), "boost" (boosted '
+        'trees), "admm" (few rounds), '
         '"sgd" (mini-batches), or "auto": cg for linear models without noise, admm for '
         'others. As baselines "vfl-admm", "vfl-sgd", "gd". "personalised": a model for '
         "every site of one table. Solved at the server on a sample of the joined rows: "
@@ -159,7 +169,7 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-_FITTING: Final = of_families(ADMM, CG, SGD)
+_FITTING: Final = of_families(ADMM, CG, SGD, BOOST)
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 

@@ -17,6 +17,7 @@ from tp_flower.methods import (
     BY_FEATURES,
     CLUSTERING,
     JOINING,
+    LINEAR,
     METHODS,
     NOISY_STATISTICS,
     Method,
@@ -42,6 +43,7 @@ class SettingValues(
     training.ModelSettings,
     training.AdmmSettings,
     training.SgdSettings,
+    training.BoostSettings,
     training.CoresetSettings,
     training.PersonalisedSettings,
 ):
@@ -104,7 +106,7 @@ class SettingValues(
     def other_model(self) -> str:
         """The first model that is not linear; "" if all are."""
         models = (self.model, *(model for _, model in self.models))
-        return next((model for model in models if model != training.LINEAR), "")
+        return next((model for model in models if model != LINEAR), "")
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -132,8 +134,8 @@ def conflicts(values: SettingValues) -> Iterator[str]:
     yield from _conflicts_of_privacy(values)
     if values.method.solvers:
         yield from _conflicts_of_coresets(values)
-    if values.method.is_for_linear:
-        yield from _conflicts_of_gradients(values)
+    if values.method.only_model:
+        yield from _conflicts_of_noiseless(values)
     if values.method_name not in JOINING:
         yield from _conflicts_of_personalised(values)
     yield from _conflicts_of_modes(values)
@@ -253,11 +255,11 @@ def _conflicts_of_coresets(values: SettingValues) -> Iterator[str]:
         )
 
 
-def _conflicts_of_gradients(values: SettingValues) -> Iterator[str]:
+def _conflicts_of_noiseless(values: SettingValues) -> Iterator[str]:
     if values.other_model:
         yield (
             f"model: {values.other_model!r} does not go with strategy "
-            f"{values.method_name!r}, which is for linear models: use admm or sgd"
+            f"{values.method_name!r}, which trains its own kind: use admm or sgd"
         )
     for kind in values.privacy.covered("features", "predictions"):
         yield (
@@ -279,7 +281,7 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     models = {model for _, model in values.models} or {values.model}
     if values.personal == training.LAST and models != {training.MLP}:
         yield "personal: 'last' is the last layer of model 'mlp'"
-    if training.named_coordinates(values.personal) and models != {training.LINEAR}:
+    if training.named_coordinates(values.personal) and models != {LINEAR}:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
         yield "update-clusters: needs encoded updates: set update-penalty above 0"

@@ -7,10 +7,12 @@ from typing import ClassVar, Final
 from tp_flower.losses import LOSSES
 from tp_flower.methods import (
     ADMM,
+    BOOST,
     BY_MODELS,
     CG,
     CORESET,
     JOINING,
+    LINEAR,
     PERSONAL,
     SGD,
     SUMMARIES,
@@ -104,7 +106,6 @@ class SgdSettings:
     )
 
 
-LINEAR: Final = "linear"
 MLP: Final = "mlp"
 
 _LOSSES: Final = ", ".join(f'"{name}"' for name in LOSSES)
@@ -152,7 +153,7 @@ class ModelSettings:
     num_epochs: int = setting(
         0,
         "Passes over the joined rows, for CG at most; 0 = 12 for ADMM, 10 for SGD, 100 "
-        'for CG and "gd". "personalised": rounds; 0 = 60.',
+        'for CG and "gd". "boost": rounds; 0 = 8. "personalised": rounds; 0 = 60.',
         Range(0),
     )
     tolerance: float = setting(
@@ -186,6 +187,26 @@ class ModelSettings:
         AUTO,
         f'{_LOSSES}, or "auto": from the task and the number of classes.',
         OneOf((AUTO, *LOSSES)),
+    )
+
+
+@dataclass(frozen=True)
+class BoostSettings:
+    """Boosted trees: how many, how large, and how bold."""
+
+    readers: ClassVar = Readers(of_families(BOOST))
+
+    trees_per_round: int = setting(
+        20, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
+    )
+    leaves: int = setting(127, "Leaves of a tree, at most.", Range(2, (1 << 16) + 1))
+    tree_rate: float = setting(
+        0.1,
+        "Share of its best fit that a tree adds, above 0.",
+        Range(0, 1.0 + 1e-9, includes_low=False),
+    )
+    min_rows_per_leaf: int = setting(
+        20, "Joined rows that a leaf has at least.", Range(1, 1 << 31)
     )
 
 

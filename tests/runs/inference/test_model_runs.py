@@ -14,7 +14,7 @@ import strategies.app
 from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
-from strategies import TablePuppetADMM, TablePuppetCG, TablePuppetSGD
+from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from strategies.inference.manifest import make_manifest, resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
@@ -108,12 +108,17 @@ def test_manifest_says_what_the_sites_keep(trained):
 
 
 @pytest.mark.parametrize(
-    "method", [None, TablePuppetCG, TablePuppetSGD], ids=["admm", "cg", "sgd"]
+    "method",
+    [None, TablePuppetBoost, TablePuppetCG, TablePuppetSGD],
+    ids=["admm", "boost", "cg", "sgd"],
 )
 def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
     folder, strategy = trained
     if method is not None:
-        how = {"batch_size": 10} if method is TablePuppetSGD else {}
+        how = {
+            TablePuppetBoost: {"min_rows_per_leaf": 1},
+            TablePuppetSGD: {"batch_size": 10},
+        }.get(method, {})
         folder, (strategy, _) = tmp_path, run(tmp_path, method, **how)
     # by hand: the final parameters on the encoded features of the joined rows
     orders, people = frames()

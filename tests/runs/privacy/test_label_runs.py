@@ -67,10 +67,10 @@ def response(epsilon, **fields):
 @pytest.mark.parametrize(
     ("strategy", "course"),
     [
-        *((name, {"num_epochs": 4}) for name in ("admm", "cg")),
+        *((name, {"num_epochs": 4}) for name in ("admm", "boost", "cg")),
         ("sgd", {"num_epochs": 2, "batch_size": 20}),
     ],
-    ids=["admm", "cg", "sgd"],
+    ids=["admm", "boost", "cg", "sgd"],
 )
 def test_noise_that_changes_no_class_changes_no_figure(
     loss, mechanism, strategy, course

@@ -64,6 +64,7 @@ METHODS = {
     "admm": Method("admm", WHOLE),
     "gram": Method("admm"),
     "cg": Method("cg"),
+    "boost": Method("boost", own={"trees_per_round": 2, "min_rows_per_leaf": 2}),
     "consensus": Method("admm", own={"lou": "consensus", "inner_rounds": 2}),
     "sgd": Method("sgd", WHOLE, own={"batch_size": 6}),
     "sgd-sharded": Method("sgd", own={"batch_size": 6}),

@@ -55,6 +55,7 @@ STATISTICS = {"privacy": PrivacySettings(features="statistics")}
 GRADIENTS = SGD | LARGE | {"privacy": PrivacySettings(features="dp-sgd")}
 ADMM = {"strategy": "admm"}
 CG = {"strategy": "cg", "tolerance": 1e-9}
+BOOST = {"strategy": "boost", "trees_per_round": 1}
 WAYS = {
     "admm": ("whole", STORE_SQL, ADMM),
     "admm-gram": ("sharded", STORE_SQL, ADMM),
@@ -68,6 +69,8 @@ WAYS = {
     "cg": ("whole", STORE_SQL, CG),
     "cg-gram": ("sharded", SOFTMAX, CG),
     "cg-left": ("sharded", LEFT, CG),
+    "boost": ("sharded", STORE_SQL, BOOST),
+    "boost-classes": ("whole", SOFTMAX, BOOST),
     "sgd": ("whole", STORE_SQL, SGD),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
     "sgd-left": ("sharded", LEFT, SGD | LARGE),

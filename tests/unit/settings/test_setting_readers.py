@@ -27,6 +27,7 @@ DERIVED = {
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
+    "boost": {"l2"},
     "coreset-ridge": {"clusters", "validation_fraction"},
     "coreset-kmeans": {"test_split"},
     "personalised": {"test_split"},
@@ -37,6 +38,7 @@ NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress", "wait_se
 CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {
     "admm": CORESETS,
+    "boost": CORESETS,
     "cg": CORESETS,
     "sgd": CORESETS,
     "vfl-admm": CORESETS,
@@ -110,7 +112,7 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         if not is_plain or item.readers.include(strategy, "train"):
             continue
         config = {"strategy": strategy, item.key: item.default + 1}
-        if item.key in ("momentum", "validation-fraction"):
+        if item.key in ("momentum", "tree-rate", "validation-fraction"):
             config[item.key] = 0.5
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):

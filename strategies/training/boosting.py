@@ -1,0 +1,134 @@
+"""TablePuppetBoost: boosted trees over joins, in a handful of rounds.
+
+One epoch costs one round: the loss's first two derivatives go down, summed over the
+joined rows of each row; what the new trees add to the scores comes up. The shards of a
+table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+
+import numpy as np
+from msgspec.structs import replace
+
+from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.strategy import EpochResult
+from strategies.setup.problem import TrainedTable, TrainingProblem
+from strategies.training.base import JoinStrategy
+from strategies.training.prepare import Preparation, model_seed
+from strategies.training.traffic import TableSize, Traffic, boost_epoch
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.learning.boosting import Boosting
+from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.methods import TREES, Growth
+from tp_flower.protocol.boost_messages import BoostRequest, BoostStep
+from tp_flower.protocol.inference_messages import FinishRequest
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.training_messages import Update
+
+
+class TablePuppetBoost(JoinStrategy):
+    """Train boosted trees over the result of a query."""
+
+    name = "boost"
+    messages = (Action.PREPARE, Action.BOOST)
+
+    _lengths: Mapping[str, float] = {}
+
+    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
+        """Let every shard grow trees of its own."""
+        del table, shards, is_linear
+        return Update.LOCAL
+
+    def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
+        """Return trees for every table."""
+        spec = preparation.spec(table)
+        return replace(spec, kind=TREES, intercept=False)
+
+    def epoch_traffic(
+        self, tables: Sequence[TableSize], _: int, *, is_last: bool
+    ) -> Traffic:
+        """Return the traffic of an epoch."""
+        del is_last
+        return boost_epoch(tables)
+
+    def last_request(self) -> FinishRequest:
+        """Return the request that ends the run; the last trees are added."""
+        return replace(super().last_request(), lengths=dict(self._lengths))
+
+    def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
+        """Run the epochs, until the validation rows say that it is enough.
+
+        Where scores leave in the clear, a table whose step is 0 grows no more trees.
+        """
+        weights, base = problem.weighting.train_rows, problem.base_score
+        boosting = Boosting(problem.loss, problem.train_labels, weights, base)
+        test = np.tile(base, (len(problem.test_labels), 1))
+        growing, self._lengths = dict(problem.tables), {}
+        for epoch in range(1, self.settings.epochs + 1):
+            request = BoostRequest(
+                growth=self._growth,
+                lengths=dict(self._lengths),
+                is_best=self.best.is_last,
+                scores_number=self.epoch,
+                parts=_steps(problem, growing, *boosting.derivatives()),
+            )
+            replies = yield self.request(ask(request, problem.parts))
+            scores = {
+                name: table.gather_scores(replies) for name, table in growing.items()
+            }
+            # of masked scores only the sum over all tables has a meaning
+            sums = [{name: values} for name, values in scores.items()]
+            sums = [scores] if problem.fixed_point else sums
+            lengths = boosting.step([problem.add_up(each) for each in sums])
+            if problem.test is not None:
+                for length, each in zip(lengths, sums, strict=True):
+                    test += length * problem.add_up(each, is_tested=True)
+            self._lengths = {
+                name: float(length)
+                for each, length in zip(sums, lengths, strict=True)
+                for name in each
+            }
+            held_out = problem.metrics_of_held_out(test)
+            result = EpochResult(
+                epoch=epoch,
+                train=problem.train_metrics(boosting.scores),
+                test=held_out.test,
+                validation=held_out.validation,
+            )
+            self.finish_epoch(result)
+            growing = {name: growing[name] for name, a in self._lengths.items() if a}
+            if self.best.is_over or not growing:
+                return
+
+    @property
+    def _growth(self) -> Growth:
+        settings = self.settings
+        return Growth(
+            trees=settings.trees_per_round,
+            leaves=settings.leaves,
+            rate=settings.tree_rate,
+            least_rows=settings.min_rows_per_leaf,
+            seed=model_seed(settings, "trees") >> 1,
+        )
+
+
+def _steps(
+    problem: TrainingProblem,
+    growing: Mapping[str, TrainedTable],
+    gradient: FloatArray,
+    hessian: FloatArray,
+) -> dict[int, BoostStep]:
+    """Return the derivatives' sums over each row's joined rows, by part."""
+    steps: dict[int, BoostStep] = {}
+    is_constant = problem.loss.is_regression
+    for name, table in growing.items():
+        rows = problem.train.tables[name]
+        gradients = table.scatter_rows(rows.segment_sum(gradient))
+        hessians: Mapping[int, AnyArray] = {}
+        if not is_constant:
+            hessians = table.scatter_rows(rows.segment_sum(hessian))
+        steps |= {
+            number: BoostStep(gradient=sums, hessian=hessians.get(number))
+            for number, sums in gradients.items()
+        }
+    return steps
