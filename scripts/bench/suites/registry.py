@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from scripts.bench.harness import Options, Outcome
 from scripts.bench.suites.blind import measure_blind
+from scripts.bench.suites.boost import measure_boost
 from scripts.bench.suites.bytes import measure_bytes
 from scripts.bench.suites.convergence import measure_convergence, measure_movielens
 from scripts.bench.suites.coreset import measure_coreset
@@ -30,6 +31,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
     "convergence": measure_convergence,
     "optimum": measure_optimum,
+    "boost": measure_boost,
     "bytes": measure_bytes,
     "speed": measure_speed,
     "centralized": measure_centralized,
