@@ -9,7 +9,12 @@ import re
 import numpy as np
 import pytest
 
-from strategies import TablePuppetADMM, TablePuppetCG, TablePuppetSGD
+from strategies import (
+    TablePuppetADMM,
+    TablePuppetBoost,
+    TablePuppetCG,
+    TablePuppetSGD,
+)
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -77,6 +82,7 @@ DRAWING = (Action.MEASURE, Action.DRAW, Action.WEIGH)
 PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, (TablePuppetCG, {})),
+    Action.BOOST: (TablePuppetBoost, {}),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
@@ -114,6 +120,8 @@ ATTACKS = {
     # the masks of an earlier round again, for the difference of two scores
     Action.SGD: (US, header("scores-number", value=0), "'scores-number'"),
     Action.STEP: (US, header("scores-number", value=0), "'scores-number'"),
+    # more trees than the site has time and memory for
+    Action.BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
     # the leverage of a row
     Action.MEASURE: (SHOP, TRAINED_1, "min-rows|multiplicity|'trained'"),
     Action.DRAW: (SHOP, MANY_ROWS, "malformed|at most|allowed"),
