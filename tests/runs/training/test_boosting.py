@@ -16,6 +16,8 @@ from tests.support.federated import (
 )
 from tests.support.predicted import check_equal, on, scored, train_store
 from tp_flower.errors import SettingsError
+from tp_flower.learning.boosting import Boosting
+from tp_flower.protocol.messages import Action
 from tp_flower.settings import PrivacySettings, Settings
 
 CLEAR = PrivacySettings(scores="clear")
@@ -53,6 +55,26 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
     )
     assert clear.losses == sorted(clear.losses, reverse=True)
     np.testing.assert_allclose(masked.losses, clear.losses, rtol=1e-3)
+
+
+def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
+    steps = []
+
+    def step(self, directions):
+        steps.append(len(directions))
+        lengths = np.linspace(0.0, 0.5, len(directions))
+        self.scores = self._moved(lengths, directions)
+        return lengths
+
+    monkeypatch.setattr(Boosting, "step", step)
+    sites = one_per_site(whole(FRAMES))
+    run = run_query(store_sql("squared"), sites, privacy=CLEAR, **HOW)
+    assert steps == [3, 2, 1]
+    # the last of them had no step, either: nothing is left to grow
+    assert len(run.losses) == 3
+    rounds = [seen for seen in run.seen if seen.action == Action.BOOST]
+    grown = [len(seen.arrays) for seen in rounds if seen.is_reply]
+    assert sorted(grown) == [0, 0, 0, 1, 1, 1, 1, 1, 1]
 
 
 def test_one_table_is_boosted_as_by_lightgbm():
