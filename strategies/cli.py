@@ -22,6 +22,7 @@ from tp_flower.errors import ModelError
 from tp_flower.files import home_folder
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
 from tp_flower.reports.console import format_count, format_value, name_table, text_table
+from tp_flower.splits import RANDOM, SplitRule
 
 _NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
 """Settings about where and how a run was shown, and those compared separately."""
@@ -39,7 +40,7 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
             manifest.created.removesuffix("+00:00").replace("T", " "),
             str(manifest.settings.get("strategy", "")),
             ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
-            _metrics(manifest.test),
+            _test_metrics(manifest),
         )
         for model, manifest in models.items()
     ]
@@ -64,7 +65,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         "base score": ", ".join(map(format_value, manifest.base_score)),
         "joined rows": format_count(manifest.joined_rows),
         "train": _metrics(manifest.train),
-        "test": _metrics(manifest.test),
+        "test": _test_metrics(manifest),
         "software": ", ".join(f"{name} {version}" for name, version in versions),
     }
     rows = [
@@ -113,6 +114,13 @@ def comparison(manifests: Sequence[Manifest]) -> RenderableType:
 def _metrics(metrics: Mapping[str, float]) -> str:
     texts = (f"{name} {format_value(value)}" for name, value in metrics.items())
     return ", ".join(texts) or "-"
+
+
+def _test_metrics(manifest: Manifest) -> str:
+    """Return the metrics of held-out rows, and which rows those were."""
+    split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
+    share = float(str(manifest.settings["test-fraction"]))
+    return f"{_metrics(manifest.test)} ({split.describe(share)})"
 
 
 def _add_numbers(
