@@ -7,11 +7,9 @@ make the sum degenerate (the server's fixed base score replaces the others).
 """
 
 import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -297,19 +295,13 @@ CPU: Final = "cpu"
 CUDA: Final = "cuda"
 AUTO: Final = "auto"
 
-DRIVER_FILES: Final = (
-    "/dev/nvidiactl",
-    "/dev/dxg",  # Windows Subsystem for Linux
-    "/dev/nvmap",  # Jetson
-    r"C:\Windows\System32\nvcuda.dll",
-)
 HIDDEN: Final = ("", "-1")
 """Values of CUDA_VISIBLE_DEVICES that hide all devices."""
 
 
 def resolve(name: str) -> str:
     """Return ``"cpu"`` or ``"cuda"``; ``"auto"`` is CUDA if it exists."""
-    if name == CPU or (name == AUTO and not has_driver()):
+    if name == CPU:
         return CPU
     import torch
 
@@ -323,24 +315,10 @@ def resolve(name: str) -> str:
     )
 
 
-def has_driver() -> bool:
-    """Whether there are signs of an NVIDIA driver, with its devices not hidden."""
-    return not is_hidden() and any(
-        Path(name).exists()
-        for name in DRIVER_FILES
-        if name.startswith("/") or sys.platform == "win32"
-    )
-
-
-def is_hidden() -> bool:
-    """Whether the environment hides all devices from this process."""
-    return os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in HIDDEN
-
-
 def _reason() -> str:
-    if is_hidden():
-        return (
-            " (CUDA_VISIBLE_DEVICES hides it, as Flower's simulation does where "
-            "client-resources-num-gpus is 0)"
-        )
-    return "" if has_driver() else " (no NVIDIA driver was found)"
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() not in HIDDEN:
+        return ""
+    return (
+        " (CUDA_VISIBLE_DEVICES hides it, as Flower's simulation does where "
+        "client-resources-num-gpus is 0)"
+    )
