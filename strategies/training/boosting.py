@@ -6,8 +6,11 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
+from logging import WARNING
+from typing import Final
 
 import numpy as np
+from flwr.common.logger import log
 from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
@@ -24,6 +27,11 @@ from tp_flower.protocol.boost_messages import BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
+
+NO_SPLIT: Final = (
+    "no table's trees have a split, so that all rows get one score: lower "
+    "min-rows-per-leaf (%d)"
+)
 
 
 class TablePuppetBoost(JoinStrategy):
@@ -79,7 +87,8 @@ class TablePuppetBoost(JoinStrategy):
             # of masked scores only the sum over all tables has a meaning
             sums = [{name: values} for name, values in scores.items()]
             sums = [scores] if problem.fixed_point else sums
-            lengths = boosting.step([problem.add_up(each) for each in sums])
+            directions = [problem.add_up(each) for each in sums]
+            lengths = boosting.step(directions)
             if problem.test is not None:
                 for length, each in zip(lengths, sums, strict=True):
                     test += length * problem.add_up(each, is_tested=True)
@@ -97,7 +106,10 @@ class TablePuppetBoost(JoinStrategy):
             )
             self.finish_epoch(result)
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
-            if self.best.is_over or not growing:
+            has_split = any(direction.any() for direction in directions)
+            if epoch == 1 and not has_split:
+                log(WARNING, NO_SPLIT, self.settings.min_rows_per_leaf)
+            if self.best.is_over or not growing or not has_split:
                 return
 
     @property

@@ -57,6 +57,16 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
     np.testing.assert_allclose(masked.losses, clear.losses, rtol=1e-3)
 
 
+def test_trees_without_a_split_are_warned_of(caplog):
+    sites = one_per_site(whole(FRAMES))
+    run = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=10**6)
+    assert (
+        "no table's trees have a split, so that all rows get one score" in caplog.text
+    )
+    labels = run.strategy.training_problem.train_labels
+    assert run.losses == [pytest.approx(labels.var() / 2)]
+
+
 def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
     steps = []
 
