@@ -57,6 +57,8 @@ def _grown(part: Participant, body: BoostStep, growth: Growth) -> AnyArray:
         hessian = np.broadcast_to(counts, gradient.shape).astype(np.float64)
     else:
         hessian = body.hessian.astype(np.float64)
+        if (hessian <= 0.0).any():
+            raise MessageError("'hessian' must be above 0: a loss is convex")
     rows = float(data.multiplicity.sum())
     part.vectors[GROWN], values = grow(
         model, data.features, gradient, hessian, rows, growth

@@ -16,7 +16,7 @@ class BoostStep(PartBody, frozen=True, kw_only=True):
     """
 
     gradient: Annotated[AnyArray, f.float32("trained", "outputs")]
-    hessian: Annotated[AnyArray, f.curvatures("trained", "outputs")] | None = None
+    hessian: Annotated[AnyArray, f.float32("trained", "outputs")] | None = None
 
 
 class BoostRequest(Request, frozen=True, kw_only=True):

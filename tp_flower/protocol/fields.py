@@ -120,8 +120,6 @@ def _declaration(
 
 float32 = _declaration("float32", -LARGEST, LARGEST)
 """Moderate numbers per row: scores, targets."""
-curvatures = _declaration("float32", 0.0, LARGEST)
-"""Sums of a convex loss's second derivatives."""
 float64 = _declaration("float64", -LARGEST, LARGEST)
 """Moderate numbers that are summed: statistics, gradients."""
 finite_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT)

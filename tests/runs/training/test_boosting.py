@@ -104,6 +104,17 @@ def test_one_table_is_boosted_as_by_lightgbm():
     assert start - reached > 0.85 * (start - slow)
 
 
+def test_a_curvature_that_is_not_above_zero_is_refused():
+    def change(seen):
+        for key in seen.arrays:
+            if key.endswith("hessian"):
+                seen.arrays[key] = -seen.arrays[key]
+
+    sites = one_per_site(whole(FRAMES))
+    with pytest.raises(Exception, match="'hessian' must be above 0"):
+        run_query(store_sql("logistic"), sites, change=change, **HOW)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
