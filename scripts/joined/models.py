@@ -13,18 +13,19 @@ Notation
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy as np
 from scipy.optimize import minimize
 from sklearn.linear_model import LogisticRegression
 
-from scripts.joined.centralized import JoinedTable
-from tp_flower.arrays import FloatArray
+from scripts.joined.centralized import Float32Array, JoinedTable
+from tp_flower.arrays import MISSING, FloatArray
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
+from tp_flower.splits import TRAIN, VALIDATION
 
 Matrix = Any
 """Dense, or a sparse matrix of scipy, which has no types."""
@@ -164,3 +165,56 @@ def train_lbfgs(problem: Problem, until: Until | None = None) -> Curve:
         options=LBFGS_OPTIONS,
     )
     return curve
+
+
+TREES: Final = 300
+"""Trees of the witness, which has the leaves and the rate of the sites' trees."""
+
+
+def tree_options(settings: Settings, loss: Loss) -> dict[str, object]:
+    """Return LightGBM's parameters: the sites' leaves and rate, else its defaults."""
+    objectives = {"squared": "regression", "logistic": "binary"}
+    return {
+        "objective": objectives.get(loss.name, "multiclass"),
+        "num_class": loss.outputs,
+        "num_leaves": settings.leaves,
+        "learning_rate": settings.tree_rate,
+        "verbosity": -1,
+        "num_threads": 1,
+    }
+
+
+def grow_trees(joined: JoinedTable, settings: Settings, trees: int = TREES) -> Any:
+    """Return LightGBM's model of the joined rows; validation rows stop it early."""
+    import lightgbm
+
+    rows = _with_nan(joined)
+    parts = {
+        part: lightgbm.Dataset(
+            rows[joined.subset == part],
+            joined.labels[joined.subset == part],
+            categorical_feature=list(joined.categorical),
+        )
+        for part in (TRAIN, VALIDATION)
+    }
+    is_stopped = bool((joined.subset == VALIDATION).any())
+    return lightgbm.train(
+        tree_options(settings, joined.loss),
+        parts[TRAIN],
+        trees,
+        valid_sets=[parts[VALIDATION]] if is_stopped else None,
+        callbacks=[lightgbm.early_stopping(20, verbose=False)] if is_stopped else None,
+    )
+
+
+def tree_metrics(
+    joined: JoinedTable, booster: Any, trees: int | None = None
+) -> Metrics:
+    """Return the metrics of the held-out rows after the first, or the best, trees."""
+    rows, labels = _with_nan(joined)[joined.is_test], joined.labels[joined.is_test]
+    scores = booster.predict(rows, raw_score=True, num_iteration=trees)
+    return evaluate(joined.loss, scores.reshape(len(rows), -1), labels)
+
+
+def _with_nan(joined: JoinedTable) -> Float32Array:
+    return np.where(joined.features <= MISSING, np.float32(np.nan), joined.features)

@@ -2,14 +2,12 @@
 
 import json
 import math
-import sys
 from subprocess import CalledProcessError
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 
-from scripts.checks import checkouts, count_files, paired_benchmark, same_numbers
+from scripts.checks import checkouts, paired_benchmark, same_numbers
 from scripts.checks.checkouts import Checkout, check_out
 from scripts.checks.paired_benchmark import Pair, pair_up
 from scripts.checks.same_numbers import compare, flatten
@@ -156,16 +154,3 @@ def test_the_best_of_several_repeats_counts() -> None:
     assert (pairs[fast].old, pairs[fast].new) == (120.0, 90.0)
     assert (pairs[slow].old, pairs[slow].new) == (2.0, 4.0)
     assert math.isnan(pairs["speed/new"].old)
-
-
-def test_files_count_when_their_functions_run(tmp_path) -> None:
-    def make(on_round):
-        def start(grid):
-            assert len(grid.get_node_ids()) == 4
-            on_round(SimpleNamespace(epoch=3))
-
-        return SimpleNamespace(start=start)
-
-    _, rounds = count_files.run_counted(make, tmp_path)
-    assert sys.getprofile() is None
-    assert rounds == [(3, {"strategies/run/grid.py"})]

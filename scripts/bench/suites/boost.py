@@ -13,18 +13,14 @@ import numpy as np
 
 from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome, Sites, first_within, train
-from scripts.joined.centralized import JoinedTable
-from tp_flower.arrays import MISSING
+from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from tp_flower.duckdb_engine import new_engine
-from tp_flower.learning.metrics import evaluate
 from tp_flower.methods import CLEAR
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.privacy import PrivacySettings
-from tp_flower.splits import TEST, TRAIN, VALIDATION
 
 ROUNDS: Final = 8
-TREES: Final = 300
 CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
 AIMS: Final = {"flights": 0.803, "flights-delay": 36.6, "store": 1.4, "ids": 0.955}
 """Held-out metrics after 8 rounds."""
@@ -64,44 +60,11 @@ def boosted(
     return [item for item in strategy.report.history if item.train]
 
 
-def grow_joined(joined: JoinedTable, settings: Settings, trees: int) -> Any:
-    """Return LightGBM's model of the joined rows; validation rows stop it early."""
-    import lightgbm
-
-    rows = np.where(joined.features <= MISSING, np.float32(np.nan), joined.features)
-    parts = {
-        part: lightgbm.Dataset(
-            rows[joined.subset == part],
-            joined.labels[joined.subset == part],
-            categorical_feature=list(joined.categorical),
-        )
-        for part in (TRAIN, VALIDATION)
-    }
-    is_stopped = bool((joined.subset == VALIDATION).any())
-    return lightgbm.train(
-        options_of(settings, is_regression=joined.loss.is_regression),
-        parts[TRAIN],
-        trees,
-        valid_sets=[parts[VALIDATION]] if is_stopped else None,
-        callbacks=[lightgbm.early_stopping(20, verbose=False)] if is_stopped else None,
-    )
-
-
-def options_of(settings: Settings, *, is_regression: bool) -> dict[str, object]:
-    """Return LightGBM's parameters: the sites' leaves and rate, else its defaults."""
-    return {
-        "objective": "regression" if is_regression else "binary",
-        "num_leaves": settings.leaves,
-        "learning_rate": settings.tree_rate,
-        "verbosity": -1,
-        "num_threads": 1,
-    }
-
-
 def seconds_of_join(dataset: Dataset, settings: Settings) -> float:
     """Return how long DuckDB's join and LightGBM on four fifths of its rows take."""
     import lightgbm
 
+    options = tree_options(settings, dataset.joined(settings).loss)
     started = time.perf_counter()
     with new_engine() as connection:
         for name, frame in dataset.tables.items():
@@ -111,26 +74,16 @@ def seconds_of_join(dataset: Dataset, settings: Settings) -> float:
     for name, kind in (("object", "category"), ("datetime", "int64")):
         rows = rows.astype(dict.fromkeys(rows.select_dtypes(name), kind))
     count = int(0.8 * len(rows))
-    options = options_of(settings, is_regression=dataset.metric == "rmse")
     lightgbm.train(options, lightgbm.Dataset(rows[:count], labels[:count]), TREES)
     return time.perf_counter() - started
-
-
-def test_metric(joined: JoinedTable, booster: Any, trees: int, metric: str) -> float:
-    """Return the metric of the held-out rows after the first trees."""
-    is_test = joined.subset == TEST
-    rows = np.where(joined.features <= MISSING, np.float32(np.nan), joined.features)
-    scores = booster.predict(rows[is_test], raw_score=True, num_iteration=trees)
-    labels = joined.labels[is_test]
-    return evaluate(joined.loss, scores[:, None], labels, None)[metric]
 
 
 def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
     settings = Settings.from_run_config({**dataset.settings, "strategy": "boost"})
     metric, title = dataset.metric, dataset.title
     joined = dataset.joined(settings)
-    booster = grow_joined(joined, settings, TREES)
-    hundred, best = (test_metric(joined, booster, k, metric) for k in (100, TREES))
+    booster = grow_trees(joined, settings, TREES)
+    hundred, best = (tree_metrics(joined, booster, k)[metric] for k in (100, TREES))
     started = time.perf_counter()
     reports = boosted(dataset, settings)
     seconds = time.perf_counter() - started
@@ -180,12 +133,12 @@ def _measure_split(outcome: Outcome, flights: Dataset, title: str, split: str) -
     config = {**flights.settings, "test-split": split, "validation-fraction": 0.1}
     settings = Settings.from_run_config({**config, "strategy": "boost", "patience": 2})
     joined = flights.joined(settings)
-    booster = grow_joined(joined, settings, TREES)
+    booster = grow_trees(joined, settings, TREES)
     linear = Settings.from_run_config({**config, "strategy": "cg"})
     outcome.facts[f"flights, {title}: AUC, linear, boost, LightGBM on the join"] = [
         _final_auc(flights, linear),
         _final_auc(flights, settings),
-        test_metric(joined, booster, booster.best_iteration, "auc"),
+        tree_metrics(joined, booster, booster.best_iteration)["auc"],
     ]
 
 

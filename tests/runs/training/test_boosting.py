@@ -107,7 +107,7 @@ def test_one_table_is_boosted_as_by_lightgbm():
 def test_a_curvature_that_is_not_above_zero_is_refused():
     def change(seen):
         for key in seen.arrays:
-            if key.endswith("hessian"):
+            if key[-1] == "hessian":
                 seen.arrays[key] = -seen.arrays[key]
 
     sites = one_per_site(whole(FRAMES))

@@ -212,6 +212,19 @@ def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
     assert "no verdict" in text
 
 
+@pytest.mark.parametrize(("auc", "is_close"), [(0.75, True), (0.68, False)])
+def test_trees_may_be_better_than_those_of_the_joined_table(auc, is_close) -> None:
+    report = {"final": {"test": {"auc": auc}}, "tables": [{"table": "o"}]}
+    settings = Settings(strategy="boost")
+    text, verdict = judge(report, settings, {"auc": 0.7})
+    assert verdict is is_close
+    assert ("NOT CLOSE to" in text) is not is_close
+    stopped = replace(settings, validation_fraction=0.1)
+    text, verdict = judge(report, stopped, {"auc": 0.7})
+    assert verdict
+    assert "no verdict" in text
+
+
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
