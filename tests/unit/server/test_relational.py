@@ -40,8 +40,9 @@ def test_a_message_that_nobody_explains_is_not_sent():
 @pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"personalised"}))
 def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     epochs = 1 if METHODS[name].solvers else 3
+    small_leaves = {"min_rows_per_leaf": 1} if name == "boost" else {}
     strategy = STRATEGIES[name](
-        Query.from_sql(SQL), num_epochs=epochs, test_fraction=0.25
+        Query.from_sql(SQL), num_epochs=epochs, test_fraction=0.25, **small_leaves
     )
     result = strategy.start(grid())
     assert isinstance(strategy, Strategy)
