@@ -86,7 +86,9 @@ def _scored(
     note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     scores = site.releaser(number, plan).scores(model.scores(features))
-    sent = sent_scores(scores, masks, slice(None), "scores")
+    # a run may score by several models: no two rounds have the same masks
+    name = f"scores of round {site.round.number}"
+    sent = sent_scores(scores, masks, slice(None), name)
     (use,) = plan.uses
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:

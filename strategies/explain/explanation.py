@@ -54,6 +54,7 @@ from strategies.training.traffic import (
     Traffic,
     finish_round,
     prepare_round,
+    score_round,
 )
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import join_codes
@@ -172,6 +173,8 @@ class CostEstimate:
         is_masked = masking.point is not None
         prepare = prepare_round(self._tables, self._batches, is_masked=is_masked)
         finish = finish_round(self._tables)
+        if self.method.settings.boost_from:
+            drawing += score_round(self._tables)
         return traffic + drawing + prepare + self._passed_on(masking) + finish
 
     def _preparation(self, joined: JoinedRows) -> Preparation:

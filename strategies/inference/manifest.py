@@ -94,8 +94,9 @@ class ModelTable(_Record, frozen=True, kw_only=True):
 class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
-    ``joined_rows`` are the training's; metrics are only those that are finite; masked
-    scores have room by ``score_unit``.
+    ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
+    are not; metrics are only those that are finite; masked scores have room by
+    ``score_unit``.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     train: dict[str, Finite]
     test: dict[str, Finite]
     joined_rows: Count
+    held_out: str = ""
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -130,6 +132,11 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def model(self) -> ModelVersion:
         """Name and version of the model."""
         return ModelVersion(self.name, self.model_version)
+
+    @property
+    def start(self) -> str:
+        """The model whose scores are added to this one's; "" if there is none."""
+        return str(self.settings.get("boost-from", ""))
 
     @property
     def outputs(self) -> int:
@@ -275,6 +282,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         train=finite(report.final_train),
         test=finite(report.final_test),
         joined_rows=report.joined_rows_train,
+        held_out=strategy.held_out_digest,
         versions=software(has_torch=not kinds <= NUMPY_KINDS),
     )
 

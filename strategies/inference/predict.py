@@ -7,8 +7,8 @@ out. Labels and weights leave and are covered as in training.
 """
 
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,41 +22,29 @@ from strategies.inference.manifest import (
     Missing,
     check_query,
     find_missing,
-    model_parts,
     resolve,
     without_missing,
 )
+from strategies.inference.scoring import Joined, join_rows, score
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.replies import addends_of
-from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
-from strategies.setup.extract import Extracted, extract
 from strategies.setup.labels import Labels, gather_labels, loss_of
-from strategies.setup.masking import mask_scores
-from strategies.setup.problem import LocalArray, sum_local
 from strategies.setup.row_weights import (
     declared_weighting,
     row_weights,
     without_weightless,
 )
-from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.joins.joining import JoinStep, build_mapping
-from tp_flower.joins.mapping import TableMapping
 from tp_flower.keyed_hash import hex_texts
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import (
     FinishRequest,
-    ScorePart,
-    ScoreRequest,
 )
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery, Query, Unlabelled
 from tp_flower.reports.predictions import (
     PREDICTIONS_FILE,
@@ -76,54 +64,6 @@ from tp_flower.reports.records import (
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
 from tp_flower.settings.run import EVALUATE, PREDICT
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The joined rows of a query, as far as the server knows them."""
-
-    bound: BoundQuery
-    extracted: Extracted
-    mapping: TableMapping
-    steps: tuple[JoinStep, ...]
-    missing: Missing
-
-    @property
-    def is_partial(self) -> BoolArray:
-        """(N,), joined rows that lack a row of a table with missing sites."""
-        partial = np.zeros(self.mapping.joined_rows, np.bool_)
-        for table in self.missing.sites.keys() - {self.bound.label_table}:
-            partial |= self.mapping.tables[table].row_of < 0
-        return partial
-
-    @property
-    def label_row_of(self) -> IntArray:
-        """(N,), the row of the label table behind each joined row."""
-        return self.mapping.tables[self.bound.label_table].row_of.astype(np.int64)
-
-
-def join_rows(
-    bound: BoundQuery,
-    missing: Missing,
-    settings: Settings,
-    inventory: Inventory,
-    row_key: Sequence[str] = (),
-) -> Generator[Requests, Replies, Joined]:
-    """Run the fragments and return the joined rows."""
-    extracted = yield from extract(bound, settings, inventory, row_key)
-    lacking = missing.sites.keys() - {bound.label_table}
-    rows = extracted.table_rows
-    # if joined last, they change nothing in the joins without them
-    table_order = sorted(rows, key=lambda table: table in lacking)
-    mapping, steps = build_mapping(
-        bound.joins,
-        extracted.keys,
-        {table: rows[table] for table in table_order},
-        bound.label_table,
-        bound.outer,
-        settings.max_joined_rows,
-    )
-    return Joined(bound, extracted, mapping, steps, missing)
 
 
 class ModelStrategy(RoundStrategy):
@@ -178,60 +118,6 @@ class ModelStrategy(RoundStrategy):
         joined = yield from self.model_rounds(bound, missing)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
-
-    def score(self, joined: Joined) -> Generator[Requests, Replies, FloatArray]:
-        """Return the scores of the joined rows, (N, d_c)."""
-        manifest = self.manifest
-        all_parts = joined.extracted.all_parts
-        part_numbers = model_parts(manifest, all_parts, self.inventory)
-        # by part, which of its rows are in some joined row
-        masks = {
-            part.number: rows.multiplicity[span] > 0
-            for table, rows in joined.mapping.tables.items()
-            for part, span in joined.extracted.shards_of(table)
-        }
-        parts = [part for part in all_parts if masks[part.number].any()]
-        unit = manifest.score_unit
-        masking = mask_scores(
-            self.settings, joined.bound, joined.extracted, joined.mapping, unit
-        )
-        request = ScoreRequest(
-            model_name=manifest.name,
-            model_version=manifest.model_version,
-            privacy=PrivacyTerms.of(self.settings.privacy),
-            masking=masking.terms,
-            device=self.settings.device,
-            parts={
-                part.number: ScorePart(
-                    model_part=part_numbers[part.number].number,
-                    digest=part_numbers[part.number].digest,
-                    rows=pack_bits(masks[part.number]),
-                    joins=masking.sides.get(part.table, []),
-                    unmatched=masking.unmatched.get(part.number, {}),
-                )
-                for part in parts
-            },
-        )
-        replies = yield ask(request, parts)
-        is_masked = masking.point is not None
-        dtype = np.uint32 if is_masked else np.float64
-        local: dict[str, LocalArray] = {}
-        for table in joined.bound.tables:
-            rows_of = joined.mapping.tables[table]
-            local[table] = np.zeros((rows_of.rows, manifest.outputs), dtype)
-            for part, span in joined.extracted.shards_of(table):
-                used = masks[part.number]
-                if count := int(np.count_nonzero(used)):
-                    shape = count, manifest.outputs
-                    local[table][span][used] = addends_of(
-                        replies, part, "scores", shape, is_masked=is_masked
-                    )
-        base = np.array(manifest.base_score)
-        total = sum_local(joined.mapping.sum_scores, base, local, masking.point)
-        for table in joined.missing.sites.keys() - {joined.bound.label_table}:
-            unmatched = joined.mapping.tables[table].row_of < 0
-            total[unmatched] += manifest.table(table).mean_score
-        return total
 
     def report(self, predictions: Mapping[str, object] | None = None) -> Document:
         """Return the content of `report.json`, see `strategies.inference.predict`."""
@@ -321,7 +207,7 @@ class Predict(ModelStrategy):
         joined = yield from join_rows(
             bound, missing, self.settings, self.inventory, row_key
         )
-        scores = yield from self.score(joined)
+        scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
@@ -371,7 +257,7 @@ class Evaluate(ModelStrategy):
             joined.mapping, joined.extracted.weights, weighting, weight_table
         )
         joined = replace(joined, mapping=mapping)
-        scores = yield from self.score(joined)
+        scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         self.metrics = evaluate(
             loss,
             scores,

@@ -10,6 +10,7 @@ A method overrides the hooks in which it differs: which rows a table trains on, 
 loss, whether there is a label, how shards train together.
 """
 
+import hashlib
 import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
@@ -178,6 +179,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
+        self.held_out_digest = ""
         self.best = BestEpoch(self.settings.patience)
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
 
@@ -422,6 +424,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             has_inner_rounds=(outline.exchanges or 1) > 1,
         )
 
+    def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
+        """Learn the scores that training starts from; they are constant."""
+        yield from ()
+
     @property
     def is_measured(self) -> bool:
         """Whether a coreset is drawn by importance."""
@@ -432,6 +438,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Run the set-up rounds and return the training problem."""
         settings = self.settings
         all_rows = yield from self.join(self.inventory)
+        yield from self.score_start(all_rows)
         encoders = yield from fit_encoders(all_rows)
         joined, coreset = all_rows, None
         if settings.coreset_rows:
@@ -542,6 +549,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         warnings = list(split_warnings(joined, self.settings))
         for warning in warnings:
             log(WARNING, warning)
+        self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         validation_rows = int(np.count_nonzero(joined.validates))
         self.split_facts |= {"validation-rows": validation_rows, "warnings": warnings}
         return joined.with_weights(train_weights)

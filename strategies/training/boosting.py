@@ -13,20 +13,37 @@ import numpy as np
 from flwr.common.logger import log
 from msgspec.structs import replace
 
+from strategies.inference.manifest import (
+    Manifest,
+    check_query,
+    find_missing,
+    label_text,
+    resolve,
+    without_missing,
+)
+from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.strategy import EpochResult
+from strategies.run.strategy import EpochResult, RoundListener
+from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, model_seed
 from strategies.training.traffic import TableSize, Traffic, boost_epoch
 from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.errors import SettingsError
+from tp_flower.files import home_folder
 from tp_flower.learning.boosting import Boosting
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.methods import TREES, Growth
+from tp_flower.model_names import find_version
 from tp_flower.protocol.boost_messages import BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
+from tp_flower.query import Query
+from tp_flower.settings import Settings
+from tp_flower.settings.run import STOP
+from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower "
@@ -41,6 +58,41 @@ class TablePuppetBoost(JoinStrategy):
     messages = (Action.PREPARE, Action.BOOST)
 
     _lengths: Mapping[str, float] = {}
+    _start: tuple[FloatArray, FloatArray] | None = None
+
+    def __init__(
+        self,
+        query: Query,
+        settings: Settings | None = None,
+        on_round: RoundListener | None = None,
+        **overrides: object,
+    ) -> None:
+        super().__init__(query, settings, on_round, **overrides)
+        if name := self.settings.boost_from:
+            # a run that resumes must not take a later version
+            start = str(find_version(home_folder(), name))
+            self.settings = self.settings.with_fields(boost_from=start)
+
+    def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
+        """Return a run's messages after ``extract``, up to the one that ends it."""
+        further = (Action.SCORE,) if self.settings.boost_from else ()
+        return (*further, *super().run_messages(is_sharded=is_sharded))
+
+    def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
+        """Score the joined rows with the model to start from, if there is one."""
+        if not self.settings.boost_from:
+            return
+        model = resolve(home_folder(), self.settings.boost_from)
+        check_query(model, joined.bound)
+        check_same_rows(model, joined, self.held_out_digest)
+        missing = find_missing(model, self.inventory)
+        without_missing(model, joined.bound, missing, STOP)
+        rows = Joined(
+            joined.bound, joined.extracted, joined.mapping, joined.steps, missing
+        )
+        scores = yield from score(rows, model, self.settings, self.inventory)
+        is_train = joined.subset == TRAIN
+        self._start = scores[is_train], scores[~is_train]
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Let every shard grow trees of its own."""
@@ -69,8 +121,9 @@ class TablePuppetBoost(JoinStrategy):
         Where scores leave in the clear, a table whose step is 0 grows no more trees.
         """
         weights, base = problem.weighting.train_rows, problem.base_score
-        boosting = Boosting(problem.loss, problem.train_labels, weights, base)
-        test = np.tile(base, (len(problem.test_labels), 1))
+        constant = np.tile(base, (len(problem.test_labels), 1))
+        start, test = self._start or (base, constant)
+        boosting = Boosting(problem.loss, problem.train_labels, weights, start)
         growing, self._lengths = dict(problem.tables), {}
         for epoch in range(1, self.settings.epochs + 1):
             request = BoostRequest(
@@ -121,6 +174,24 @@ class TablePuppetBoost(JoinStrategy):
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
             seed=model_seed(settings, "trees") >> 1,
+        )
+
+
+def check_same_rows(model: Manifest, joined: JoinedRows, held_out: str) -> None:
+    """Refuse a model of another label, or one that has trained on held-out rows."""
+    label = label_text(joined.bound.fragments_of(joined.bound.label_table))
+    aspects = {
+        "label": (model.label, label),
+        "loss": (model.loss, joined.loss.name),
+        "classes": (model.classes, joined.labels.classes),
+        "held-out rows": (model.held_out, held_out),
+    }
+    different = [name for name, (old, new) in aspects.items() if old != new]
+    if different:
+        raise SettingsError(
+            f"boost-from: model {model.model} was trained with other "
+            f"{', '.join(different)}: train both with one query, seed, test-split, "
+            "test-fraction and validation-fraction"
         )
 
 

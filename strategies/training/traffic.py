@@ -42,7 +42,11 @@ from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
-from tp_flower.protocol.inference_messages import FinishedPart
+from tp_flower.protocol.inference_messages import (
+    FinishedPart,
+    ScoredPart,
+    ScorePart,
+)
 from tp_flower.protocol.training_messages import (
     AdmmStep,
     AdmmUpdate,
@@ -303,6 +307,16 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         tally.add("up", table, sizes, AdmmUpdate, "scores")
         tally.add("down", table, sizes, CommonParameters, "parameters")
     return tally.traffic(rounds=2)
+
+
+def score_round(tables: Sequence[TableSize]) -> Traffic:
+    """Return the traffic of the round that scores all rows with a saved model."""
+    tally = Tally()
+    for table, shard in _shards(tables):
+        sizes = {**table.sizes(shard), "rows": shard.total, "scored": shard.total}
+        tally.add("down", table, sizes, ScorePart, "rows")
+        tally.add("up", table, sizes, ScoredPart, "scores")
+    return tally.traffic(rounds=1)
 
 
 def finish_round(tables: Sequence[TableSize]) -> Traffic:

@@ -37,7 +37,7 @@ class Boosting:
 
     Attributes:
         scores: h, (N, d_c), of joined rows with ``labels`` (N,) and ``weights`` (N,) of
-            mean 1, None for equal ones.
+            mean 1, None for equal ones; ``start`` at first, (N, d_c) or (d_c,).
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Boosting:
         loss: Loss,
         labels: FloatArray,
         weights: FloatArray | None,
-        base: FloatArray,
+        start: FloatArray,
     ) -> None:
         self._loss, self._labels, self._weights = loss, labels, weights
-        self.scores = np.tile(base, (len(labels), 1))
+        self.scores = np.array(np.broadcast_to(start, (len(labels), start.shape[-1])))
 
     def derivatives(self) -> tuple[FloatArray, FloatArray]:
         """Return w g and w diag h'', (N, d_c) each."""

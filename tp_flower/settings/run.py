@@ -50,7 +50,8 @@ _WITH_A_MODEL: Final = Readers(
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)?")
 
 
-def _model_name(text: str) -> str:
+def model_name(text: str) -> str:
+    """Return the text "name" or "name@version" of a saved model, else ValueError."""
     name, at, version = text.partition("@")
     if not NAME.fullmatch(name):
         raise ValueError(
@@ -108,7 +109,7 @@ class RunSettings:
         "default",
         "Name that the trained models are saved under; to predict or evaluate also "
         '"name@version" ("name" = the latest).',
-        Form("name, name@version", _model_name),
+        Form("name, name@version", model_name),
     )
     row_key: str = setting(
         "",

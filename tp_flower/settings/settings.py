@@ -193,6 +193,11 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
             f"{values.method_name!r}: use {', '.join(solvers)}"
         )
+    if values.boost_from and values.coreset_size:
+        yield (
+            f"coreset-size: {values.coreset_size} does not go with boost-from, whose "
+            "scores are for all joined rows: leave it 0"
+        )
     if values.l1 and values.coreset_solver == training.SAGA:
         yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
 

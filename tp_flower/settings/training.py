@@ -28,7 +28,7 @@ from tp_flower.settings.declare import (
     list_of,
     setting,
 )
-from tp_flower.settings.run import AUTO
+from tp_flower.settings.run import AUTO, model_name
 
 GRAM: Final = "gram"
 
@@ -207,6 +207,12 @@ class BoostSettings:
     )
     min_rows_per_leaf: int = setting(
         20, "Joined rows that a leaf has at least.", Range(1, 1 << 31)
+    )
+    boost_from: str = setting(
+        "",
+        "Saved model to start from, trained on the same query and the same rows "
+        '("name@version"; "name" = the latest); "" = a constant score.',
+        Form("name, name@version", lambda text: text and model_name(text)),
     )
 
 

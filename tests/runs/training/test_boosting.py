@@ -1,9 +1,13 @@
 """Boosted trees over joins and unions, against LightGBM and the joined rows."""
 
+import itertools
+
 import lightgbm
 import numpy as np
 import pytest
 
+from strategies.inference.manifest import write_manifest
+from strategies.inference.predict import Predict
 from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
@@ -16,8 +20,10 @@ from tests.support.federated import (
 )
 from tests.support.predicted import check_equal, on, scored, train_store
 from tp_flower.errors import SettingsError
+from tp_flower.files import home_folder
 from tp_flower.learning.boosting import Boosting
 from tp_flower.protocol.messages import Action
+from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings, Settings
 
 CLEAR = PrivacySettings(scores="clear")
@@ -127,6 +133,84 @@ def test_a_curvature_that_is_not_above_zero_is_refused():
 def test_settings_that_boosting_has_no_use_for_are_refused(settings, message):
     with pytest.raises(SettingsError, match=message):
         Settings.from_run_config({"strategy": "boost", **settings})
+
+
+def train_linear(state, loss, sites, **settings):
+    """Train a linear model; return the settings that boost from it, and the model."""
+    model = train_store(state, loss, sites, strategy="cg", **settings)
+    write_manifest(home_folder(), model.manifest)
+    return {**HOW, **settings, "boost_from": str(model.manifest.model)}, model
+
+
+@each_loss
+@pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
+@pytest.mark.parametrize("layout", [whole, sharded])
+def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
+    sites = on(layout, store())
+    how, linear = train_linear(
+        tmp_path, loss, sites, privacy=privacy, test_fraction=0.0
+    )
+    boosted = train_store(tmp_path, loss, sites, **how)
+    train = boosted.manifest.train
+    assert train["loss"] < linear.manifest.train["loss"]
+    again = boosted.evaluate(sites, privacy=privacy)
+    assert again["loss"] == pytest.approx(train["loss"], rel=1e-5)
+
+
+def test_scores_are_the_sums_of_both_models(tmp_path):
+    sites, frames = on(whole, store()), store()
+    how, linear = train_linear(tmp_path, "squared", sites)
+    boosted = train_store(tmp_path, "squared", sites, **how)
+    rows, sums = np.array(scored(boosted.table(sites))).T
+    first, trees = (
+        np.array(model.reference(frames, SOURCE)).T for model in (linear, boosted)
+    )
+    # a row of the label table is in several joined rows, in any order
+    by_row = [np.bincount(each[0].astype(int), each[1]) for each in (first, trees)]
+    # the base score is the linear model's alone
+    base = boosted.manifest.base_score[0] * np.bincount(rows.astype(int))
+    expected = by_row[0] + by_row[1] - base
+    np.testing.assert_allclose(np.bincount(rows.astype(int), sums), expected, rtol=1e-4)
+
+
+def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
+    sites = on(whole, store())
+    how, _ = train_linear(tmp_path, "squared", sites)
+    boosted = train_store(tmp_path, "squared", sites, **how)
+    query = Query.from_sql(boosted.sql, needs_label=False)
+    seen = boosted.start(Predict(query, boosted.manifest, mode="predict"), sites)
+    scores = [
+        seen_one.arrays
+        for seen_one in seen
+        if seen_one.action == Action.SCORE and seen_one.is_reply
+    ]
+    assert len(scores) == 2 * len(FRAMES)
+    for first, second in itertools.combinations(scores, 2):
+        for key in first.keys() & second.keys():
+            # with one mask the difference is that of the scores, a few thousand units
+            difference = (first[key] - second[key]).astype(np.int32)
+            assert np.abs(difference.astype(float)).max() > 1 << 29
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 1}, "trained with other held-out rows: train both with one query"),
+        ({"validation_fraction": 0.2}, "trained with other held-out rows"),
+        ({"loss": "logistic"}, "trained with other label, loss"),
+        ({"boost_from": "missing"}, "missing"),
+        ({"coreset_size": 10}, "does not go with boost-from"),
+    ],
+    ids=["seed", "validation", "label", "missing", "coreset"],
+)
+def test_a_start_of_another_label_or_of_other_rows_is_refused(
+    tmp_path, settings, message
+):
+    sites = on(whole, store())
+    how, _ = train_linear(tmp_path, "squared", sites)
+    how |= {"loss": "squared", **settings}
+    with pytest.raises(Exception, match=message):
+        train_store(tmp_path, how.pop("loss"), sites, **how)
 
 
 def test_codes_are_for_trees_alone():

@@ -1,0 +1,135 @@
+"""Scores of joined rows by a saved model, whose parts are at the sites."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from strategies.inference.manifest import Manifest, Missing, model_parts, resolve
+from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.replies import addends_of
+from strategies.run.sites import Inventory
+from strategies.setup.extract import Extracted, extract
+from strategies.setup.masking import mask_scores
+from strategies.setup.problem import LocalArray, sum_local
+from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.files import home_folder
+from tp_flower.joins.joining import JoinStep, build_mapping
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.protocol.inference_messages import ScorePart, ScoreRequest
+from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.training_messages import PrivacyTerms
+from tp_flower.query import BoundQuery
+from tp_flower.settings import Settings
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The joined rows of a query, as far as the server knows them."""
+
+    bound: BoundQuery
+    extracted: Extracted
+    mapping: TableMapping
+    steps: tuple[JoinStep, ...]
+    missing: Missing
+
+    @property
+    def is_partial(self) -> BoolArray:
+        """(N,), joined rows that lack a row of a table with missing sites."""
+        partial = np.zeros(self.mapping.joined_rows, np.bool_)
+        for table in self.missing.sites.keys() - {self.bound.label_table}:
+            partial |= self.mapping.tables[table].row_of < 0
+        return partial
+
+    @property
+    def label_row_of(self) -> IntArray:
+        """(N,), the row of the label table behind each joined row."""
+        return self.mapping.tables[self.bound.label_table].row_of.astype(np.int64)
+
+
+def join_rows(
+    bound: BoundQuery,
+    missing: Missing,
+    settings: Settings,
+    inventory: Inventory,
+    row_key: Sequence[str] = (),
+) -> Generator[Requests, Replies, Joined]:
+    """Run the fragments and return the joined rows."""
+    extracted = yield from extract(bound, settings, inventory, row_key)
+    lacking = missing.sites.keys() - {bound.label_table}
+    rows = extracted.table_rows
+    # if joined last, they change nothing in the joins without them
+    table_order = sorted(rows, key=lambda table: table in lacking)
+    mapping, steps = build_mapping(
+        bound.joins,
+        extracted.keys,
+        {table: rows[table] for table in table_order},
+        bound.label_table,
+        bound.outer,
+        settings.max_joined_rows,
+    )
+    return Joined(bound, extracted, mapping, steps, missing)
+
+
+def score(
+    joined: Joined, manifest: Manifest, settings: Settings, inventory: Inventory
+) -> Generator[Requests, Replies, FloatArray]:
+    """Return the scores of the joined rows by a saved model, (N, d_c).
+
+    Of a model that was boosted from another, the other's are added.
+    """
+    start = np.array(manifest.base_score)
+    if manifest.start:
+        first = resolve(home_folder(), manifest.start)
+        start = yield from score(joined, first, settings, inventory)
+    all_parts = joined.extracted.all_parts
+    part_numbers = model_parts(manifest, all_parts, inventory)
+    # by part, which of its rows are in some joined row
+    masks = {
+        part.number: rows.multiplicity[span] > 0
+        for table, rows in joined.mapping.tables.items()
+        for part, span in joined.extracted.shards_of(table)
+    }
+    parts = [part for part in all_parts if masks[part.number].any()]
+    unit = manifest.score_unit
+    masking = mask_scores(
+        settings, joined.bound, joined.extracted, joined.mapping, unit
+    )
+    request = ScoreRequest(
+        model_name=manifest.name,
+        model_version=manifest.model_version,
+        privacy=PrivacyTerms.of(settings.privacy),
+        masking=masking.terms,
+        device=settings.device,
+        parts={
+            part.number: ScorePart(
+                model_part=part_numbers[part.number].number,
+                digest=part_numbers[part.number].digest,
+                rows=pack_bits(masks[part.number]),
+                joins=masking.sides.get(part.table, []),
+                unmatched=masking.unmatched.get(part.number, {}),
+            )
+            for part in parts
+        },
+    )
+    replies = yield ask(request, parts)
+    is_masked = masking.point is not None
+    dtype = np.uint32 if is_masked else np.float64
+    local: dict[str, LocalArray] = {}
+    for table in joined.bound.tables:
+        rows_of = joined.mapping.tables[table]
+        local[table] = np.zeros((rows_of.rows, manifest.outputs), dtype)
+        for part, span in joined.extracted.shards_of(table):
+            used = masks[part.number]
+            if count := int(np.count_nonzero(used)):
+                shape = count, manifest.outputs
+                local[table][span][used] = addends_of(
+                    replies, part, "scores", shape, is_masked=is_masked
+                )
+    none = np.zeros(manifest.outputs)
+    total = sum_local(joined.mapping.sum_scores, none, local, masking.point)
+    total += start
+    for table in joined.missing.sites.keys() - {joined.bound.label_table}:
+        unmatched = joined.mapping.tables[table].row_of < 0
+        total[unmatched] += manifest.table(table).mean_score
+    return total
