@@ -16,7 +16,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from strategies import STRATEGIES, Explain
-from strategies.inference.manifest import make_manifest, write_manifest
+from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import use_model
 from strategies.report_page.page import (
     ReportError,
@@ -27,6 +27,7 @@ from strategies.report_page.page import (
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking
+from strategies.training.saving import make_manifest
 from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.files import home_folder
 from tp_flower.query import Query

@@ -19,20 +19,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-import numpy as np
 from sqlglot import exp
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
-from strategies.training.base import RelationalStrategy
 from tp_flower.errors import ModelError, QueryError
 from tp_flower.files import write_file
-from tp_flower.learning.metrics import Contribution
-from tp_flower.learning.models.local_model import NUMPY_KINDS
-from tp_flower.model_names import ModelVersion, find_version, software
+from tp_flower.model_names import ModelVersion, find_version
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.query import BoundQuery
@@ -227,64 +223,6 @@ def write_manifest(home: Path, manifest: Manifest) -> Path:
     except OSError as error:
         raise ModelError(f"{path} cannot be written: {error.strerror}") from None
     return path
-
-
-def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
-    """Return the manifest of a successful run."""
-    problem, report = strategy.training_problem, strategy.report
-    if problem is None or not strategy.is_finished:
-        raise RuntimeError("there is no model before the run has ended")
-    schemas = strategy.inventory.schemas()
-    bound = strategy.bind(schemas)
-    shards = strategy.inventory.by_place
-
-    def part_of(part: Part) -> ModelPart:
-        # found again by site, table and shard: node numbers change
-        shard = shards[part.node, part.shard]
-        digest = strategy.outcome.digests.get(part.number, "")
-        return ModelPart(part.number, part.site, shard.table, shard.index, digest)
-
-    tables = []
-    for name, table in problem.tables.items():
-        fragments = bound.fragments_of(name)
-        # of a table with a site that was gone at the end, none
-        contribution = strategy.outcome.contributions.get(
-            name, Contribution(np.zeros(table.outputs), 0.0)
-        )
-        tables.append(
-            ModelTable(
-                table=name,
-                name=problem.names[name],
-                columns={part.name: dict(schemas[part.name]) for part in fragments},
-                features=feature_texts(fragments),
-                kind=table.model,
-                encoded=problem.encoders[name],
-                parts=tuple(map(part_of, table.parts)),
-                mean_score=tuple(contribution.mean_score.tolist()),
-                share=float(contribution.share),
-            )
-        )
-    kinds = {table.kind for table in tables}
-    return Manifest(
-        name=strategy.model.name,
-        model_version=strategy.model.version,
-        created=report.started,
-        status=report.status,
-        query=report.query,
-        settings=dict(report.settings),
-        label_table=bound.label_table,
-        label=label_text(bound.fragments_of(bound.label_table)),
-        loss=problem.loss.name,
-        classes=problem.classes,
-        base_score=tuple(problem.base_score.tolist()),
-        score_unit=problem.score_unit,
-        tables=tuple(tables),
-        train=finite(report.final_train),
-        test=finite(report.final_test),
-        joined_rows=report.joined_rows_train,
-        held_out=strategy.held_out_digest,
-        versions=software(has_torch=not kinds <= NUMPY_KINDS),
-    )
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -22,10 +22,10 @@ from strategies import (
     TablePuppetCG,
     TablePuppetSGD,
 )
-from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
+from strategies.training.saving import make_manifest
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,

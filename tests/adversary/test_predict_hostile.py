@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
+from strategies.training.saving import make_manifest
 from tests.support.federated import store, whole
 from tests.support.files import case_table
 from tests.support.peers.hostile import (

@@ -16,8 +16,9 @@ import pyarrow as pa
 import torch
 
 from client_apps.data.saved_models import SavedModel
-from strategies.inference.manifest import Manifest, make_manifest
+from strategies.inference.manifest import Manifest
 from strategies.inference.predict import Evaluate, Predict
+from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.federated import Frames, Seen, WatchedGrid, store_sql
 from tp_flower.extraction.extract import extract

@@ -15,10 +15,11 @@ from client_apps.app import app
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.participant import score_sums
 from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
-from strategies.inference.manifest import make_manifest, resolve, write_manifest
+from strategies.inference.manifest import resolve, write_manifest
 from strategies.run.exchange import Replies, ask
 from strategies.run.grid import InProcessGrid
 from strategies.run.replies import collect_replies
+from strategies.training.saving import make_manifest
 from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.policies import OPEN, lenient

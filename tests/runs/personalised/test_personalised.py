@@ -8,9 +8,9 @@ import pytest
 from rich.console import Console
 
 from strategies import Personalised, Predict
-from strategies.inference.manifest import make_manifest
 from strategies.report_page.page import render, result_view
 from strategies.run.grid import InProcessGrid
+from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table

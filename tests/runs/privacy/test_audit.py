@@ -12,8 +12,8 @@ from client_apps.cli import main
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
-from strategies.inference.manifest import make_manifest
 from strategies.inference.predict import Predict
+from strategies.training.saving import make_manifest
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, header, tables
