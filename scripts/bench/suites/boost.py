@@ -4,17 +4,24 @@ Both see the same columns, categories and rows. LightGBM has the leaves and the 
 the sites' trees; its time is that of DuckDB's join and of training on pandas' frame.
 """
 
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
 
 from scripts.bench.datasets import Dataset, at_hand
 from scripts.bench.harness import Options, Outcome, Sites, first_within, train
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
+from strategies.inference.manifest import write_manifest
+from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
+from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.methods import CLEAR
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
@@ -135,9 +142,16 @@ def _measure_split(outcome: Outcome, flights: Dataset, title: str, split: str) -
     joined = flights.joined(settings)
     booster = grow_trees(joined, settings, TREES)
     linear = Settings.from_run_config({**config, "strategy": "cg"})
-    outcome.facts[f"flights, {title}: AUC, linear, boost, LightGBM on the join"] = [
-        _final_auc(flights, linear),
+    with TemporaryDirectory() as home, patch.dict(os.environ, {HOME_VARIABLE: home}):
+        first = train(flights.sql, linear, flights.join_only(), state=Path(home))
+        write_manifest(home_folder(), make_manifest(first))
+        further = settings.with_fields(boost_from=first.model.name)
+        second = train(flights.sql, further, flights.join_only(), state=Path(home))
+    aucs = f"flights, {title}: AUC, linear, boost, boost from linear, LightGBM joined"
+    outcome.facts[aucs] = [
+        first.report.final_test["auc"],
         _final_auc(flights, settings),
+        second.report.final_test["auc"],
         tree_metrics(joined, booster, booster.best_iteration)["auc"],
     ]
 

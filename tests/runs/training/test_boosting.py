@@ -20,7 +20,7 @@ from tests.support.federated import (
 )
 from tests.support.predicted import check_equal, on, scored, train_store
 from tp_flower.errors import SettingsError
-from tp_flower.files import home_folder
+from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.learning.boosting import Boosting
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
@@ -133,6 +133,11 @@ def test_a_curvature_that_is_not_above_zero_is_refused():
 def test_settings_that_boosting_has_no_use_for_are_refused(settings, message):
     with pytest.raises(SettingsError, match=message):
         Settings.from_run_config({"strategy": "boost", **settings})
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
 
 
 def train_linear(state, loss, sites, **settings):
