@@ -29,8 +29,12 @@ from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.coresets.assumptions import LEAST_GAMMA_SQUARED, MOST_TAU, gamma, tau
-from tp_flower.coresets.importance import CLUSTERS, augmented
+from tp_flower.coresets.importance import (
+    CLUSTERS,
+    LEAST_GAMMA_SQUARED,
+    augmented,
+    gamma,
+)
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -212,7 +216,6 @@ class CoresetKMeans(SolvedStrategy):
             centres = distdim(np.stack(nearest, axis=1), local, weights, clusters, rng)
         else:
             blocks = joined_rows(problem.train, problem.tables, replies)
-            self._measure(list(blocks.values()), rng)
             points = np.concatenate(list(blocks.values()), axis=1)
             centres = weighted_kmeans(points, weights, clusters, rng)
         self.chosen["clusters"] = len(centres)
@@ -224,19 +227,6 @@ class CoresetKMeans(SolvedStrategy):
             name: block.ravel()
             for name, block in zip(problem.tables, coordinates, strict=True)
         }
-
-    def _measure(self, blocks: list[FloatArray], rng: np.random.Generator) -> None:
-        """Measure tau, and warn if the paper's guarantee assumes a smaller one."""
-        ratio = tau(blocks, rng)
-        warning = (
-            f"tau is {ratio.largest:.3g} (of the middle pair {ratio.median:.3g}): "
-            "no single table tells all rows apart (Assumption 5.1), so that only "
-            "the robust guarantee holds, which leaves out a small share of the "
-            "rows (Remark 5.3)"
-        )
-        measured = {"tau": ratio.largest, "tau-median": ratio.median}
-        facts = {k: v if math.isfinite(v) else None for k, v in measured.items()}
-        self.add_facts(facts, warning if ratio.largest > MOST_TAU else "")
 
 
 def _table_clusters(

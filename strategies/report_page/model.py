@@ -1,15 +1,11 @@
 """The model: the tables' contributions, the coreset, the models of single sites."""
 
-from collections import Counter
-
 from strategies.report_page.convergence import TEST, metric_name
-from strategies.report_page.plots import bar_figure, graph_drawing
+from strategies.report_page.plots import bar_figure
 from tp_flower.reports.blocks import (
-    STYLES,
     TWO_TEXTS,
     Block,
     Blocks,
-    Figure,
     Prose,
     Record,
     Table,
@@ -26,12 +22,7 @@ from tp_flower.reports.console import (
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")
 DRAWS = {"importance": "by importance", "uniform": "uniformly"}
-ASSUMPTIONS = {
-    "gamma": "gamma (Assumption 4.1): 1 where the tables' columns are orthogonal",
-    "tau": "tau (Assumption 5.1): 1 where one table tells all rows apart",
-    "tau-median": "tau of the pair of rows in the middle",
-}
-UNKNOWN = "gamma and tau (Assumptions 4.1, 5.1), as the rows stay at the sites"
+GAMMA = "gamma (Assumption 4.1): 1 where the tables' columns are orthogonal"
 
 
 def model(report: Record) -> Blocks:
@@ -105,20 +96,14 @@ def _feature(entry: Record) -> str:
 
 def _coreset(report: Record, coreset: Record) -> Blocks:
     kind, largest = coreset.text("kind"), coreset.number("largest-weight")
-    measured = [
-        (words, format_value(coreset.number(name)))
-        for name, words in ASSUMPTIONS.items()
-        if coreset.number(name) is not None
-    ]
-    if not measured and kind == "importance":
-        measured = [(UNKNOWN, "not measured")]
+    gamma = coreset.number("gamma")
     rows = [
         ("joined rows to draw from", coreset.count("joined-rows")),
         (f"drawn {DRAWS.get(kind, kind)}", coreset.count("size")),
         ("distinct", coreset.count("distinct-rows")),
         ("equivalent rows of equal weight", coreset.count("effective-rows")),
         ("largest weight over the mean", format_value(largest)),
-        *measured,
+        *([(GAMMA, format_value(gamma))] if gamma is not None else []),
     ]
     yield Table("The coreset that was trained on", ("", "rows"), rows)
     shares, totals = coreset.at("shares"), coreset.at("totals")
@@ -171,30 +156,19 @@ def _cluster(site: Record) -> int:
 
 
 def _graph(graph: Record, sites: list[Record]) -> Block:
-    """Return the similarity graph, with the sites of a cluster next to each other."""
+    """Return the edges of the similarity graph."""
     names = [site.text("site") or "?" for site in sites]
-    clusters = [_cluster(site) for site in sites]
+    clusters = {_cluster(site) for site in sites}
     edges = [pair for pair in graph.items("edges") if _is_edge(pair, len(sites))]
     groups = int(graph.amount("components"))
     summary = (
-        f"{len(names)} sites, {len(edges)} edges, {len(set(clusters))} clusters of "
+        f"{len(names)} sites, {len(edges)} edges, {len(clusters)} clusters of "
         f"equal models, {counted(groups, 'connected group')}"
     )
     lost = ". Sites of different groups share nothing but what is not personal"
-    several = sorted(key for key, count in Counter(clusters).items() if count > 1)
-    colours = {key: f"s{n % STYLES + 1}" for n, key in enumerate(several)}
-    order = sorted(range(len(names)), key=lambda k: (clusters[k], names[k]))
-    nodes = [(names[k], colours.get(clusters[k], "alone")) for k in order]
-    positions = [(order.index(left), order.index(right)) for left, right in edges]
     pairs = [(names[left], names[right]) for left, right in edges]
-    title, head = "The similarity graph", ("site", "site")
-    return Figure(
-        title,
-        graph_drawing(f"{title}. {summary}", nodes, positions),
-        Table(title, head, pairs, TWO_TEXTS),
-        note=f"Made of: {graph.text('kind')}. {summary}"
-        f"{lost if groups > 1 else ''}. Clusters of several sites have a colour.",
-    )
+    note = f"Made of: {graph.text('kind')}. {summary}{lost if groups > 1 else ''}."
+    return Table("The similarity graph", ("site", "site"), pairs, TWO_TEXTS, note=note)
 
 
 def _is_edge(pair: object, count: int) -> bool:

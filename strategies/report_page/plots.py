@@ -1,4 +1,4 @@
-"""Drawings in SVG: lines over an axis, bars from zero, graphs.
+"""Drawings in SVG: lines over an axis, bars from zero.
 
 Colours, strokes and fonts are classes of the style sheet, so that a drawing follows
 the reader's light or dark mode. At 380 pixels (a phone), a unit is a pixel.
@@ -156,7 +156,6 @@ MOST_POINTS = 400
 """Longer lines are thinned: their points would be under a tenth of a pixel apart."""
 
 BAR_ROW = 31.0
-GRAPH_HEIGHT, RADIUS, NAME_WIDTH = 340.0, 120.0, 56.0
 
 # Markup.format escapes its arguments
 _SVG = Markup(
@@ -177,7 +176,6 @@ _BAR = Markup(
     '<rect class="bar" x="{:.2f}" y="{:.2f}" width="{:.2f}" height="9" data-name="{}" '
     'data-value="{!r}"><title>{}</title></rect>'
 )
-_NODE = Markup('<circle class="dot {}" cx="{:.2f}" cy="{:.2f}" r="6"/>')
 
 
 def _drawing(summary: str, height: float, parts: Sequence[Markup]) -> Markup:
@@ -410,26 +408,3 @@ def _draw_bars(summary: str, bars: Bars, rows: Sequence[Cells], head: Cells) -> 
             x = zero * unit
             elements.append(_LINE.format("mark", x, top + 14, x, top + 29))
     return _drawing(summary, BAR_ROW * len(bars), elements)
-
-
-def graph_drawing(
-    summary: str, nodes: Sequence[tuple[str, str]], edges: Sequence[tuple[int, int]]
-) -> Markup:
-    """Return a graph with its nodes (name and colour class) on a circle."""
-    points = [_on_circle(n / len(nodes), RADIUS) for n in range(len(nodes))]
-    parts = [
-        _LINE.format("base", *points[left], *points[right]) for left, right in edges
-    ]
-    for n, (name, colour) in enumerate(nodes):
-        x, y = _on_circle(n / len(nodes), RADIUS + 14.0)
-        look = "name" if x >= WIDTH / 2 - 1 else "name end"
-        parts.append(_NODE.format(colour, *points[n]))
-        parts.append(_NAME.format(look, x, y + 4, name, shorten(name, NAME_WIDTH)))
-    return _drawing(summary, GRAPH_HEIGHT, parts)
-
-
-def _on_circle(turn: float, radius: float) -> Point:
-    """Return the point on the circle after so many turns from the top, clockwise."""
-    angle = 2 * math.pi * turn
-    x, y = WIDTH / 2, GRAPH_HEIGHT / 2
-    return x + radius * math.sin(angle), y - radius * math.cos(angle)

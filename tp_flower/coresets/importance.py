@@ -33,6 +33,7 @@ Reference:
     Chhaya, Dasgupta, Shit 2020, On Coresets for Regularized Regression (the penalty).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -41,7 +42,9 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
+from tp_flower.learning.solvers import gram
 
+LEAST_GAMMA_SQUARED: Final = 0.01
 REGRESSION: Final = "regression"
 CLUSTERS: Final = "clusters"
 """Rows are important for a regression, by their leverage, or for k-means."""
@@ -230,3 +233,28 @@ def kmeans_total(cost: float, table_cost: float, used: int) -> float:
     """
     share = cost / table_cost if table_cost > 0 else 0.0
     return 2.0 * ALPHA * (share + used)
+
+
+def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
+    """Return the smallest singular value of [U_1, ..., U_T], from 0 to 1.
+
+    U_i is an orthonormal basis of the columns of table i over the joined rows. 0: some
+    column is a combination of other tables' columns (and the scores may miss it); 1:
+    the tables' columns are orthogonal. The sample size that the theorem requires grows
+    as 1 / gamma^2 (Assumption 4.1). Assumption 5.1, of k-means, asks for a table that
+    tells all rows apart; a join has none as a rule, since its tables' rows repeat.
+
+    Each table's block (m, p_i) has its columns on the sampled joined rows; the label
+    table's includes the intercept's and the label's. Sums with the weights (m,), > 0,
+    stand for sums over all joined rows.
+
+    >>> first = np.array([[1.0], [2.0]])
+    >>> others = (np.array([[2.0], [-1.0]]), 3.0 * first)
+    >>> [round(gamma([first, other], np.ones(2)), 9) for other in others]
+    [1.0, 0.0]
+    """
+    bases = [block @ whitening(gram(block, weights)) for block in blocks]
+    together = np.concatenate(bases, axis=1)
+    smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
+    # this is a square: rounding can turn 0 into what would be 1e-8 as a root
+    return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0

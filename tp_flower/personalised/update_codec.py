@@ -1,13 +1,11 @@
-"""A piecewise constant vector as bytes: run lengths and values, or a code book.
+"""A piecewise constant vector as bytes: its runs, and their values or a code book.
 
-    1 byte    layout of the runs (low 4 bits), and whether there is a code book (16)
-    4 bytes   runs r, little-endian, like all numbers here
-    runs      one bit per element, 1 where a run begins; or r lengths of 1, 2 or 4
-              bytes; or nothing, where every element is a run
-    values    r float32; or a code book: 1 byte k - 1, k float32, r indices of
-              ceil(log2 k) bits each
+    1 byte    1 if there is a code book, else 0
+    runs      one bit per element, 1 where a run of equal elements begins
+    values    r float32, little-endian like all numbers here; or a code book: 1 byte
+              k - 1, k float32, r indices of ceil(log2 k) bits each
 
-The shortest layout is used. What is decoded is the encoded vector in float32, or with a
+What is decoded is the encoded vector in float32, or with a
 code book its nearest entries: equal elements stay exactly equal.
 """
 
@@ -24,12 +22,6 @@ Bytes = npt.NDArray[np.uint8]
 MOST_CODES: Final = 256
 LLOYD_STEPS: Final = 30
 
-_BITMAP: Final = 0
-_EACH: Final = 8
-_WIDTHS: Final = {1: "<u1", 2: "<u2", 4: "<u4"}
-_BOOK: Final = 16
-_HEADER_BYTES: Final = 5
-
 
 def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     """Return the bytes of a vector (d,): few where it has few runs of equal elements.
@@ -38,7 +30,7 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     value that is not finite in float32 is a ValueError.
 
     >>> bytes(encode_update(np.array([2.0, 2.0, 2.0, 2.0]))).hex(" ")
-    '00 01 00 00 00 80 00 00 00 40'
+    '00 80 00 00 00 40'
     """
     if not 0 <= codes <= MOST_CODES:
         raise ValueError(f"codes is {codes}, allowed: 0 to {MOST_CODES}")
@@ -52,11 +44,11 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
         book = code_book(narrow[starts].astype(np.float64), lengths, codes)
         narrow = np.repeat(book[_nearest(book, narrow[starts])], lengths)
         starts = _starts(narrow)
-    layout, runs = _encode_runs(starts, len(narrow))
-    content, is_booked = _encode_values(narrow[starts], codes)
-    count = np.array([len(starts)], "<u4").view(np.uint8)
-    head = np.array([layout | (_BOOK if is_booked else 0)], np.uint8)
-    return np.concatenate([head, count, runs, content])
+    begins = np.zeros(len(narrow), np.bool_)
+    begins[starts] = True
+    content, has_book = _encode_values(narrow[starts], codes)
+    head = np.array([has_book], np.uint8)
+    return np.concatenate([head, np.packbits(begins), content])
 
 
 def decode_update(code: Bytes, size: int) -> FloatArray:
@@ -65,18 +57,21 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
     The code comes from a site: anything that violates the format is a ReplyError.
     """
     _check(code.dtype == np.uint8 and code.ndim == 1, "is not a vector of bytes")
-    _check(len(code) >= _HEADER_BYTES, f"has {len(code)} bytes")
-    kind = int(code[0])
-    runs = int(code[1:_HEADER_BYTES].view("<u4")[0])
-    _check(runs <= size and bool(runs) == bool(size), f"has {runs} runs for {size}")
-    lengths, rest = _decode_runs(kind & ~_BOOK, code[_HEADER_BYTES:], runs, size)
-    if kind & _BOOK:
+    stop = 1 + (size + 7) // 8
+    _check(len(code) >= stop, f"has {len(code)} bytes, and its runs take {stop}")
+    _check(code[0] in (0, 1), f"has the unknown layout {code[0]}")
+    begins = np.unpackbits(code[1:stop])
+    _check(not begins[size:].any(), "has bits behind its end")
+    starts = np.flatnonzero(begins)
+    _check(not size or bool(begins[0]), "has elements before its first run")
+    runs, rest = len(starts), code[stop:]
+    if code[0]:
         values = _decode_book(rest, runs)
     else:
         _check(len(rest) == 4 * runs, f"has {len(rest)} bytes of {runs} values")
         values = rest.copy().view("<f4")
     _check(bool(np.isfinite(values).all()), "has values that are not finite")
-    return np.repeat(values.astype(np.float64), lengths)
+    return np.repeat(values.astype(np.float64), np.diff(starts, append=size))
 
 
 def code_book(
@@ -118,43 +113,6 @@ def _nearest(
 def _starts(values: npt.NDArray[np.float32]) -> IntArray:
     """Return where runs of equal elements begin."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
-
-
-def _encode_runs(starts: IntArray, size: int) -> tuple[int, Bytes]:
-    """Return the shortest layout of the runs, and its bytes."""
-    if len(starts) == size:
-        return _EACH, np.empty(0, np.uint8)
-    lengths = np.diff(starts, append=size)
-    longest = int(lengths.max(initial=1))
-    width = next(candidate for candidate in _WIDTHS if longest < 1 << (8 * candidate))
-    if width * len(starts) < (size + 7) // 8:
-        return width, lengths.astype(_WIDTHS[width]).view(np.uint8)
-    begins = np.zeros(size, np.bool_)
-    begins[starts] = True
-    return _BITMAP, np.packbits(begins)
-
-
-def _decode_runs(
-    layout: int, content: Bytes, runs: int, size: int
-) -> tuple[IntArray, Bytes]:
-    """Return the runs' lengths and the remaining bytes."""
-    if layout == _EACH:
-        _check(runs == size, f"has {runs} runs that should be {size}")
-        return np.ones(size, np.int64), content
-    _check(layout == _BITMAP or layout in _WIDTHS, f"has the unknown layout {layout}")
-    byte_count = (size + 7) // 8 if layout == _BITMAP else layout * runs
-    _check(len(content) >= byte_count, "ends within its runs")
-    if layout == _BITMAP:
-        bits = np.unpackbits(content[:byte_count])
-        _check(not bits[size:].any(), "has bits behind its end")
-        starts = np.flatnonzero(bits)
-        is_whole = len(starts) == runs and not starts[:1].any()
-        lengths = np.diff(starts, append=size)
-    else:
-        lengths = content[:byte_count].copy().view(_WIDTHS[layout]).astype(np.int64)
-        is_whole = int(lengths.sum()) == size and bool((lengths > 0).all())
-    _check(is_whole, f"has runs that do not make up {size} elements")
-    return lengths, content[byte_count:]
 
 
 def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, bool]:

@@ -204,7 +204,6 @@ def test_centres_are_those_of_the_sample_of_the_joined_rows():
     own = {"clusters": 3, "coreset_size": 40, "seed": 5}
     done = solve("coreset-kmeans", sharded, **own)
     points, weights = joined(done), weights_of(done)
-    # tau has drawn no pair: there are few
     rng = generator(5, Stream.SOLVE)
     centres = weighted_kmeans(points, weights, 3, rng)
     np.testing.assert_allclose(side_by_side(done, 3), centres, atol=1e-9)
@@ -267,20 +266,6 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
     expected = np.average(scores, weights=federation.weighting.test)
     assert done.strategy.report.final_test["loss"] == pytest.approx(expected)
     assert done.strategy.report.final_test["loss"] != pytest.approx(scores.mean())
-
-
-def test_what_is_known_of_tau_is_in_the_report():
-    own = {"clusters": 2, **ALL}
-    facts = solve("coreset-kmeans", sql=CLUSTERS, **own).strategy.chosen
-    # two joined rows with the same row of a table, for every table
-    assert facts["coreset"]["tau"] is None
-    assert 1.0 < facts["coreset"]["tau-median"] < 10.0
-    (warning,) = facts["coreset"]["warnings"]
-    assert "tau is inf" in warning
-    one = "SELECT o.day, o.online FROM orders o"
-    alone = one_per_site({"orders": [store()["orders"]]})
-    facts = run_query(one, alone, "coreset-kmeans", **own).strategy.chosen["coreset"]
-    assert (facts["tau"], facts["warnings"]) == (1.0, [])
 
 
 def test_rows_that_may_lack_a_part_are_not_clustered():

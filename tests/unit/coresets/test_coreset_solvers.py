@@ -6,11 +6,11 @@ from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
 
 from tests.support.examples.coresets import kmeans_cost
-from tp_flower.coresets.assumptions import gamma, tau
 from tp_flower.coresets.importance import (
     ALPHA,
     ShardClusters,
     cluster_shard,
+    gamma,
     kmeans_scores,
     kmeans_total,
 )
@@ -116,36 +116,6 @@ def test_gamma_is_the_least_singular_value_of_the_bases():
     mixed = [tables[0] @ rng.normal(size=(3, 3)), np.hstack([tables[1], tables[1]])]
     assert gamma(mixed, weights) == pytest.approx(exact, rel=1e-6)
     assert gamma([*tables, tables[0][:, :1]], weights) == 0.0
-
-
-def test_tau_is_least_over_the_tables_of_the_largest_ratio_over_pairs():
-    rng = np.random.default_rng(1)
-    tables = [rng.normal(size=(40, 3)), rng.normal(size=(40, 2)) * 3]
-    pairs = [(i, j) for i in range(40) for j in range(i)]
-
-    def ratios(table):
-        whole = np.hstack(tables)
-        return [
-            ((whole[i] - whole[j]) ** 2).sum() / ((table[i] - table[j]) ** 2).sum()
-            for i, j in pairs
-        ]
-
-    actual = tau(tables, rng)
-    assert actual.largest == pytest.approx(min(max(ratios(table)) for table in tables))
-    medians = [sorted(ratios(table))[len(pairs) // 2] for table in tables]
-    assert actual.median == pytest.approx(min(medians))
-
-
-def test_tau_at_its_limits():
-    """Infinite where rows share a row of every table; of many rows over some pairs."""
-    rng = np.random.default_rng(0)
-    first, second = np.array([[0.0], [0.0], [1.0]]), np.array([[0.0], [1.0], [0.0]])
-    assert tau([first, second], rng).largest == np.inf
-    # one table, or another one that adds nothing to any distance
-    same, many = [np.ones((3, 1))], [rng.normal(size=(2000, 2)), np.zeros((2000, 1))]
-    for tables in (same, many):
-        actual = tau(tables, rng)
-        assert (actual.largest, actual.median) == (1.0, 1.0)
 
 
 def generator(seed=0):
