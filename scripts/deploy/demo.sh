@@ -141,7 +141,7 @@ write_policies() {
   local file=$1 table
   shift
   python -m client_apps.cli policy --tables "$file" >"$work/policies.toml"
-  cat "$work/policies.toml" >>"$file"
+  sed 's/^# models = .*/models = ["linear", "trees"]/' "$work/policies.toml" >>"$file"
   for table in "$@"; do
     case $table in
       flights)
@@ -287,6 +287,20 @@ settings=('num-epochs = 6' 'model-name = "flights"' "sql = \"\"\"$sql\"\"\"")
 printf '%s\n' "${settings[@]}" 'min-sites = 5' 'site-timeout = 120' >"$work/train.toml"
 run_app train "$work/train.toml"
 trained=$results
+
+say "boosted trees in 6 rounds, from the scores of that model"
+printf '%s\n' 'strategy = "boost"' 'num-epochs = 6' 'model-name = "trees"' 'boost-from = "flights"' \
+  "sql = \"\"\"$sql\"\"\"" 'min-sites = 5' 'site-timeout = 120' >"$work/boost.toml"
+run_app boost "$work/boost.toml"
+python - "$trained/report.json" "$results/report.json" <<'PYTHON'
+import json
+import sys
+
+linear, trees = (json.load(open(path))["final"]["test"]["rmse"] for path in sys.argv[1:])
+print(f"test RMSE of the linear model {linear:.2f}, of the trees from it {trees:.2f}")
+if trees > 0.95 * linear:
+    sys.exit("error: the trees have learned too little")
+PYTHON
 
 say "predictions by the model that it has left at the organisations"
 printf '%s\n' 'mode = "predict"' 'model-name = "flights"' 'row-key = "f.flight, f.time_hour"' 'min-sites = 5' \
