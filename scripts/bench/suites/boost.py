@@ -7,6 +7,7 @@ the sites' trees; its time is that of DuckDB's join and of training on pandas' f
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,8 +16,15 @@ from unittest.mock import patch
 
 import numpy as np
 
-from scripts.bench.datasets import Dataset, at_hand
-from scripts.bench.harness import Options, Outcome, Sites, first_within, train
+from scripts.bench.datasets import Dataset, at_hand, lahman
+from scripts.bench.harness import (
+    Options,
+    Outcome,
+    Sites,
+    SkippedSuite,
+    first_within,
+    train,
+)
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
 from strategies.training.saving import make_manifest
@@ -32,6 +40,7 @@ CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
 AIMS: Final = {"flights": 0.803, "flights-delay": 36.6, "store": 1.4, "ids": 0.955}
 """Held-out metrics after 8 rounds."""
 SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_hour)"}
+SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
 """By column of the flights, the AUC that shards may lose."""
 
@@ -47,6 +56,10 @@ def measure_boost(options: Options) -> Outcome:
     _measure_steps(outcome, flights)
     for title, split in SPLITS.items():
         _measure_split(outcome, flights, title, split)
+    with suppress(SkippedSuite):
+        salaries = lahman()
+        for title, split in SALARIES.items():
+            _measure_split(outcome, salaries, title, split)
     _measure_shards(outcome, flights)
     return outcome
 
@@ -135,24 +148,27 @@ def _compare(
         outcome.facts[name] = reached if reached < np.inf else "not reached"
 
 
-def _measure_split(outcome: Outcome, flights: Dataset, title: str, split: str) -> None:
+def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -> None:
     """Hold out days or the last rows; all stop early by the same validation rows."""
-    config = {**flights.settings, "test-split": split, "validation-fraction": 0.1}
+    metric, config = (
+        dataset.metric,
+        {**dataset.settings, "test-split": split, "validation-fraction": 0.1},
+    )
     settings = Settings.from_run_config({**config, "strategy": "boost", "patience": 2})
-    joined = flights.joined(settings)
+    joined = dataset.joined(settings)
     booster = grow_trees(joined, settings, TREES)
     linear = Settings.from_run_config({**config, "strategy": "cg"})
     with TemporaryDirectory() as home, patch.dict(os.environ, {HOME_VARIABLE: home}):
-        first = train(flights.sql, linear, flights.join_only(), state=Path(home))
+        first = train(dataset.sql, linear, dataset.join_only(), state=Path(home))
         write_manifest(home_folder(), make_manifest(first))
         further = settings.with_fields(boost_from=first.model.name)
-        second = train(flights.sql, further, flights.join_only(), state=Path(home))
-    aucs = f"flights, {title}: AUC, linear, boost, boost from linear, LightGBM joined"
-    outcome.facts[aucs] = [
-        first.report.final_test["auc"],
-        _final_auc(flights, settings),
-        second.report.final_test["auc"],
-        tree_metrics(joined, booster, booster.best_iteration)["auc"],
+        second = train(dataset.sql, further, dataset.join_only(), state=Path(home))
+    name = f"{dataset.name}, {title}: {metric}, linear, boost, boost from linear, "
+    outcome.facts[f"{name}LightGBM joined"] = [
+        first.report.final_test[metric],
+        _final(dataset, settings),
+        second.report.final_test[metric],
+        tree_metrics(joined, booster, booster.best_iteration)[metric],
     ]
 
 
@@ -167,7 +183,7 @@ def _measure_steps(outcome: Outcome, flights: Dataset) -> None:
 
 def _measure_shards(outcome: Outcome, flights: Dataset) -> None:
     settings = Settings.from_run_config({**flights.settings, "strategy": "boost"})
-    whole = _final_auc(flights, settings)
+    whole = _final(flights, settings)
     for column, most in SHARDED.items():
         frame = flights.tables["flights"]
         shards: Sequence[Any] = [part for _, part in frame.groupby(column)]
@@ -177,12 +193,10 @@ def _measure_shards(outcome: Outcome, flights: Dataset) -> None:
             f"flights-{number}": {"flights": part.reset_index(drop=True)}
             for number, part in enumerate(shards)
         }
-        lost = whole - _final_auc(flights, settings, sites)
+        lost = whole - _final(flights, settings, sites)
         outcome.check(f"flights in {len(shards)} shards: AUC lost", lost, most)
 
 
-def _final_auc(
-    dataset: Dataset, settings: Settings, sites: Sites | None = None
-) -> float:
+def _final(dataset: Dataset, settings: Settings, sites: Sites | None = None) -> float:
     strategy = train(dataset.sql, settings, sites or dataset.join_only())
-    return strategy.report.final_test["auc"]
+    return strategy.report.final_test[dataset.metric]
