@@ -1,8 +1,7 @@
-"""List, show, compare and delete the models that the operator's runs have trained.
+"""List, show and delete the models that the operator's runs have trained.
 
     python -m strategies.cli list [--home DIR]
     python -m strategies.cli show NAME[@VERSION]
-    python -m strategies.cli compare NAME[@VERSION] NAME[@VERSION] ...
     python -m strategies.cli delete NAME@VERSION
 
 A name without a version means its latest version. Only the manifest is deleted here;
@@ -10,11 +9,10 @@ the sites' owners delete their parts (``python -m client_apps.cli models``).
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from strategies.inference.manifest import Manifest, read_manifest, resolve
@@ -23,9 +21,6 @@ from tp_flower.files import home_folder
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
 from tp_flower.reports.console import format_count, format_value, name_table, text_table
 from tp_flower.splits import RANDOM, SplitRule
-
-_NOT_COMPARED = ("output-dir", "progress", "resume", "model-name", "sql", "track")
-"""Settings about where and how a run was shown, and those compared separately."""
 
 
 def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
@@ -90,28 +85,6 @@ def model_view(manifest: Manifest) -> RenderableType:
     )
 
 
-def comparison(manifests: Sequence[Manifest]) -> RenderableType:
-    """Return metrics, contributions and differing settings, a column per model."""
-    table = text_table(("", *(str(manifest.model) for manifest in manifests)), ())
-    _add_numbers(table, "train", [manifest.train for manifest in manifests])
-    _add_numbers(table, "test", [manifest.test for manifest in manifests])
-    rows = [format_count(manifest.joined_rows) for manifest in manifests]
-    table.add_row("joined rows, train", *rows)
-    table.add_section()
-    shares = [{t.table: t.share for t in manifest.tables} for manifest in manifests]
-    _add_numbers(table, "share of variance,", shares)
-    table.add_section()
-    settings = [
-        {"query": manifest.query, **manifest.settings, **manifest.versions}
-        for manifest in manifests
-    ]
-    for name in _names(settings):
-        values = [str(of_model.get(name, "-")) for of_model in settings]
-        if name not in _NOT_COMPARED and len(set(values)) > 1:
-            table.add_row(Text(name), *map(Text, values))
-    return table
-
-
 def _metrics(metrics: Mapping[str, float]) -> str:
     texts = (f"{name} {format_value(value)}" for name, value in metrics.items())
     return ", ".join(texts) or "-"
@@ -122,18 +95,6 @@ def _test_metrics(manifest: Manifest) -> str:
     split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
     share = float(str(manifest.settings["test-fraction"]))
     return f"{_metrics(manifest.test)} ({split.describe(share)})"
-
-
-def _add_numbers(
-    table: Table, heading: str, numbers: Sequence[Mapping[str, float]]
-) -> None:
-    for name in _names(numbers):
-        cells = [format_value(of_model.get(name)) for of_model in numbers]
-        table.add_row(Text(f"{heading} {name.replace('_', ' ')}"), *cells)
-
-
-def _names(named: Iterable[Mapping[str, object]]) -> list[str]:
-    return list(dict.fromkeys(name for of_model in named for name in of_model))
 
 
 CONSOLE_WIDTH = 120
@@ -157,8 +118,6 @@ def run(command: str, home: Path, models: Sequence[str]) -> RenderableType:
         return models_table({model: _read(home, model) for model in versions_in(home)})
     if command == "show":
         return model_view(resolve(home, models[0]))
-    if command == "compare":
-        return comparison([resolve(home, model) for model in models])
     return Text(f"deleted {delete_version(home, models[0])}")
 
 
@@ -185,7 +144,6 @@ def _parser() -> argparse.ArgumentParser:
     list_models.set_defaults(models=())
     for name, count, text in (
         ("show", 1, "show one model"),
-        ("compare", "+", "metrics, contributions and settings side by side"),
         ("delete", 1, "delete one version: name@version"),
     ):
         command = commands.add_parser(name, parents=[common], help=text)
