@@ -512,12 +512,16 @@ def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
 def _coefficients(site: Site, part: Participant) -> AnyArray | None:
     """Note and return the coefficients (d [+ 1], d_c), if they may leave.
 
+    Of trees they are each feature's gain, (d, 1).
+
     The coefficients of a privately trained model follow from releases that are already
     paid for, and cost nothing more.
     """
     model, source = part.model, site.source(part.number)
-    if not (source.policy.coefficients and isinstance(model, LinearModel)):
+    if not (source.policy.coefficients and isinstance(model, LinearModel | TreeModel)):
         return None
     if not part.data.plan.is_private:
         note(site, part.number, COEFFICIENTS)
+    if isinstance(model, TreeModel):
+        return model.gains(part.data.features.shape[1])
     return model.weights

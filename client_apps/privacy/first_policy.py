@@ -42,7 +42,7 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
-    "coefficients = true": "the final coefficients of a linear model",
+    "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 "

@@ -79,18 +79,25 @@ def _coefficients(table: str, entries: list[Record]) -> Block | None:
     largest = sorted(bars, key=lambda bar: -abs(bar[1][0]))[:MOST_BARS]
     is_cut = len(largest) < len(bars)
     note = f"The {len(largest)} largest of {len(bars)}. " if is_cut else ""
+    has_trees = any(entry.text("output") == "gain" for entry in entries)
+    meaning = (
+        "By how much the splits at the feature lower the loss, summed over the joined "
+        "rows."
+        if has_trees
+        else "Change of the score per unit of the encoded feature; of a standardised "
+        "number, per deviation."
+    )
     return bar_figure(
-        f"Coefficients of {table}",
+        f"{'Gain by feature' if has_trees else 'Coefficients'} of {table}",
         largest,
         format_value,
-        note=f"{note}Change of the score per unit of the encoded feature; of a "
-        "standardised number, per deviation. Its sites allow them to be shown.",
+        note=f"{note}{meaning} Its sites allow them to be shown.",
     )
 
 
 def _feature(entry: Record) -> str:
     output = entry.get("output")
-    suffix = "" if output in (None, "", "score") else f", output {output}"
+    suffix = "" if output in (None, "", "score", "gain") else f", output {output}"
     return f"{entry.text('feature') or '?'}{suffix}"
 
 

@@ -60,6 +60,7 @@ from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import Contribution, contributions
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
+from tp_flower.methods import TREES
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
@@ -71,6 +72,7 @@ from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TRAIN
 
 INTERCEPT: Final = "(intercept)"
+GAIN: Final = "gain"
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
 never this bad."""
@@ -107,12 +109,14 @@ class Outcome:
         """Return the report's facts about the coefficients of the encoded features.
 
         For a standardised number they are per standard deviation. The output is a
-        class, if there are several.
+        class, if there are several, or the gain of trees.
         """
         facts = {}
         for table, weights in self.coefficients.items():
             names = [*problem.encoders[table].names, INTERCEPT]
             outputs = problem.classes if weights.shape[1] > 1 else ("score",)
+            if problem.tables[table].model == TREES:
+                outputs = (GAIN,)
             facts[table] = [
                 {"feature": feature, "output": output, "value": float(value)}
                 for feature, row in zip(names, weights, strict=False)
@@ -130,15 +134,17 @@ def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
 def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
     """Return a linear model's coefficients, the mean over the shards that show them.
 
-    Shards that agree through statistics or gradients have equal coefficients.
+    Shards that agree through statistics or gradients have equal coefficients. Of trees
+    they are the features' gains.
     """
-    shape = (table.width, table.outputs)
+    has_trees = table.model == TREES
+    shape = (table.features, 1) if has_trees else (table.width, table.outputs)
     blocks = [
         array_of(replies, part, "coefficients", shape).astype(np.float64)
         for part in table.parts
         if getattr(replies.parts.get(part.number), "coefficients", None) is not None
     ]
-    if blocks and not table.is_linear:
+    if blocks and not (table.is_linear or has_trees):
         raise ReplyError(f"table {table.name} sent coefficients; its model has none")
     return np.mean(blocks, axis=0) if blocks else None
 

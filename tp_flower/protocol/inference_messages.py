@@ -37,7 +37,8 @@ class FinishedPart(PartBody, frozen=True):
 
     Attributes:
         digest: SHA-256 of the part of the model that is kept.
-        coefficients: of a linear model, if they may be shown.
+        coefficients: of a linear model, or the features' gains in trees, (d, 1), if
+            they may be shown.
         score_sums: of the scores that left last, and of their squares, over the joined
             training rows.
     """
@@ -58,8 +59,8 @@ class FinishReply(Reply, frozen=True, kw_only=True):
             "a digest of each part of the model that the site keeps", fields=("digest",)
         ),
         Discloses(
-            "the final coefficients of a table's linear model, if the table's policy "
-            "says that they may be shown",
+            "the final coefficients of a table's linear model, or its features' gains "
+            "in trees, if the table's policy says that they may be shown",
             fields=("coefficients",),
             covered_by="models",
             kinds=("coefficients",),

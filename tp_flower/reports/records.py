@@ -24,8 +24,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     model     name@version that the models were kept under; "" if they were not
     contributions  {table: {share, mean-score: [value per output]}}   see
               `tp_flower.learning.metrics`
-    coefficients   {table: [{feature, output, value}]}   of linear models, as far as
-              the policies of the sites allow
+    coefficients   {table: [{feature, output, value}]}   of linear models, or
+              gains of trees, as far as the policies of the sites allow
     personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
     privacy   {adversary, delta, messages, ledger, totals}   see
               `strategies.disclosures`

@@ -181,7 +181,14 @@ class ModelSettings:
         Form("widths, comma separated", _WIDTHS),
     )
     l2: float = setting(
-        1e-4, "Weight of the penalty 1/2 ||theta||^2 (biases are free).", Range(0)
+        1e-4,
+        "Weight of the penalty 1/2 ||theta||^2 (biases are free).",
+        Range(0),
+        Readers(
+            of_families(ADMM, CG, SGD, CORESET, PERSONAL),
+            refusal="strategy {strategy!r} has no such penalty: fewer leaves, or a "
+            "higher min-rows-per-leaf, bound trees",
+        ),
     )
     loss: str = setting(
         AUTO,
