@@ -195,7 +195,7 @@ def leave_hashes(
     site: Site, number: int, row_key: Sequence[str], extracted: ExtractedShard
 ) -> HashArray:
     """Return the hashes of a part's row keys, and store which row each belongs to."""
-    hashes = _hashed_key(row_key, extracted, site.hasher())
+    hashes = _hashed_key(row_key, extracted, site.private_hasher())
     root = site.state_folder
     if root is not None:
         columns = {

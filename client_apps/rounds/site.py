@@ -245,6 +245,10 @@ class Site:
         """Return the keyed hash that the sites of the run share."""
         return KeyedHasher(self.group_key(RUN_GROUP))
 
+    def private_hasher(self) -> KeyedHasher:
+        """Return the keyed hash, of this run, that no other site can repeat."""
+        return KeyedHasher(self._noise_key())
+
     def group_key(self, group: str) -> bytes:
         """Return the key that the sites of a group share."""
         keys = self.store.load(SECRET).arrays

@@ -278,8 +278,8 @@ def test_row_keys_are_keyed_hashes_that_the_label_site_alone_can_tell(squared):
     for found, day, online in zip(keys, rows["day"], rows["online"], strict=True):
         truth = str(online).lower()
         text = f"number{len(str(day))}:{day}boolean{len(truth)}:{truth}"
-        assert found == hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
-    # those of equal rows are equal
+        # nor can a site of the run, which has the run's key
+        assert found != hmac.digest(key, text.encode(), hashlib.sha256).hex()[:32]
     values = set(zip(rows["day"], rows["online"], strict=True))
     assert len(set(keys)) == len(values) < len(rows)
     (folder,) = set(squared.state.glob("*/predictions/row-keys-*")) - before
