@@ -59,7 +59,7 @@ def _grown(part: Participant, body: BoostStep, growth: Growth) -> AnyArray:
         hessian = body.hessian.astype(np.float64)
         if (hessian <= 0.0).any():
             raise MessageError("'hessian' must be above 0: a loss is convex")
-    rows = float(data.multiplicity.sum())
+    rows, model.binned = float(data.multiplicity.sum()), data.binned
     part.vectors[GROWN], values = grow(
         model, data.features, gradient, hessian, rows, growth
     )

@@ -14,7 +14,7 @@ Notation:
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -62,6 +62,9 @@ from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import Update
 from tp_flower.randomness import NoiseSource
+
+if TYPE_CHECKING:
+    import lightgbm
 
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 
@@ -140,6 +143,7 @@ class ShardData:
         units: of the trained rows, if clips are of the table's units of privacy.
         union: the table's shards; None if nothing is summed.
         label_scale: size of the loss's derivatives, the unit of what is summed.
+        binned: the trained rows as trees read them, once they have.
     """
 
     features: Features
@@ -159,6 +163,7 @@ class ShardData:
     units: Units | None = None
     union: ShardUnion | None = None
     label_scale: float = 1.0
+    binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -96,23 +96,6 @@ def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
     assert sorted(grown) == [0, 0, 0, 1, 1, 1, 1, 1, 1]
 
 
-def test_one_table_is_boosted_as_by_lightgbm():
-    sql = "SELECT qty AS label, day FROM orders"
-    how = {**HOW, "num_epochs": 1, "trees_per_round": 30, "test_fraction": 0.0}
-    run = run_query(sql, [{"orders": FRAMES["orders"]}], privacy=CLEAR, **how)
-    days, labels = FRAMES["orders"][["day"]].to_numpy(float), FRAMES["orders"]["qty"]
-    options = {"num_leaves": 8, "learning_rate": 0.1, "verbosity": -1}
-    options |= {"min_data_in_leaf": 20, "min_data_in_bin": 3}
-    data = lightgbm.Dataset(days, np.asarray(labels, float), params=options)
-    booster = lightgbm.train(options, data, 30)
-    residual = booster.predict(days) - labels.to_numpy(float)
-    # a step along the whole boosted model is shrunk, which costs a part of it
-    slow, reached = float(np.mean(residual**2) / 2), run.losses[-1]
-    start = float(np.var(labels)) / 2
-    assert slow <= reached + 1e-3 * start
-    assert start - reached > 0.85 * (start - slow)
-
-
 def test_the_gains_of_trees_are_those_of_lightgbm_where_a_policy_shows_them(tmp_path):
     frame = FRAMES["orders"]
     sql = "SELECT qty AS label, day, customer FROM orders"

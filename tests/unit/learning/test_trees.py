@@ -102,6 +102,20 @@ def test_categories_are_sorted_and_missing_values_have_a_side():
     np.testing.assert_allclose(model.scores(codes[:, None]), 0.5 * values, atol=1e-6)
 
 
+def test_rows_are_in_the_leaves_of_their_values_though_columns_exclude_each_other():
+    rng = np.random.default_rng(2)
+    features = np.zeros((20_000, 2), np.float32)
+    # but for two rows, which have both
+    features[:4000, 0], features[3998:7998, 1] = 1.0, 1.0
+    gradient = rng.normal(size=(20_000, 1)) - features @ [[3.0], [-2.0]]
+    model, hessian = TreeModel(1), np.ones((20_000, 1))
+    growth = Growth(trees=2, leaves=31, rate=1.0, least_rows=1)
+    text, values = grow(model, features, gradient, hessian, 20_000.0, growth)
+    model.add(1.0, text)
+    np.testing.assert_allclose(values, model.scores(features), atol=1e-9)
+    assert len(np.unique(values.round(9))) == 4
+
+
 def test_a_table_without_columns_or_rows_adds_nothing():
     model = TreeModel(2)
     for rows, columns, trained in ((5, 0, 5), (5, 2, 0)):

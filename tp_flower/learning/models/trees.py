@@ -60,8 +60,11 @@ class TreeModel(LocalModel):
 
     parameters: AnyArray
 
+    binned: "list[lightgbm.Dataset]"
+    """The trained rows in bins, once trees have grown."""
+
     def __init__(self, outputs: int) -> None:
-        self.outputs = outputs
+        self.outputs, self.binned = outputs, []
         self.parameters = Forest().bytes()
         self.penalised = np.zeros(0, np.bool_)
 
@@ -126,9 +129,9 @@ def grow(
         growth: how the trees are grown.
     """
     trained = len(gradient)
-    rows, nothing = _tree_features(features), np.zeros((len(features), model.outputs))
+    rows, values = _tree_features(features), np.zeros((len(features), model.outputs))
     if not trained or not rows.shape[1]:
-        return np.zeros(0, np.uint8), nothing
+        return np.zeros(0, np.uint8), values
     # loading it takes a third of a second, which only boosting pays
     import lightgbm
 
@@ -144,31 +147,39 @@ def grow(
         "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
         "min_data_in_bin": max(round(BIN_ROWS * per_row), 1),
         "seed": growth.seed,
+        # bundled columns lose values: rows would be in other leaves than theirs
+        "enable_bundle": False,
         "deterministic": True,
         "force_col_wise": True,
         "num_threads": thread_count(),
         "verbosity": -1,
     }
-    data = lightgbm.Dataset(
-        rows[:trained],
-        categorical_feature=list(model.forest.categorical),
-        params=options,
-    )
-    booster = lightgbm.Booster(options, data)
-
-    def flat(numbers: FloatArray) -> FloatArray:
-        return numbers[:, 0] if model.outputs == 1 else numbers
+    if not model.binned:
+        codes = list(model.forest.categorical)
+        data = lightgbm.Dataset(
+            rows[:trained], categorical_feature=codes, params=options
+        )
+        model.binned.append(data)
+    booster = lightgbm.Booster(options, model.binned[0])
 
     def quadratic(scores: FloatArray, _: object) -> tuple[FloatArray, FloatArray]:
         reached = scores.reshape(gradient.shape, order="F")
-        return flat(gradient + hessian * reached), flat(hessian)
+        return (gradient + hessian * reached).ravel("F"), hessian.ravel("F")
+
+    def take(scores: FloatArray, _: object) -> tuple[str, float, bool]:
+        values[:trained] = scores.reshape(gradient.shape)
+        return "", 0.0, False
 
     for _ in range(growth.trees):
         if booster.update(fobj=quadratic):
             break  # no split is left
     text = booster.model_to_string()
     grown = np.frombuffer(text.encode(), np.uint8)
-    return grown, _values(booster, rows, model.outputs)
+    # it has those of the rows that it grew on: to predict them takes as long
+    booster.eval_train(take)
+    if len(rows) > trained:
+        values[trained:] = _values(booster, rows[trained:], model.outputs)
+    return grown, values
 
 
 def _values(
