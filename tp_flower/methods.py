@@ -73,7 +73,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "vfl-admm": replace(_ADMM, sends_a_row_once=False),
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
     "gd": replace(_SGD, epochs=100, is_full_batch=True),
-    "boost": Method(BOOST, 8, only_model=TREES),
+    "boost": Method(BOOST, 6, only_model=TREES),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
     CLUSTERING: replace(_CORESET, solvers=("kmeans++", "distdim")),
     "personalised": Method(PERSONAL, 60),

@@ -153,7 +153,7 @@ class ModelSettings:
     num_epochs: int = setting(
         0,
         "Passes over the joined rows, for CG at most; 0 = 12 for ADMM, 10 for SGD, 100 "
-        'for CG and "gd". "boost": rounds; 0 = 8. "personalised": rounds; 0 = 60.',
+        'for CG and "gd". "boost": rounds; 0 = 6. "personalised": rounds; 0 = 60.',
         Range(0),
     )
     tolerance: float = setting(
@@ -204,7 +204,7 @@ class BoostSettings:
     readers: ClassVar = Readers(of_families(BOOST))
 
     trees_per_round: int = setting(
-        20, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
+        30, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
     )
     leaves: int = setting(127, "Leaves of a tree, at most.", Range(2, (1 << 16) + 1))
     tree_rate: float = setting(

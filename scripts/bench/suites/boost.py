@@ -35,10 +35,10 @@ from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.privacy import PrivacySettings
 
-ROUNDS: Final = 8
+ROUNDS: Final = 6
 CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
 AIMS: Final = {"flights": 0.803, "flights-delay": 36.6, "store": 1.4, "ids": 0.955}
-"""Held-out metrics after 8 rounds."""
+"""Held-out metrics after 6 rounds."""
 SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_hour)"}
 SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
