@@ -5,34 +5,22 @@ from collections.abc import Iterable, Sequence
 from client_apps.data.ledger import ANSWER, CHARGE, NOTE, REFUSE, RESERVE, SETTLE
 from tp_flower.events import SHOWN_DIGITS
 from tp_flower.query.fragment_text import printable
-from tp_flower.reports.blocks import (
-    Blocks,
-    Code,
-    Column,
-    Record,
-    Table,
-    count_column,
-    mechanism_text,
-    render_page,
-    tabulate,
-    text_column,
-)
+from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_count
 
-MOST_LINES = 1000
-"""Lines of a table, the latest; ``account --export`` prints all."""
+MOST_LINES = 1000  # lines of a table, the latest; ``account --export`` prints all
 
 _DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS
 
 
-def account_page(lines: Sequence[Record], budgets: Table) -> str:
+def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     """Return the page of a ledger whose chain is intact, as HTML without scripts."""
     answers, refusals = (
         [item for item in reversed(lines) if item.text("event") == event]
         for event in (ANSWER, REFUSE)
     )
     queries = [*refusals[:MOST_LINES], *answers[:MOST_LINES]]
-    contents: dict[str, Blocks] = {
+    contents: dict[str, blocks.Blocks] = {
         "Budgets": [budgets],
         "Refused": [_listed(refusals, REFUSALS)],
         "Answered": [_listed(answers, ANSWERS)],
@@ -53,18 +41,20 @@ def account_page(lines: Sequence[Record], budgets: Table) -> str:
         "facts": [(name, format_count(len(of)), "") for name, of in counts.items()],
     }
     footer = f"Made of the ledger, whose chain is intact and ends with checksum {last}."
-    return render_page(head, contents, footer)
+    return blocks.render_page(head, contents, footer)
 
 
-def _listed(items: Sequence[Record], columns: Sequence[Column]) -> Table:
+def _listed(
+    items: Sequence[blocks.Record], columns: Sequence[blocks.Column]
+) -> blocks.Table:
     left_out = format_count(len(items) - MOST_LINES)
     note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
-    return tabulate("The latest first", items[:MOST_LINES], columns, note)
+    return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
 
 
-def _releases(lines: Iterable[Record]) -> list[Record]:
+def _releases(lines: Iterable[blocks.Record]) -> list[blocks.Record]:
     """Return the releases, the latest first: what was reserved until it is settled."""
-    releases: dict[tuple[object, ...], Record] = {}
+    releases: dict[tuple[object, ...], blocks.Record] = {}
     for item in lines:
         event, release = item.text("event"), item.at("release")
         key: tuple[object, ...] = (item.get("seq"),)
@@ -73,72 +63,75 @@ def _releases(lines: Iterable[Record]) -> list[Record]:
         if event in (RESERVE, SETTLE, CHARGE, NOTE):
             used = item.get("limit") if event == RESERVE else item.get("times")
             times = {"used": used, "run": item.text("run"), "time": item.text("time")}
-            releases[key] = Record({**release.content, **times})
+            releases[key] = blocks.Record({**release.content, **times})
     return list(releases.values())[::-1]
 
 
-def _keys(lines: Sequence[Record]) -> list[Record]:
+def _keys(lines: Sequence[blocks.Record]) -> list[blocks.Record]:
     """Return who has each secret that masks or hashes: fingerprints of public keys."""
     return [
-        Record({**item.content, "group": group, "to": to, "used": len(to)})
+        blocks.Record({**item.content, "group": group, "to": to, "used": len(to)})
         for item in reversed(lines)
         for group, to in item.at("groups").content.items()
     ]
 
 
-def _texts(queries: Iterable[Record]) -> Blocks:
+def _texts(queries: Iterable[blocks.Record]) -> blocks.Blocks:
     """Yield the text of each query once."""
     texts = {item.text("digest"): item.text("query") for item in queries}
     for digest, text in texts.items():
         if text:
-            yield Code(digest, text.split("\n"))
+            yield blocks.Code(digest, text.split("\n"))
 
 
-def _place(item: Record) -> str:
+def _place(item: blocks.Record) -> str:
     return " at ".join(filter(None, (item.text("table"), item.text("site"))))
 
 
-def _reason(item: Record) -> str:
+def _reason(item: blocks.Record) -> str:
     # a query's text, which may follow, is shown elsewhere
     return printable(item.text("reason").partition("\n")[0])
 
 
-def _digest(head: str, key: str) -> Column:
-    def cell(item: Record) -> str:
+def _digest(head: str, key: str) -> blocks.Column:
+    def cell(item: blocks.Record) -> str:
         text = item.text(key)
         return text[: _DIGEST_LENGTH if ":" in text else SHOWN_DIGITS] or "-"
 
-    return Column(head, cell, is_text=True)
+    return blocks.Column(head, cell, is_text=True)
 
 
 QUERY = _digest("query", "digest")
-PLACE = [text_column("time", "time"), Column("table", _place, is_text=True)]
+PLACE = [
+    blocks.text_column("time", "time"),
+    blocks.Column("table", _place, is_text=True),
+]
 ORIGIN = [
-    Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
-    Column("Flower's run", lambda item: str(item.get("flower-run") or "-")),
+    blocks.Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
+    blocks.Column("Flower's run", lambda item: str(item.get("flower-run") or "-")),
     _digest("policy", "policy"),
     _digest("app", "app"),
 ]
-REFUSALS = [*PLACE, Column("reason", _reason, is_text=True), QUERY, *ORIGIN]
+REFUSALS = [*PLACE, blocks.Column("reason", _reason, is_text=True), QUERY, *ORIGIN]
 ANSWERS = [
     *PLACE,
     QUERY,
-    count_column("rows", "rows"),
-    Column("bytes", lambda item: format_bytes(item.amount("bytes"))),
+    blocks.count_column("rows", "rows"),
+    blocks.Column("bytes", lambda item: format_bytes(item.amount("bytes"))),
     *ORIGIN,
 ]
 RECIPIENTS = [
     PLACE[0],
-    text_column("secret of", "group"),
-    count_column("sites that have it", "used"),
-    text_column("their keys' fingerprints", "to"),
+    blocks.text_column("secret of", "group"),
+    blocks.count_column("sites that have it", "used"),
+    blocks.text_column("their keys' fingerprints", "to"),
     ORIGIN[0],
 ]
 RELEASES = [
     *PLACE,
-    text_column("release", "what"),
-    Column("mechanism", mechanism_text, is_text=True),
-    count_column("times", "used"),
-    text_column("what is assumed", "scope"),
+    blocks.text_column("release", "what"),
+    blocks.Column("mechanism", blocks.mechanism_text, is_text=True),
+    blocks.count_column("times", "used"),
+    blocks.text_column("what is assumed", "scope"),
     ORIGIN[0],
 ]

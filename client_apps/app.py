@@ -20,14 +20,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
+from client_apps.rounds import transaction
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import (
-    Answer,
-    IncomingRequest,
-    MessageLog,
-    answer_once,
-    record_refusal,
-)
 from tp_flower.errors import BehindError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
@@ -62,19 +56,22 @@ ANSWERS: Final[Mapping[Action, str]] = {
 app = ClientApp()
 
 
-def answer_of(action: Action) -> Answer:
+def answer_of(action: Action) -> transaction.Answer:
     """Import and return the handler of an action."""
     module, _, name = ANSWERS[action].partition(":")
-    return cast(Answer, getattr(importlib.import_module(f"client_apps.{module}"), name))
+    return cast(
+        transaction.Answer,
+        getattr(importlib.import_module(f"client_apps.{module}"), name),
+    )
 
 
 def _reply(message: Message, context: Context, action: Action) -> Message:
     request, site = None, None
-    message_log = MessageLog(action, message.content)
+    message_log = transaction.MessageLog(action, message.content)
     try:
-        request = IncomingRequest.read(action, message.content)
+        request = transaction.IncomingRequest.read(action, message.content)
         site = Site(context, request.run)
-        content = answer_once(site, request, answer_of(action))
+        content = transaction.answer_once(site, request, answer_of(action))
         level = DEBUG if site.is_simulated else INFO
         message_log.write(level, "answered", request, site, content)
     except Exception as error:  # noqa: BLE001 - see the module docstring
@@ -82,15 +79,14 @@ def _reply(message: Message, context: Context, action: Action) -> Message:
         kind = str(kind_of(error))
         message_log.write(ERROR, "refused", request, site, kind=kind, reason=reason)
         if request is not None and site is not None:
-            error = record_refusal(site, request, error, reason)
+            error = transaction.record_refusal(site, request, error, reason)
         content = _failed(request, site, error)
     return Message(content, reply_to=message)
 
 
 def _failed(
-    request: IncomingRequest | None, site: Site | None, error: Exception
+    request: transaction.IncomingRequest | None, site: Site | None, error: Exception
 ) -> RecordDict:
-    """Return the reply that reports an error to the server."""
     if isinstance(error, TPFlowerError):
         text = str(error) if site is None else site.without_places(str(error))
     else:

@@ -32,12 +32,7 @@ from tp_flower.errors import SettingsError, TPFlowerError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
 from tp_flower.reports.console import epoch_line
-from tp_flower.reports.records import (
-    RoundReport,
-    report_dict,
-    report_line,
-    write_json,
-)
+from tp_flower.reports.records import RoundReport, report_dict, report_line, write_json
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL

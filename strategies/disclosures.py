@@ -41,8 +41,7 @@ from tp_flower.query import BoundQuery
 from tp_flower.settings import PrivacySettings, Settings
 from tp_flower.splits import GROUP, TIME
 
-NOTHING: Final = "nothing"
-"""The protection of a disclosure that no mechanism covers."""
+NOTHING: Final = "nothing"  # the protection of a disclosure that no mechanism covers
 SET_UP: Final = (Action.DESCRIBE, Action.SEAL, Action.EXTRACT)
 
 
@@ -288,7 +287,6 @@ def _label_noise(privacy: PrivacySettings) -> str:
 
 
 def _model_noise(exposure: Exposure) -> str:
-    """Return the noise on gradients, statistics and parameters."""
     privacy = exposure.privacy
     name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
     if not (exposure.is_masked or privacy.covers_predictions):
@@ -332,7 +330,6 @@ def _totals(
     *,
     is_complete: bool,
 ) -> Iterable[dict[str, object]]:
-    """Yield the totals of one site, by source in the order of its account."""
     by_source: defaultdict[str, list[tuple[Release, int]]] = defaultdict(list)
     for account in accounts:
         try:

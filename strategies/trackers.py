@@ -27,8 +27,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
 
 EXPERIMENT = "tp_flower"
-PARAMETER_CHARACTERS = 500
-"""The length that MLflow accepts in every version."""
+PARAMETER_CHARACTERS = 500  # the length that MLflow accepts in every version
 
 Values = Mapping[str, float]
 
@@ -198,7 +197,6 @@ class Tracking:
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
     def _call(self, call: Callable[[Tracker], None]) -> None:
-        """Call each tracker, and drop the ones that fail."""
         for tracker in list(self._trackers):
             try:
                 call(tracker)

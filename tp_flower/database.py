@@ -21,8 +21,7 @@ from typing import Any, Final
 from tp_flower.errors import SettingsError
 from tp_flower.files import PRIVATE, sync
 
-WAIT_SECONDS: Final = 60.0
-"""How long a transaction waits for those of other processes."""
+WAIT_SECONDS: Final = 60.0  # how long a transaction waits for those of other processes
 
 _OTHERS: Final = 0o077
 _ERRORS: Final = {

@@ -25,8 +25,7 @@ from tp_flower.arrays import BoolArray, FloatArray, blocks, class_counts, mean
 
 AnyFloat = npt.NDArray[np.floating[Any]]
 
-ROUGH_STEPS = 2
-"""Newton steps in float32, at less than half of the time."""
+ROUGH_STEPS = 2  # newton steps in float32, at less than half of the time
 PROX_TOLERANCE = 1e-9
 SMALL_STEP = 2e-4
 """Newton's last step in z/2: it leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9."""
@@ -36,14 +35,11 @@ NEAR_STEPS = 12
 """Newton steps of whole blocks; other rows are solved for one number each."""
 SMALL_RANGE = 2.5e-4
 """Of the entries of softmax's last step: it leaves |gradient| <= 7.9e-9."""
-WHOLE_STEP = 1.0
-"""Newton steps of at most this range are taken whole."""
-SOFTMAX_ROWS = 4096
-"""Rows whose few arrays of k classes stay in a core's cache."""
+WHOLE_STEP = 1.0  # newton steps of at most this range are taken whole
+SOFTMAX_ROWS = 4096  # rows whose few arrays of k classes stay in a core's cache
 
 MAX_CLASSES = 1000
-LARGEST_LABEL = 1e18
-"""Sites compute with float32, the server with squares of residuals."""
+LARGEST_LABEL = 1e18  # sites compute with float32, the server with squares of residuals
 
 
 @dataclass(frozen=True)
@@ -374,8 +370,7 @@ class SoftmaxLoss(Loss):
 
     name = "softmax"
     class_counts = range(2, MAX_CLASSES + 1)
-    max_curvature = 0.5
-    """The largest eigenvalue that diag(p) - p p^T can have."""
+    max_curvature = 0.5  # the largest eigenvalue that diag(p) - p p^T can have
 
     def base_score(
         self, labels: FloatArray, weights: FloatArray | None = None

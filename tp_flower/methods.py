@@ -20,8 +20,7 @@ CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
 LINEAR: Final = "linear"
-TREES: Final = "trees"
-"""Kinds of models."""
+TREES: Final = "trees"  # kinds of models
 
 ROWS_OF_CORESET: Final = 2000
 """Default number of joined rows that a method which solves on a coreset draws."""
@@ -119,5 +118,4 @@ SEALED: Final = "sealed"
 LAPLACE, RANDOMISED_RESPONSE = "laplace", "randomised-response"
 DP_SGD, NOISY_STATISTICS = "dp-sgd", "statistics"
 """Names of mechanisms, for labels and for models."""
-SERVER: Final = "server"
-"""The adversary of every guarantee: who sees all messages."""
+SERVER: Final = "server"  # the adversary of every guarantee: who sees all messages

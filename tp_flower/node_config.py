@@ -7,26 +7,20 @@ from typing import Final
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 
-TABLES: Final = "tables"
-"""Path of the tables file."""
+TABLES: Final = "tables"  # path of the tables file
 STATE_DIR: Final = "state-dir"
 """Folder for what the site stores; ``":memory:"`` stores nothing on disk."""
-CACHE_GB: Final = "cache-gb"
-"""Gigabytes that the cache in that folder may use."""
+CACHE_GB: Final = "cache-gb"  # gigabytes that the cache in that folder may use
 ALLOWED_KEYS: Final = "allowed-keys"
 """File with the public keys of the sites that may have a secret of this one's runs."""
 APP_SHA256: Final = "app-sha256"
 """SHA-256 of the run's app bundle, set by :mod:`client_apps.supernode`."""
-KEYS: Final = "keys"
-"""``"unchecked"``: public keys may be whatever the server relays."""
+KEYS: Final = "keys"  # ``"unchecked"``: public keys may be whatever the server relays
 UNCHECKED: Final = "unchecked"
-PARTITION_ID: Final = "partition-id"
-"""Number of the node in a simulation."""
-NUM_PARTITIONS: Final = "num-partitions"
-"""Nodes of a simulation."""
+PARTITION_ID: Final = "partition-id"  # number of the node in a simulation
+NUM_PARTITIONS: Final = "num-partitions"  # nodes of a simulation
 
-IN_MEMORY: Final = ":memory:"
-"""As a state folder: nothing is stored on disk."""
+IN_MEMORY: Final = ":memory:"  # as a state folder: nothing is stored on disk
 DEFAULT_CACHE_GB: Final = 20
 
 NodeConfig = Mapping[str, object]

@@ -28,8 +28,7 @@ from tp_flower.errors import is_full
 VERSION: Final = 4
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
-ONCE: Final = "once-"
-"""Prefix of the entries that no other run can use."""
+ONCE: Final = "once-"  # prefix of the entries that no other run can use
 STALE_SECONDS: Final = 7 * 24 * 3600.0
 """A run that has not touched an entry for this long is taken to be over or crashed."""
 
@@ -182,7 +181,6 @@ def _description(folder: Path) -> dict[str, object]:
 
 
 def _is_whole(folder: Path) -> bool:
-    """Whether the description is of this version and of these files."""
     try:
         text = (folder / ENTRY_FILE).read_text(encoding="utf-8")
         return bool(json.loads(text) == _description(folder))

@@ -131,11 +131,7 @@ def place(
     placed, _ = _COPIES.get(key, (None, now))
     if placed is None:
         _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])
-        from tp_flower.learning.models.neural import (
-            as_tensor,
-            free_bytes,
-            torch_device,
-        )
+        from tp_flower.learning.models.neural import as_tensor, free_bytes, torch_device
 
         gpu = torch_device(CUDA)
         free = free_bytes(gpu)

@@ -66,8 +66,7 @@ from tp_flower.privacy.mechanisms import (
 
 P = ParamSpec("P")
 Line = dict[str, Any]
-Budgets = Mapping[str, Budget]
-"""By source; a source that is not listed has no limit."""
+Budgets = Mapping[str, Budget]  # by source; a source that is not listed has no limit
 
 Costs = Counter[Mechanism]
 """How often each mechanism is used; the mechanisms themselves have count 1."""
@@ -77,8 +76,7 @@ SETTLE, CLOSE, KEYS = "settle", "close", "keys"
 ANSWER, REFUSE = "answer", "refuse"
 
 _CHECKSUM_BYTES: Final = 16
-START: Final = "0" * (2 * _CHECKSUM_BYTES)
-"""The checksum before the first line."""
+START: Final = "0" * (2 * _CHECKSUM_BYTES)  # the checksum before the first line
 
 # a sum of many floating-point numbers may slightly exceed a budget that it meets
 _ROUNDING: Final = 1e-9
@@ -532,7 +530,6 @@ def _limit_and_used(
 
 
 def _spent(connection: Connection, source: str, run: str | None = None) -> Costs:
-    """Return the costs of a source, open reservations in full."""
     costs: Costs = Counter()
     values = {"source": source, "run": run}
     for mechanism, times in connection.execute(_SPENT, values):

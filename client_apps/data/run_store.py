@@ -49,8 +49,7 @@ _ROUND, _REPLY = _WHOLE = ".round", ".reply"
 cover large arrays."""
 _LABELS: Final = "labels"
 """In place of a run's name: entries that are kept over all runs."""
-_NUMBERS: Final = count(1)
-"""Of entries that are in this process alone."""
+_NUMBERS: Final = count(1)  # of entries that are in this process alone
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -476,10 +475,7 @@ def _make(folder: Path) -> None:
 
 
 def _checksum(
-    name: str,
-    texts: Iterable[str],
-    data: bytes | bytearray,
-    large: Iterable[AnyArray],
+    name: str, texts: Iterable[str], data: bytes | bytearray, large: Iterable[AnyArray]
 ) -> int:
     """Return the crc32 of an entry; in a committed round it covers large arrays."""
     pieces: list[Any] = [*(text.encode() for text in texts), data]

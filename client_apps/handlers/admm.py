@@ -123,7 +123,6 @@ def _moment_unit(part: Participant, fit: LocalFit) -> float:
 
 
 def _proposal(part: Participant, target: FloatArray, fit: LocalFit) -> AnyArray | None:
-    """Return the share of the next proposal."""
     share = part.share(_propose(part, target, fit), _parameter_unit(part))
     # a shard without rows to train on only learns what the others agree on
     return share if part.union.shard in part.union.shards else None

@@ -11,12 +11,7 @@ from typing import Final
 import numpy as np
 
 from client_apps.handlers.admm import step_of
-from client_apps.operator.participant import (
-    DESCENT,
-    DIRECTION,
-    GRADIENT,
-    Participant,
-)
+from client_apps.operator.participant import DESCENT, DIRECTION, GRADIENT, Participant
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
@@ -123,11 +118,7 @@ def _direct(
 
 
 def _masked(
-    site: Site,
-    part: Participant,
-    products: FloatArray,
-    terms: DescentTerms,
-    place: int,
+    site: Site, part: Participant, products: FloatArray, terms: DescentTerms, place: int
 ) -> AnyArray:
     """Return products (4,) in words, under masks that cancel over the tables."""
     part.releaser.check_clear(PRODUCTS)

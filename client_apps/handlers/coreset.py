@@ -24,20 +24,7 @@ from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
-from tp_flower.coresets.importance import (
-    CLUSTERS,
-    REGRESSION,
-    ShardClusters,
-    augmented,
-    cluster_shard,
-    is_gram,
-    kmeans_scores,
-    kmeans_total,
-    leverage_total,
-    leverages,
-    penalised,
-    whitening,
-)
+from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, SiteError
@@ -141,10 +128,10 @@ def _measure(
     check_rows(source, len(positions), about)
     encoder = fitted_encoder(site, number, body.encoder)
     features = site.tables.encode(number, encoder, positions)
-    if request.sensitivities == CLUSTERS:
+    if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
         return _measure_clusters(
-            cluster_shard(features, weights, request.clusters, rng),
+            importance.cluster_shard(features, weights, request.clusters, rng),
             is_shard=body.is_shard,
         )
     label, classes = None, 0
@@ -155,14 +142,14 @@ def _measure(
 
 
 def _measure_clusters(
-    clusters: ShardClusters, *, is_shard: bool
+    clusters: importance.ShardClusters, *, is_shard: bool
 ) -> tuple[Entry, MeasuredPart]:
     arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
     cost, cluster_count = clusters.cost, clusters.used
-    reply = MeasuredPart(total=kmeans_total(cost, cost, cluster_count))
+    reply = MeasuredPart(total=importance.kmeans_total(cost, cost, cluster_count))
     if is_shard:
         reply = MeasuredPart(cost=cost, clusters=cluster_count)
-    return Entry(arrays, {"of": CLUSTERS}), reply
+    return Entry(arrays, {"of": importance.CLUSTERS}), reply
 
 
 def _measure_columns(
@@ -172,14 +159,16 @@ def _measure_columns(
     matrix = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():
         matrix += gram(rows, weights[block])
-    if not is_gram(matrix):
+    if not importance.is_gram(matrix):
         raise SiteError("a feature or the label is too large to be squared")
     arrays = {"multiplicity": weights, "gram": matrix}
     if columns.label is not None:
         arrays["label"] = columns.label
-    meta = {"of": REGRESSION, "classes": columns.classes, "penalty": penalty}
+    meta = {"of": importance.REGRESSION, "classes": columns.classes, "penalty": penalty}
     features = int(columns.features.shape[1])
-    total = leverage_total(matrix, whitening(penalised(matrix, features, penalty)))
+    total = importance.leverage_total(
+        matrix, importance.whitening(importance.penalised(matrix, features, penalty))
+    )
     reply = MeasuredPart(gram=matrix) if body.is_shard else MeasuredPart(total=total)
     return Entry(arrays, meta), reply
 
@@ -203,7 +192,12 @@ class _Columns:
             if label is not None and self.classes:
                 label = label == np.arange(self.classes)
             has_intercept = label is not None
-            yield block, augmented(self.features[block], label, intercept=has_intercept)
+            yield (
+                block,
+                importance.augmented(
+                    self.features[block], label, intercept=has_intercept
+                ),
+            )
 
     @property
     def width(self) -> int:
@@ -237,7 +231,7 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
     parts: dict[int, DrawnPart] = {}
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
-        if measured.meta["of"] == CLUSTERS:
+        if measured.meta["of"] == importance.CLUSTERS:
             scores = body.scale * _cluster_scores(measured, body.cost)
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
@@ -251,11 +245,13 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
 
 def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
     """Return the scores (n,), given the cost of the clusters of all shards."""
-    clusters = ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
+    clusters = importance.ShardClusters(
+        *(measured.arrays[name] for name in _OF_CLUSTERS)
+    )
     cost = clusters.cost if whole_cost is None else whole_cost
     if cost < clusters.cost * (1.0 - TOLERANCE):
         raise MessageError("'cost' is below the cost of this shard alone")
-    return kmeans_scores(clusters, cost)
+    return importance.kmeans_scores(clusters, cost)
 
 
 def _leverages(
@@ -269,16 +265,16 @@ def _leverages(
                 f"array 'gram' has shape {whole_gram.shape}; allowed: {matrix.shape}"
             )
         matrix = whole_gram
-        if not is_gram(matrix):
+        if not importance.is_gram(matrix):
             raise MessageError("array 'gram' is not a Gram matrix")
     encoder = fitted_encoder(site, number)
     features = site.tables.encode(number, encoder, measured.arrays["positions"])
     label, classes = measured.arrays.get("label"), int(measured.meta["classes"])
     width, penalty = int(features.shape[1]), float(measured.meta["penalty"])
-    basis = whitening(penalised(matrix, width, penalty))
+    basis = importance.whitening(importance.penalised(matrix, width, penalty))
     scores = np.zeros(len(features))
     for block, rows in _Columns(features, label, classes).blocks():
-        scores[block] = leverages(rows, basis)
+        scores[block] = importance.leverages(rows, basis)
     if (measured.arrays["multiplicity"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
         raise MessageError("array 'gram' is not a sum that includes this shard")
     return scores

@@ -43,12 +43,7 @@ from tp_flower.protocol.inference_messages import (
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.query import Fragment
-from tp_flower.reports.predictions import (
-    OCCURRENCE,
-    ROW,
-    ROW_HASH,
-    write_predictions,
-)
+from tp_flower.reports.predictions import OCCURRENCE, ROW, ROW_HASH, write_predictions
 from tp_flower.sources.policy import SCORES
 
 
@@ -100,7 +95,6 @@ def _scored(
 def _loaded(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[SavedModel, LocalModel]:
-    """Return the part of the saved model that a request names, and its model."""
     root = site.state_folder
     version = ModelVersion(request.model_name, request.model_version)
     if root is None:
@@ -138,16 +132,14 @@ def _grouping(fragment: Fragment) -> object:
     return None if subquery is None else (subquery.columns, subquery.groups)
 
 
-PREDICTIONS: Final = "predictions"
-"""Subfolder of the state folder."""
+PREDICTIONS: Final = "predictions"  # subfolder of the state folder
 NAMES: Final = "row-keys"
 _RUN_DIGITS: Final = 8
 PURPOSE: Final = "row keys of predictions"
 _NULL: Final = "null"
 _HEAD: Final = r"^[a-z]+[0-9]+:"
 """The start of a key's canonical text: its kind and its length."""
-_WHOLE: Final = r"^-?[0-9]{1,18}$"
-"""The numbers that fit into an int64."""
+_WHOLE: Final = r"^-?[0-9]{1,18}$"  # the numbers that fit into an int64
 
 
 def check_row_key(names: Sequence[str], keys: int) -> None:

@@ -19,21 +19,12 @@ from tp_flower.losses import LOSSES
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
+from tp_flower.protocol import personalised_messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.packet import row_numbers
-from tp_flower.protocol.personalised_messages import (
-    Pace,
-    PersonalReply,
-    PersonalRequest,
-    SiteMetrics,
-    TrackParameters,
-    TrackUpdates,
-    UpdateCode,
-)
 from tp_flower.randomness import Stream, generator
 
-LOCAL_LABELS: Final = "labels"
-"""In a participant's entry: the labels of its rows, (n,)."""
+LOCAL_LABELS: Final = "labels"  # in a participant's entry: the labels of its rows, (n,)
 
 
 @dataclass(frozen=True)
@@ -52,14 +43,14 @@ class PersonalisedModel:
     summary: str
     noise_multiplier: float
 
-    def metrics(self, parameters: FloatArray) -> SiteMetrics:
+    def metrics(self, parameters: FloatArray) -> personalised_messages.SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
         objective, count = self.objective, len(self.objective.labels)
         train = objective.metrics(parameters, objective.features, objective.labels)
         train["penalty"] = objective.penalty(parameters)
         held_out = self.part.data.features[count:]
         test = objective.metrics(parameters, held_out, self.labels[count:])
-        return SiteMetrics(train, test)
+        return personalised_messages.SiteMetrics(train, test)
 
 
 def personalised_models(
@@ -93,9 +84,11 @@ def personalised_models(
         )
 
 
-def personal(site: Site, request: PersonalRequest) -> PersonalReply:
+def personal(
+    site: Site, request: personalised_messages.PersonalRequest
+) -> personalised_messages.PersonalReply:
     """Take parameters; reply with updates (except at the end) and metrics."""
-    parts: dict[int, TrackUpdates] = {}
+    parts: dict[int, personalised_messages.TrackUpdates] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
         body = body_of(request.parts, part)
@@ -104,13 +97,14 @@ def personal(site: Site, request: PersonalRequest) -> PersonalReply:
         # the site's own model is the last one that it received
         part.model.parameters = body.personal.astype(np.float64)
         site.save(part)
-    return PersonalReply(parts)
+    return personalised_messages.PersonalReply(parts)
 
 
 def _track_updates(
-    personalised: PersonalisedModel, body: TrackParameters, request: PersonalRequest
-) -> TrackUpdates:
-    """Return the metrics at the parameters received, and updates to them."""
+    personalised: PersonalisedModel,
+    body: personalised_messages.TrackParameters,
+    request: personalised_messages.PersonalRequest,
+) -> personalised_messages.TrackUpdates:
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
     update = code = common_update = None
@@ -122,7 +116,7 @@ def _track_updates(
             code = _encoded(full, request.code)
         if common is not None:
             common_update = row_numbers(_update(personalised, common, request.pace))
-    return TrackUpdates(
+    return personalised_messages.TrackUpdates(
         metrics=personalised.metrics(start),
         common_metrics=None if common is None else personalised.metrics(common),
         update=update,
@@ -132,7 +126,7 @@ def _track_updates(
 
 
 def _update(
-    personalised: PersonalisedModel, start: FloatArray, pace: Pace
+    personalised: PersonalisedModel, start: FloatArray, pace: personalised_messages.Pace
 ) -> FloatArray:
     """Return the mean gradient over the site's local steps, (p,).
 
@@ -156,7 +150,7 @@ def _update(
     return part.finite((start - theta) / (pace.rate * pace.steps))
 
 
-def _encoded(update: FloatArray, code: UpdateCode) -> AnyArray:
+def _encoded(update: FloatArray, code: personalised_messages.UpdateCode) -> AnyArray:
     """Return an update of the site's own model, shortened as in Eq. 7."""
     try:
         return encode_update(piecewise_update(update, code.gamma), code.clusters)

@@ -31,15 +31,7 @@ from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_hos
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
-from tp_flower.personalised.sites import (
-    EMBEDDING_BOUND,
-    PAIRS,
-    RandomFeatures,
-    SiteObjective,
-    mean_moments,
-    moments_bound,
-    noisy_mean,
-)
+from tp_flower.personalised import sites
 from tp_flower.privacy.accounting import noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, Release
 from tp_flower.privacy.plan import CURVATURE, GRADIENTS
@@ -213,7 +205,9 @@ def _start(
         device=body.device,
     )
     base, trained_labels = np.zeros(spec.outputs), labels[:count]
-    objective = SiteObjective(model, data.trained, trained_labels, loss, base, body.l2)
+    objective = sites.SiteObjective(
+        model, data.trained, trained_labels, loss, base, body.l2
+    )
     curvature = objective.largest_curvature
     site.start(
         Participant(number, data, model, {}, site.releaser(number, data.plan)),
@@ -293,21 +287,21 @@ def _summary(
         labels = _label_columns(model.objective, request.label_scale)
         rows = np.column_stack([features, labels])
         rng = generator(request.seed, Stream.SUMMARIES)
-        mean = RandomFeatures.draw(rows.shape[1], PAIRS, rng).mean(rows)
-        bound = EMBEDDING_BOUND
+        mean = sites.RandomFeatures.draw(rows.shape[1], sites.PAIRS, rng).mean(rows)
+        bound = sites.EMBEDDING_BOUND
     else:
         clip = float(np.sqrt(max(features.shape[1], 1))) if multiplier else np.inf
-        mean = mean_moments(features, clip)
-        bound = moments_bound(clip) if multiplier else 0.0
+        mean = sites.mean_moments(features, clip)
+        bound = sites.moments_bound(clip) if multiplier else 0.0
     if not multiplier:
         return mean
     site.uses.append((model.part.number, SUMMARY, 0))
     # a unit's rows may be alike
     bound *= site.source(model.part.number).policy.rows_per_unit
-    return noisy_mean(mean, bound, len(features), multiplier, site.round.noise)
+    return sites.noisy_mean(mean, bound, len(features), multiplier, site.round.noise)
 
 
-def _label_columns(objective: SiteObjective, scale: float) -> FloatArray:
+def _label_columns(objective: sites.SiteObjective, scale: float) -> FloatArray:
     """Return the labels as columns on the scale of features, (n, 1 or classes)."""
     labels, loss = objective.labels[:, None], objective.loss
     if loss.is_regression:

@@ -58,14 +58,7 @@ from tp_flower.learning.solvers import (
     RidgeSolver,
     factorisation,
 )
-from tp_flower.methods import (
-    DP_SGD,
-    LINEAR,
-    METHODS,
-    NOISY_STATISTICS,
-    TREES,
-    Method,
-)
+from tp_flower.methods import DP_SGD, LINEAR, METHODS, NOISY_STATISTICS, TREES, Method
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
 from tp_flower.privacy.plan import (
@@ -134,7 +127,6 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
 def _prepare_part(
     site: Site, number: int, body: PreparePart, request: PrepareRequest
 ) -> tuple[Participant, SiteEncoder]:
-    """Return a participant with its features encoded and its releases planned."""
     source, extracted = site.source(number), site.extracted(number)
     outline, privacy, update = request.outline, request.privacy, body.update
     sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
@@ -254,10 +246,7 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 
 def _schedule(
-    body: PreparePart,
-    request: PrepareRequest,
-    batches: Batches,
-    spec: ModelSpec,
+    body: PreparePart, request: PrepareRequest, batches: Batches, spec: ModelSpec
 ) -> Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity

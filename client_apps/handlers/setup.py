@@ -11,15 +11,7 @@ import numpy as np
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
-from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import (
-    admit_query,
-    check_extracted,
-    check_fragment,
-    check_selections,
-    list_query,
-    visible_schema,
-)
+from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
@@ -65,7 +57,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     for position, source in enumerate(site.shards):
         if source.table.lower() not in requested:
             continue
-        schema = visible_schema(site, site.hosted(position))
+        schema = guard.visible_schema(site, site.hosted(position))
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
             ShardDescription(
@@ -91,7 +83,7 @@ def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secrets(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
-    check_selections(site, parts)
+    guard.check_selections(site, parts)
     return ExtractReply(parts)
 
 
@@ -101,13 +93,13 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")
     fragment = parse(body.fragment, "fragment", Fragment.from_json)
-    list_query(site, number, site.shards[body.shard], fragment)
+    guard.list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
     groups = _checked_keys(site, source, body, fragment)
-    admit_query(site, number, source)
+    guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
-    check_extracted(source, fragment, extracted.rows)
+    guard.check_extracted(source, fragment, extracted.rows)
     site.bind(number, body.shard, fragment, len(groups))
     site.round.learn(site.tables.identity(number))
     label = values = None
@@ -156,10 +148,12 @@ def _checked_keys(
     check_row_key(body.row_key, keys)
     not_joined = len(body.row_key) + int(split is not None)
     groups = key_groups(body.key_groups, keys - not_joined)
-    check_fragment(site, source, fragment)
+    guard.check_fragment(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
-        check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
+        guard.check_fragment(
+            site, source, replace(fragment, weight=fragment.keys[-1][0])
+        )
     return groups
 
 

@@ -61,18 +61,13 @@ def _gradient(part: Participant, body: BatchMessages, number: int) -> FloatArray
     """Return the sum of the gradients of a batch's rows, (p,)."""
     batch = _batch(part, number, "batch")
     model = part.model
-    check_sizes(
-        body,
-        batch_rows=len(part.data.batch_of(batch)),
-        outputs=model.outputs,
-    )
+    check_sizes(body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs)
     messages = body.messages.astype(np.float64)
     features, units = part.data.batch(batch), part.data.units_of(batch)
     return part.releaser.gradient(model, features, messages, batch, units)
 
 
 def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:
-    """Return the learning rate and the momentum of a part's steps."""
     rates = step.learning_rates
     if part.data.table not in rates:
         raise MessageError(f"'learning-rates' lacks table {part.data.table!r}")
@@ -98,7 +93,6 @@ def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
 
 
 def _batch(part: Participant, number: int, name: str) -> int:
-    """Return a batch's number in the run's plan."""
     total = len(part.data.batch_start) - 1
     if not total:
         raise MessageError("the run has no plan of batches")

@@ -14,12 +14,7 @@ from client_apps.data.run_store import Entry
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError
 from tp_flower.keyed_hash import KeyedHasher
-from tp_flower.privacy.score_masks import (
-    NO_MASK,
-    FixedPoint,
-    JoinMask,
-    ScoreMasks,
-)
+from tp_flower.privacy.score_masks import NO_MASK, FixedPoint, JoinMask, ScoreMasks
 from tp_flower.protocol.inference_messages import ScorePart
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.protocol.training_messages import Masking, PreparePart
@@ -27,8 +22,7 @@ from tp_flower.protocol.training_messages import Masking, PreparePart
 if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
 
-GroupKeys = Callable[[str], bytes]
-"""Returns the key of a group of sites."""
+GroupKeys = Callable[[str], bytes]  # returns the key of a group of sites
 
 _TAGS: Final = "mask-tags-{}"
 _CODES: Final = "mask-codes-{}"

@@ -22,14 +22,8 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
+from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
-from tp_flower.errors import (
-    DivergedError,
-    MessageError,
-    SettingsError,
-    SiteError,
-    TPFlowerError,
-)
 from tp_flower.learning.models.local_model import (
     AUTO,
     Features,
@@ -80,18 +74,15 @@ MOST_KEPT = 1 << 24
 
 DESCENT: Final = "descent"
 DIRECTION: Final = "direction"
-GRADIENT: Final = "gradient"
-"""State vectors of conjugate gradients: v, p and g, (p,)."""
+GRADIENT: Final = "gradient"  # state vectors of conjugate gradients: v, p and g, (p,)
 
-GROWN: Final = "grown"
-"""State vector of boosting: the text of the last trees, as bytes."""
+GROWN: Final = "grown"  # state vector of boosting: the text of the last trees, as bytes
 
 BEST: Final = "best"
 BEST_SUMS: Final = "best_sums"
 """State vectors: the parameters of the best model so far, (p,), and its score sums."""
 
-SUMS: Final = "sums"
-"""State vector: how many shares have left, (1,)."""
+SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
@@ -282,7 +273,7 @@ class Participant:
     def finite(self, numbers: FloatArray) -> FloatArray:
         """Return parameters or scores; raise DivergedError unless they are finite."""
         if not np.isfinite(numbers).all():
-            raise DivergedError(
+            raise errors.DivergedError(
                 f"table {self.data.table}: the model is no longer finite: training "
                 "diverged. Lower learning-rate (0 chooses one)"
             )
@@ -336,7 +327,7 @@ class Participant:
         """
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
-            raise MessageError(
+            raise errors.MessageError(
                 f"'scores-number' is {number}; the run is at {before[0]:.0f}"
             )
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
@@ -345,7 +336,7 @@ class Participant:
     def union(self) -> ShardUnion:
         """The shards whose arrays are summed."""
         if self.data.union is None:
-            raise MessageError("nothing of this table is summed")
+            raise errors.MessageError("nothing of this table is summed")
         return self.data.union
 
     def share(self, numbers: FloatArray, unit: float = 1.0) -> AnyArray:
@@ -363,9 +354,8 @@ class Participant:
 
     @property
     def _last_sum(self) -> str:
-        """The name of the sum whose shares left last."""
         if SUMS not in self.vectors:
-            raise MessageError("it brings a sum, but no share has left")
+            raise errors.MessageError("it brings a sum, but no share has left")
         return f"{self.vectors[SUMS][0]:.0f}"
 
     def moments(self, step: FloatArray, kappa: float) -> FloatArray:
@@ -426,7 +416,7 @@ class Participant:
     def advance(self, length: float, conjugacy: float) -> None:
         """Take a step theta += a p, p = v + c p, of conjugate gradients."""
         if DESCENT not in self.vectors:
-            raise MessageError("no direction has left")
+            raise errors.MessageError("no direction has left")
         last = self.vectors.get(DIRECTION, np.zeros_like(self.vectors[DESCENT]))
         direction = self.vectors[DESCENT] + conjugacy * last
         self.vectors[DIRECTION] = direction
@@ -480,7 +470,7 @@ class Releaser:
         the plan has no noise for.
         """
         if self.plan.is_private:
-            raise SiteError(
+            raise errors.SiteError(
                 f"the run protects the models, but its plan has no noise for {what}: "
                 "the run does not follow its announced schedule"
             )
@@ -551,7 +541,7 @@ class Releaser:
 def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
     """Return the body of a request that concerns a participant."""
     if part.number not in bodies:
-        raise MessageError(f"it has no entry for part {part.number}")
+        raise errors.MessageError(f"it has no entry for part {part.number}")
     return bodies[part.number]
 
 
@@ -559,11 +549,11 @@ def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
     """Return a table's model; the errors of a factory are passed on with their text."""
     try:
         return build_model(spec, features, device)
-    except TPFlowerError:
+    except errors.TPFlowerError:
         raise
     except Exception as error:
         # a factory sees only sizes, so that its message cannot quote data
-        raise SettingsError(
+        raise errors.SettingsError(
             f"model {spec.kind!r} raised {type(error).__name__} for {features} "
             f"features and {spec.outputs} outputs: {error}"
         ) from error

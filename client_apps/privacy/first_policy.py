@@ -54,7 +54,7 @@ _RULES: Final[Mapping[str, str]] = {
 }
 _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"
-    r"|[a-z]I[dD]$",
+    r"|[a-z]I[dD]$"
 )
 _DISTINCT_SHARE: Final = 0.8
 """Values, integers or texts, that are almost as many as the rows name them."""

@@ -21,13 +21,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.events import log_event
 from tp_flower.keyed_hash import RUN_GROUP
-from tp_flower.node_config import (
-    ALLOWED_KEYS,
-    IN_MEMORY,
-    KEYS,
-    UNCHECKED,
-    state_dir,
-)
+from tp_flower.node_config import ALLOWED_KEYS, IN_MEMORY, KEYS, UNCHECKED, state_dir
 from tp_flower.privacy.key_agreement import (
     GroupSecret,
     KeyPair,
@@ -39,13 +33,10 @@ from tp_flower.privacy.key_agreement import (
 from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
-_REQUEST: Final = "request"
-"""In an entry: the digest of the request that brought it."""
-_DIGITS: Final = 16
-"""Digits of a public key that identify it in error messages."""
+_REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
+_DIGITS: Final = 16  # digits of a public key that identify it in error messages
 
-_LOGGED: Final = 8
-"""Digits of a fingerprint in the log."""
+_LOGGED: Final = 8  # digits of a fingerprint in the log
 
 _NO_PINS: Final = (
     "this site has no means to tell the other sites' public keys from keys that the "
@@ -55,8 +46,7 @@ _NO_PINS: Final = (
     'keys = "unchecked" (the server is trusted with the keys)'
 )
 
-Members = Mapping[str, PublicKeys]
-"""The public keys of a group's sites, by node."""
+Members = Mapping[str, PublicKeys]  # the public keys of a group's sites, by node
 
 
 def key_source(site: Site) -> KeySource:
@@ -140,7 +130,6 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 def _secret(
     site: Site, request: ExtractRequest, group: str, members: Members, keys: SiteKeys
 ) -> GroupSecret:
-    """Return the secret of a group that is sealed to the site."""
     sealed, name = request.sealed[group], sealed_name(group, members.values())
     # the first of the group made its secret
     text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
@@ -235,7 +224,6 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
 def _members(
     request: SealRequest | ExtractRequest, groups: Mapping[str, Sequence[str]]
 ) -> dict[str, Members]:
-    """Return the public keys of the nodes of each group."""
     nodes = set().union(*groups.values())
     run, site = request.public_keys, request.site_keys
     for name, keys in (("public", run), ("site", site)):

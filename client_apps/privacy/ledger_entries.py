@@ -8,14 +8,7 @@ from msgspec.structs import replace
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
-from tp_flower.privacy.mechanisms import (
-    SCORE_SUMS,
-    SCORES_TELL,
-    Gaussian,
-    Mechanism,
-    Release,
-    Reservation,
-)
+from tp_flower.privacy import mechanisms
 from tp_flower.privacy.plan import (
     BATCH_SCORES,
     COEFFICIENTS,
@@ -100,8 +93,8 @@ def release(
     action: Action,
     what: str,
     scope: str,
-    mechanism: Mechanism | None = None,
-) -> Release:
+    mechanism: mechanisms.Mechanism | None = None,
+) -> mechanisms.Release:
     """Return a release of a participant's rows, charged to their source."""
     source = site.source(number)
     policy = source.policy
@@ -110,7 +103,7 @@ def release(
     if mechanism and counts_rows and site.extracted(number).contents.groups:
         mechanism, unit = of_groups(mechanism)
         scope = f"{scope}; {unit}" if scope else unit
-    return Release(
+    return mechanisms.Release(
         table=source.table,
         source=source_id(source),
         part=number,
@@ -133,14 +126,14 @@ def unit_text(source: "ShardSource", place: str) -> str:
     return f"a {policy.per} of {place}{most}"
 
 
-def of_groups(mechanism: Mechanism) -> tuple[Mechanism, str]:
+def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, str]:
     """Return the cost of a release of groups per row below them, and its unit.
 
     A row of the grouped table changes the values of its group: the group's contribution
     to a sum moves by at most twice its norm. (No such bound is known for sub-sampled
     sums; there the group remains the unit.)
     """
-    if isinstance(mechanism, Gaussian) and mechanism.sample_rate == 1.0:
+    if isinstance(mechanism, mechanisms.Gaussian) and mechanism.sample_rate == 1.0:
         halved = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
         return halved, OF_BASE_ROWS
     return mechanism, OF_GROUPS
@@ -169,7 +162,7 @@ def note_unmatched(site: Site, number: int, masks: "ScoreMasks | None") -> None:
         note(site, number, UNMATCHED, f"{unmatched} of {rows}")
 
 
-def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
+def set_aside(site: Site, planned: Iterable[tuple[mechanisms.Release, int]]) -> None:
     """Reserve the covered releases, each with its limit, and note the others.
 
     If a budget is too small, the commit of the round is refused.
@@ -179,7 +172,7 @@ def set_aside(site: Site, planned: Iterable[tuple[Release, int]]) -> None:
         if planned_release.mechanism is None:
             uncovered.append(planned_release)
         else:
-            covered.append(Reservation(planned_release, limit))
+            covered.append(mechanisms.Reservation(planned_release, limit))
     if covered:
         payment = site.round.payment
         site.ledger.reserve(site.store.run, covered, budgets(site), payment)
@@ -193,7 +186,7 @@ def planned_releases(
     family: str,
     privacy: "PrivacyTerms",
     fitted: Collection[int],
-) -> Iterator[tuple[Release, int]]:
+) -> Iterator[tuple[mechanisms.Release, int]]:
     """Yield the releases that the plans allow, and how often each may happen.
 
     The encoders of the parts in ``fitted`` are fitted to rows.
@@ -214,11 +207,10 @@ def planned_releases(
 
 def score_scope(masks: "ScoreMasks | None") -> str:
     """Return what scores without noise tell; masks by no join hide none."""
-    return SCORE_SUMS if masks and masks.joins else SCORES_TELL
+    return mechanisms.SCORE_SUMS if masks and masks.joins else mechanisms.SCORES_TELL
 
 
 def _action_of(what: str, family: str = "") -> Action:
-    """Return the message that declares a kind of release."""
     return next(
         action
         for action in _ROUNDS.get(family, Action)
@@ -227,10 +219,7 @@ def _action_of(what: str, family: str = "") -> Action:
 
 
 def _scope(
-    use: Use,
-    privacy: "PrivacyTerms",
-    conditions: list[str],
-    masks: "ScoreMasks | None",
+    use: Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:

@@ -36,28 +36,13 @@ from flwr.app import RecordDict
 from client_apps.data.ledger import ANSWER, REFUSE, Line
 from client_apps.data.run_store import CommittedRound
 from client_apps.rounds.site import Site
-from tp_flower.errors import (
-    BehindError,
-    BudgetError,
-    DivergedError,
-    LostStateError,
-    MessageError,
-    PolicyError,
-    RangeError,
-    SiteError,
-    TPFlowerError,
-)
+from tp_flower import errors
 from tp_flower.events import Value, is_printed, log_event
 from tp_flower.node_config import app_sha256, site_id
 from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
-from tp_flower.protocol.messages import (
-    NO_RUN,
-    Action,
-    ReplyEnvelope,
-    RequestEnvelope,
-)
+from tp_flower.protocol.messages import NO_RUN, Action, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import (
     Packet,
     message_bytes,
@@ -92,15 +77,17 @@ class IncomingRequest:
         packet = unpack(content)
         try:
             envelope = read_envelope(RequestEnvelope, packet)
-        except MessageError as error:
-            raise SiteError(f"malformed request: {error}") from None
+        except errors.MessageError as error:
+            raise errors.SiteError(f"malformed request: {error}") from None
         run, number, after = envelope.run, envelope.round, envelope.after
         if run == NO_RUN:
-            raise SiteError(f"malformed request: 'run' is {run!r}, which is not a run")
+            raise errors.SiteError(
+                f"malformed request: 'run' is {run!r}, which is not a run"
+            )
         if action is Action.DESCRIBE and number:
-            raise SiteError(f"malformed request: 'round' of {action} must be 0")
+            raise errors.SiteError(f"malformed request: 'round' of {action} must be 0")
         if after is not None and after >= number and action is not Action.DESCRIBE:
-            raise SiteError(
+            raise errors.SiteError(
                 f"malformed request: 'after' is {after}, but must be below 'round', "
                 f"{number}"
             )
@@ -129,10 +116,10 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
         message = decode(request.action.request, request.packet)
         with site.store.locked():
             return _answered_once(site, request, message, answer)
-    except MessageError as error:
+    except errors.MessageError as error:
         if error.part is not None:
             site.changes.part = error.part
-        raise SiteError(f"malformed request: {error}") from None
+        raise errors.SiteError(f"malformed request: {error}") from None
 
 
 def _answered_once(
@@ -150,14 +137,14 @@ def _answered_once(
         else:
             reply = _answered(site, request, message, answer, last)
             is_over = site.round.is_over
-    except LostStateError as error:
+    except errors.LostStateError as error:
         if last is None:
             raise
         # data that the committed round relied on have disappeared
         reason = str(error)
         log_event(WARNING, "behind", run=site.run, round=request.number, reason=reason)
         site.store.forget_committed()
-        raise BehindError(reason, None) from error
+        raise errors.BehindError(reason, None) from error
     site.store.sweep()
     if is_over:
         site.settle()
@@ -175,7 +162,7 @@ def _is_answered(
     if last is not None and request.number <= last.number:
         if request.number == last.number and request.digest == last.digest:
             return True
-        raise SiteError(
+        raise errors.SiteError(
             f"round {request.number} is refused: the site has answered round "
             f"{last.number} of this run"
             + (" to another request" if request.number == last.number else "")
@@ -184,11 +171,11 @@ def _is_answered(
         # it needs nothing from earlier rounds
         return False
     if last is not None and last.is_over:
-        raise SiteError("the run is over at this site: start another one")
+        raise errors.SiteError("the run is over at this site: start another one")
     at = None if last is None else last.number
     if request.after is not None and (at is None or at < request.after):
         rounds = "no round" if at is None else f"the rounds up to {at}"
-        raise BehindError(
+        raise errors.BehindError(
             f"the site has {rounds} of this run, but not round {request.after}, which "
             "the request builds on (was it restarted, or its state restored?)",
             at,
@@ -248,7 +235,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, PolicyError | BudgetError):
+        if not isinstance(error, errors.PolicyError | errors.BudgetError):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]
@@ -260,7 +247,7 @@ def record_refusal(
     try:
         with site.store.together(site.features.make_room):
             site.ledger.record(site.store.run, REFUSE, lines, site.quotas)
-    except TPFlowerError as failure:
+    except errors.TPFlowerError as failure:
         log_event(ERROR, "unrecorded", run=site.run, reason=str(failure))
         if not any("source" in query for query in queries):
             return error
@@ -281,12 +268,15 @@ def _common(site: Site, request: IncomingRequest) -> Line:
 
 
 def _encoded(site: Site, reply: Reply) -> Packet:
-    """Return the packet of a reply, checked against the contract."""
     try:
         return encode(reply)
-    except MessageError as error:
+    except errors.MessageError as error:
         site.changes.part = error.part
-        kind = DivergedError if isinstance(error, RangeError) else SiteError
+        kind = (
+            errors.DivergedError
+            if isinstance(error, errors.RangeError)
+            else errors.SiteError
+        )
         raise kind(f"the site's reply cannot be sent: {error}") from None
 
 

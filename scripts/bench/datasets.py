@@ -11,11 +11,7 @@ import pyarrow as pa
 
 from scripts.bench.harness import SkippedSuite
 from scripts.data.make_store import STORE_SQL, make_store
-from scripts.data.prepare_movielens import (
-    SQL,
-    TEST_FRACTION,
-    read_movielens,
-)
+from scripts.data.prepare_movielens import SQL, TEST_FRACTION, read_movielens
 from scripts.data.run_files import DataError
 from scripts.joined.centralized import JoinedTable, join_tables
 from tp_flower.query import Query

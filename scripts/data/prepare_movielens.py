@@ -18,10 +18,13 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from sklearn.feature_extraction.text import HashingVectorizer
 
-from scripts.data.prepare_yelp import hashed_words
 from scripts.data.run_files import DataError, script, write_dataset
 from tp_flower.duckdb_engine import quote_text
 
@@ -51,6 +54,23 @@ PROBLEMS = {
     "a rating's movie is missing": "FROM ratings ANTI JOIN raw_movies USING (movie_id)",
 }
 """Rows that the official files do not have; others of the same shape do."""
+
+
+def hashed_words(texts: pa.Array | pa.ChunkedArray, width: int) -> pa.Array:
+    """Return how often each of ``width`` buckets of words occurs, of length 1 each.
+
+    Words are runs of letters and digits, in small letters; a missing text is zeros.
+
+    >>> vectors = hashed_words(pa.array(["Red red wine", None]), 4)
+    >>> np.square(vectors.to_pylist()).sum(axis=1).round(6).tolist()
+    [1.0, 0.0]
+    """
+    counter = HashingVectorizer(
+        n_features=width, alternate_sign=False, token_pattern=r"[^\W_]+"
+    )
+    counts = counter.transform(pc.fill_null(texts, "").to_pylist())
+    flat = pa.array(counts.toarray().astype(np.float32).ravel())
+    return pa.FixedSizeListArray.from_arrays(flat, width)
 
 
 def prepare(options: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ import sqlglot
 from sqlglot import exp
 
 from strategies.setup.labels import choose_loss, read_labels
+from tp_flower import splits
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.duckdb_engine import new_engine, quote_name
 from tp_flower.errors import SourceError
@@ -56,16 +57,6 @@ from tp_flower.sources.shards import (
     flights_sources,
     load_tables,
 )
-from tp_flower.splits import (
-    GROUP,
-    TEST,
-    TRAIN,
-    Shares,
-    SubsetArray,
-    split_at_random,
-    split_by_hash,
-    split_by_order,
-)
 
 IntArray = npt.NDArray[np.int64]
 Float32Array = npt.NDArray[np.float32]
@@ -97,7 +88,7 @@ class JoinedTable:
     features: Float32Array
     columns: Mapping[str, slice]
     labels: FloatArray
-    subset: SubsetArray
+    subset: splits.SubsetArray
     rows: Mapping[str, IntArray]
     loss: Loss
     categorical: Sequence[int] = ()
@@ -105,12 +96,12 @@ class JoinedTable:
     @property
     def is_test(self) -> BoolArray:
         """Which joined rows are tested on, (N,)."""
-        is_test: BoolArray = self.subset == TEST
+        is_test: BoolArray = self.subset == splits.TEST
         return is_test
 
     def part(self, *, test: bool) -> tuple[Float32Array, FloatArray]:
         """Return features and labels of the training or of the held-out rows."""
-        chosen = self.subset == (TEST if test else TRAIN)
+        chosen = self.subset == (splits.TEST if test else splits.TRAIN)
         return self.features[chosen], self.labels[chosen]
 
 
@@ -157,7 +148,7 @@ def join_tables(
         blocks.append(encoded[np.where(rows[table] < 0, len(ids), place)])
         categorical += [left + place for place in encoder.encoder.coded]
         columns[table] = slice(left, left := left + width)
-    labels, loss = read_label(label, subset != TRAIN, settings)
+    labels, loss = read_label(label, subset != splits.TRAIN, settings)
     features = np.hstack(blocks)
     return JoinedTable(features, columns, labels, subset, rows, loss, categorical)
 
@@ -168,31 +159,33 @@ def _split(
     settings: Settings,
     rows: Mapping[str, IntArray],
     passing: IntArray,
-) -> tuple[SubsetArray, BoolArray]:
+) -> tuple[splits.SubsetArray, BoolArray]:
     """Return the subset of each joined row, and which label rows are held out."""
     labelled = np.searchsorted(passing, rows[bound.label_table])
     if not bound.split_table:
         rng = generator(settings.seed, Stream.SPLIT)
-        of_rows = split_at_random(len(passing), _shares(settings), rng)
-        return of_rows[labelled], of_rows != TRAIN
+        of_rows = splits.split_at_random(len(passing), _shares(settings), rng)
+        return of_rows[labelled], of_rows != splits.TRAIN
     key = _split_key(connection, bound.fragments_of(bound.split_table)[0])
     # the last value is that of a missing one, and of joined rows without a row
     codes = np.append(key.codes, -1)[rows[bound.split_table]]
-    if settings.split.kind == GROUP:
+    if settings.split.kind == splits.GROUP:
         hasher = simulated_hasher(settings.seed).purpose(f"split {settings.seed}")
-        of_values = split_by_hash(hasher.hash_texts(key.texts), _shares(settings))
-        subset = np.append(of_values, np.uint8(TRAIN))[codes]
+        of_values = splits.split_by_hash(
+            hasher.hash_texts(key.texts), _shares(settings)
+        )
+        subset = np.append(of_values, np.uint8(splits.TRAIN))[codes]
     else:
         times = np.append(key.numbers(), np.nan)[codes]
-        subset = split_by_order(times, _shares(settings))
+        subset = splits.split_by_order(times, _shares(settings))
     held_out = np.zeros(len(passing), np.bool_)
     held_out[labelled] = True
-    held_out[labelled[subset == TRAIN]] = False
+    held_out[labelled[subset == splits.TRAIN]] = False
     return subset, held_out
 
 
-def _shares(settings: Settings) -> Shares:
-    return Shares(settings.test_fraction, settings.validation_fraction)
+def _shares(settings: Settings) -> splits.Shares:
+    return splits.Shares(settings.test_fraction, settings.validation_fraction)
 
 
 def _split_key(connection: Connection, fragment: Fragment) -> ExtractedKey:

@@ -80,9 +80,7 @@ class Problem:
         if self.loss.name == "squared":
             return fit_ridge(features, self.train_labels, self.l2)
         return fit_logistic(
-            *(features, self.train_labels, self.l2),
-            solver="newton-cholesky",
-            tol=1e-10,
+            *(features, self.train_labels, self.l2), solver="newton-cholesky", tol=1e-10
         )
 
     def test_metrics(self, fitted: LinearFit) -> Metrics:

@@ -30,6 +30,7 @@ from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
 from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.coresets import sampling
 from tp_flower.coresets.importance import (
     CLUSTERS,
     REGRESSION,
@@ -39,25 +40,9 @@ from tp_flower.coresets.importance import (
     penalised,
     whitening,
 )
-from tp_flower.coresets.sampling import (
-    Sample,
-    draw_joined,
-    draw_uniform,
-    party_counts,
-    uniform_sample,
-    weigh_sample,
-)
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
-from tp_flower.protocol.coreset_messages import (
-    DrawPart,
-    DrawRequest,
-    MeasuredPart,
-    MeasurePart,
-    MeasureRequest,
-    WeighPart,
-    WeighRequest,
-)
+from tp_flower.protocol import coreset_messages
 from tp_flower.protocol.fields import LARGEST, Document
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
@@ -135,7 +120,7 @@ def draw_coreset(
         shares[party.part.table] += party.capped / total
     return CoresetSample(
         IMPORTANCE,
-        weigh_sample(draws, scores + uniform / rows, total),
+        sampling.weigh_sample(draws, scores + uniform / rows, total),
         rows,
         totals,
         shares,
@@ -147,12 +132,12 @@ def sample_uniformly(joined: JoinedRows, settings: Settings) -> CoresetSample:
     """Draw ``settings.coreset_rows`` of the joined training rows uniformly."""
     rng = generator(settings.seed, Stream.CORESET)
     rows, weights = joined.train.joined_rows, joined.weighting.train_rows
-    sample = uniform_sample(rows, settings.coreset_rows, weights, rng)
+    sample = sampling.uniform_sample(rows, settings.coreset_rows, weights, rng)
     return CoresetSample(UNIFORM, sample, rows)
 
 
 def restrict_to_sample(
-    joined: JoinedRows, sample: Sample, tested: IntArray | None = None
+    joined: JoinedRows, sample: sampling.Sample, tested: IntArray | None = None
 ) -> JoinedRows:
     """Return the joined rows, restricted to a sample of the training rows.
 
@@ -185,20 +170,20 @@ def _measure(
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
     penalty = settings.l2 * rows
-    bodies: dict[int, MeasurePart] = {}
+    bodies: dict[int, coreset_messages.MeasurePart] = {}
     for table, layout in joined.layouts.items():
         has_label = importance == REGRESSION and table == label_table
         label = _label_classes(joined) if has_label else None
         encoder = encoders[table].sealed
         for number, arrays in measured_rows(layout).items():
-            bodies[number] = MeasurePart(
+            bodies[number] = coreset_messages.MeasurePart(
                 encoder=encoder,
                 is_shard=len(layout.parts) > 1,
                 penalty=penalty if importance == REGRESSION else None,
                 label=label,
                 **arrays,
             )
-    request = MeasureRequest(
+    request = coreset_messages.MeasureRequest(
         sensitivities=importance,
         clusters=settings.clusters,
         joined_rows=rows,
@@ -234,7 +219,6 @@ def measured_rows(layout: TableLayout) -> PartArrays:
 
 
 def _label_classes(joined: JoinedRows) -> Document:
-    """Return the classes of the label as the sites have them, in code order."""
     if not joined.labels.classes:
         return {"classes": None}
     columns = joined.extracted.label_columns(joined.bound.label_table)
@@ -271,7 +255,6 @@ def _parties_of_columns(
 def _parties_of_clusters(
     layout: TableLayout, replies: Replies, clusters: int
 ) -> list[Party]:
-    """Return the parties of a table whose rows are clustered shard by shard."""
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
     caps = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
@@ -279,7 +262,7 @@ def _parties_of_clusters(
         return [_whole_table(layout, replies, caps[0])]
     costs, counts = [], []
     for part in parts:
-        body = replies.body(part, MeasuredPart)
+        body = replies.body(part, coreset_messages.MeasuredPart)
         if body.cost is None or body.clusters is None:
             raise refuse(part, "no cost of its clusters")
         costs.append(body.cost)
@@ -298,9 +281,8 @@ def _parties_of_clusters(
 
 
 def _whole_table(layout: TableLayout, replies: Replies, most: float) -> Party:
-    """Return the only party of an unsharded table."""
     (part,), (rows,) = layout.parts, layout.rows
-    total = replies.body(part, MeasuredPart).total
+    total = replies.body(part, coreset_messages.MeasuredPart).total
     if total is None:
         raise refuse(part, "no sum of its sensitivities")
     return Party(part, rows, total, most)
@@ -311,24 +293,28 @@ def _draw(
 ) -> Generator[Requests, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
-    counts = party_counts(np.array([*totals, float(len(joined.layouts))]), size, rng)
+    counts = sampling.party_counts(
+        np.array([*totals, float(len(joined.layouts))]), size, rng
+    )
     weights = joined.weighting.train_rows
     bodies = {
-        party.part.number: DrawPart(
+        party.part.number: coreset_messages.DrawPart(
             count=int(count), scale=party.scale, cost=party.cost, gram=party.gram
         )
         for party, count in zip(parties, counts, strict=False)
     }
-    replies = yield ask(DrawRequest(bodies), joined.parts)
+    replies = yield ask(coreset_messages.DrawRequest(bodies), joined.parts)
     rows = joined.train.joined_rows
-    draws = [draw_uniform(int(counts[-1]), rows, weights, rng)]
+    draws = [sampling.draw_uniform(int(counts[-1]), rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
         part, trained = party.part, party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
         if positions.max(initial=0) >= max(trained, 1):
             raise refuse(part, f"drawn row numbers beyond its {trained} rows")
         table = joined.train.tables[part.table]
-        draws.append(draw_joined(table, positions + party.rows.start, weights, rng))
+        draws.append(
+            sampling.draw_joined(table, positions + party.rows.start, weights, rng)
+        )
     return np.concatenate(draws)
 
 
@@ -337,13 +323,15 @@ def _weigh(
 ) -> Generator[Requests, Replies, FloatArray]:
     """Return each joined row's scores summed over all participants, (k,)."""
     rows = joined.train.joined_rows
-    bodies: dict[int, WeighPart] = {}
+    bodies: dict[int, coreset_messages.WeighPart] = {}
     for place, party in enumerate(parties):
         table_rows = joined.train.tables[party.part.table].row_of[drawn]
-        bodies[party.part.number] = WeighPart(
+        bodies[party.part.number] = coreset_messages.WeighPart(
             place=place, rows=own_rows(table_rows, party.rows)
         )
-    request = WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
+    request = coreset_messages.WeighRequest(
+        joined_rows=rows, summed=len(parties), parts=bodies
+    )
     replies = yield ask(request, joined.parts)
     total = np.zeros(len(drawn), np.uint64)
     for party in parties:

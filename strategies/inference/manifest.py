@@ -249,7 +249,6 @@ def label_text(fragments: Sequence[Fragment]) -> str:
 
 
 def _expressions(fragments: Sequence[Fragment], column: Sequence[str | None]) -> str:
-    """Return the expressions that a table's fragments use for one column."""
     texts = [
         _over_hosted(fragment, sql)
         for fragment, sql in zip(fragments, column, strict=True)

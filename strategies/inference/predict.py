@@ -41,11 +41,10 @@ from tp_flower.keyed_hash import hex_texts
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
-from tp_flower.protocol.inference_messages import (
-    FinishRequest,
-)
+from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Query, Unlabelled
+from tp_flower.reports import records
 from tp_flower.reports.predictions import (
     PREDICTIONS_FILE,
     RESERVED,
@@ -53,13 +52,6 @@ from tp_flower.reports.predictions import (
     Scored,
     prediction_table,
     write_predictions,
-)
-from tp_flower.reports.records import (
-    RunRecord,
-    TableReport,
-    min_mean_max,
-    plain,
-    write_json,
 )
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
@@ -124,7 +116,7 @@ class ModelStrategy(RoundStrategy):
         joined, manifest = self._joined, self.manifest
         if joined is None:
             raise RuntimeError("no row is joined before the rounds are done")
-        record = RunRecord(**self.record_fields, join_steps=joined.steps)
+        record = records.RunRecord(**self.record_fields, join_steps=joined.steps)
         label_rows = joined.mapping.tables[joined.bound.label_table].multiplicity
         missing = joined.missing.sites.items()
         content = {
@@ -148,12 +140,12 @@ class ModelStrategy(RoundStrategy):
             "metrics": self.metrics,
             "privacy": self._privacy(joined),
         }
-        return {key: plain(value) for key, value in content.items()}
+        return {key: records.plain(value) for key, value in content.items()}
 
-    def _table(self, joined: Joined, name: str) -> TableReport:
+    def _table(self, joined: Joined, name: str) -> records.TableReport:
         table, parts = self.manifest.table(name), joined.extracted.parts[name]
         counts = joined.mapping.tables[name].multiplicity
-        return TableReport(
+        return records.TableReport(
             table=name,
             name=table.name,
             rows=joined.extracted.table_rows[name],
@@ -161,7 +153,7 @@ class ModelStrategy(RoundStrategy):
             shards=len(parts),
             sites=tuple(part.site for part in parts),
             dropped=table.encoded.dropped,
-            multiplicity=min_mean_max(counts[counts > 0]),
+            multiplicity=records.min_mean_max(counts[counts > 0]),
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
@@ -219,7 +211,6 @@ class Predict(ModelStrategy):
 
 
 def _column_names(settings: Settings) -> tuple[str, ...]:
-    """Return the names of the row key's columns in the predictions."""
     names = tuple(column.split(".")[-1] for column in items_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
@@ -310,12 +301,11 @@ def use_model(
     strategy.start(grid)
     predictions = _write(strategy, folder) if isinstance(strategy, Predict) else None
     report = strategy.report(predictions)
-    write_json(report, folder)
+    records.write_json(report, folder)
     return result_view(report)
 
 
 def _write(strategy: Predict, folder: Path) -> dict[str, object]:
-    """Write the predictions, and return where they are."""
     table = strategy.predictions
     path = folder / PREDICTIONS_FILE
     metadata = {

@@ -29,8 +29,7 @@ PENALTY: Final = "penalty"
 _NAMES: Final = frozenset(
     {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
 )
-Metrics = dict[str, dict[str, float]]
-"""By "train" and "test", values by metric."""
+Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 
 
 class EdgePenalty:
@@ -132,7 +131,6 @@ def read_distances(
 
 
 def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
-    """Return the graph of a list of edges, or of a file with one."""
     path = Path(text).expanduser()
     if "\n" not in text and path.suffix and path.is_file():
         try:

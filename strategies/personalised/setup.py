@@ -47,8 +47,7 @@ from tp_flower.splits import split_rows
 NO_GRAPH: Final = "none"
 
 TRAINING: Final = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
-LARGEST_SUM: Final = 1e60
-"""Bound on a sum of squared labels."""
+LARGEST_SUM: Final = 1e60  # bound on a sum of squared labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,19 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from strategies.report_page.plots import bar_figure
-from tp_flower.reports.blocks import (
-    Block,
-    Blocks,
-    Column,
-    Prose,
-    Record,
-    Table,
-    counted,
-    mechanism_text,
-    table_titles,
-    tabulate,
-    text_column,
-)
+from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_seconds, format_value
 
 TIMES = ("server-seconds", "client-seconds", "wait-seconds")
@@ -26,7 +14,7 @@ DIRECTIONS = ("up, to the server", "down, to the sites")
 ESTIMATES = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 
-def costs(report: Record) -> Blocks:
+def costs(report: blocks.Record) -> blocks.Blocks:
     """Yield the plots of time and bytes, and the cost estimate of `explain`."""
     yield _estimate(report.at("cost"))
     rounds = report.records("history")
@@ -36,14 +24,14 @@ def costs(report: Record) -> Blocks:
     total = report.number("seconds")
     inside = sum(item.amount(name) for item in rounds for name in TIMES)
     if total is not None and 0 < inside <= total:
-        yield Prose(
+        yield blocks.Prose(
             f"The run took {format_seconds(total)}: {format_seconds(inside)} in its "
             f"rounds, {format_seconds(total - inside)} outside of them, such as "
             "waiting for the sites to be online."
         )
 
 
-def _estimate(cost: Record) -> Block | None:
+def _estimate(cost: blocks.Record) -> blocks.Block | None:
     if not cost:
         return None
     rows = []
@@ -54,17 +42,17 @@ def _estimate(cost: Record) -> Block | None:
             (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
         )
     title = f"Training by {cost.text('strategy')}, epochs: {cost.count('epochs')}"
-    return Table(title, ("", "rounds", *DIRECTIONS), rows)
+    return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows)
 
 
-def _phases(history: list[Record]) -> Block | None:
-    phases: defaultdict[str, list[Record]] = defaultdict(list)
+def _phases(history: list[blocks.Record]) -> blocks.Block | None:
+    phases: defaultdict[str, list[blocks.Record]] = defaultdict(list)
     for item in history:
         prefix = "training: " if item.amount("epoch") > 0 else ""
         phases[f"{prefix}{item.text('phase') or 'round'}"].append(item)
     bars = [
         (
-            f"{name}, {counted(len(rounds), 'round')}",
+            f"{name}, {blocks.counted(len(rounds), 'round')}",
             [sum(item.amount(key) for item in rounds) for key in TIMES],
         )
         for name, rounds in phases.items()
@@ -78,7 +66,7 @@ def _phases(history: list[Record]) -> Block | None:
     )
 
 
-def _sites(history: list[Record]) -> Block | None:
+def _sites(history: list[blocks.Record]) -> blocks.Block | None:
     """Return the computing time by site, if the rounds report it."""
     sites: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for item in history:
@@ -89,7 +77,7 @@ def _sites(history: list[Record]) -> Block | None:
     return bar_figure("Computing by site", sorted(sites.items()), format_seconds, parts)
 
 
-def _bytes(report: Record, history: list[Record]) -> Block | None:
+def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block | None:
     tables: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     overhead = 0.0
     for item in history:
@@ -98,7 +86,8 @@ def _bytes(report: Record, history: list[Record]) -> Block | None:
             for alias, sent in item.at(way).numbers().items():
                 tables[alias][n] += max(sent, 0.0)
     bars = [
-        (title, tables[alias]) for alias, title in table_titles(report, tables).items()
+        (title, tables[alias])
+        for alias, title in blocks.table_titles(report, tables).items()
     ]
     note = f"Besides: {format_bytes(overhead)} of headers, both ways."
     title = "Bytes by table and direction"
@@ -123,30 +112,32 @@ NOTHING_NOTE = (
 )
 
 
-def privacy(report: Record) -> Blocks:
+def privacy(report: blocks.Record) -> blocks.Blocks:
     """Yield the totals, the messages and the ledger."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
         is_covered = any(total.amount("epsilon") for total in totals)
         is_clear = any(total.text("epsilon") for total in totals)
         note = CLEAR_NOTE if is_clear else NOTHING_NOTE
-        yield Prose(COVERED_NOTE if is_covered else note)
+        yield blocks.Prose(COVERED_NOTE if is_covered else note)
         yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
     title = "Every message, and who learns what"
-    yield tabulate(title, messages, MESSAGES, is_folded=True)
+    yield blocks.tabulate(title, messages, MESSAGES, is_folded=True)
     ledger = privacy.at("ledger")
     accounts = [
-        _account(node, Record.of(account))
+        _account(node, blocks.Record.of(account))
         for node in sorted(ledger.content)
         for account in ledger.items(node)
     ]
-    table = tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
+    table = blocks.tabulate(
+        "The sites' ledgers of this run", accounts, LEDGER, is_folded=True
+    )
     # identical releases are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
 
 
-def privacy_totals(privacy: Record) -> Table:
+def privacy_totals(privacy: blocks.Record) -> blocks.Table:
     """Return the epsilon of each site's rows, and the releases it does not cover."""
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
@@ -154,14 +145,14 @@ def privacy_totals(privacy: Record) -> Table:
     title = f"What a {per} has spent against the server, and what is not covered"
     sums = {total.text("given") for total in totals if total.amount("epsilon")}
     note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(sums) if text)
-    return tabulate(title, totals, TOTALS, note)
+    return blocks.tabulate(title, totals, TOTALS, note)
 
 
-def _place(total: Record) -> str:
+def _place(total: blocks.Record) -> str:
     return f"{total.text('table')} at {total.text('site')}"
 
 
-def _epsilon(total: Record) -> str:
+def _epsilon(total: blocks.Record) -> str:
     """Return an epsilon as text: 0 if nothing is covered, null if it has no bound."""
     if reason := total.text("epsilon"):
         return reason
@@ -171,32 +162,32 @@ def _epsilon(total: Record) -> str:
     return format_value(epsilon) if epsilon else "none"
 
 
-def _account(node: str, account: Record) -> Record:
+def _account(node: str, account: blocks.Record) -> blocks.Record:
     release, limit = account.at("release"), account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
     site = release.text("site") or node
-    return Record({**release.content, "site": site, "uses": uses})
+    return blocks.Record({**release.content, "site": site, "uses": uses})
 
 
 TOTALS = [
-    Column("table at site", _place, is_text=True),
-    Column("epsilon", _epsilon),
-    text_column("per", "per", empty="row"),
-    Column("delta", lambda total: f"{total.amount('delta'):g}"),
-    text_column("not covered", "uncovered", empty="nothing"),
+    blocks.Column("table at site", _place, is_text=True),
+    blocks.Column("epsilon", _epsilon),
+    blocks.text_column("per", "per", empty="row"),
+    blocks.Column("delta", lambda total: f"{total.amount('delta'):g}"),
+    blocks.text_column("not covered", "uncovered", empty="nothing"),
 ]
 MESSAGES = [
-    text_column("message", "message"),
-    text_column("to", "to"),
-    text_column("carries", "carries"),
-    text_column("covered by", "protection"),
+    blocks.text_column("message", "message"),
+    blocks.text_column("to", "to"),
+    blocks.text_column("carries", "carries"),
+    blocks.text_column("covered by", "protection"),
 ]
 LEDGER = [
-    text_column("site", "site"),
-    text_column("table", "table"),
-    text_column("release", "what"),
-    Column("mechanism", mechanism_text, is_text=True),
-    Column("uses", lambda account: account.text("uses")),
-    text_column("unit", "unit"),
-    text_column("what is assumed", "scope"),
+    blocks.text_column("site", "site"),
+    blocks.text_column("table", "table"),
+    blocks.text_column("release", "what"),
+    blocks.Column("mechanism", blocks.mechanism_text, is_text=True),
+    blocks.Column("uses", lambda account: account.text("uses")),
+    blocks.text_column("unit", "unit"),
+    blocks.text_column("what is assumed", "scope"),
 ]

@@ -2,16 +2,7 @@
 
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import bar_figure
-from tp_flower.reports.blocks import (
-    TWO_TEXTS,
-    Block,
-    Blocks,
-    Prose,
-    Record,
-    Table,
-    counted,
-    table_titles,
-)
+from tp_flower.reports import blocks
 from tp_flower.reports.console import (
     OWN_MODELS,
     format_bytes,
@@ -25,7 +16,7 @@ DRAWS = {"importance": "by importance", "uniform": "uniformly"}
 GAMMA = "gamma (Assumption 4.1): 1 where the tables' columns are orthogonal"
 
 
-def model(report: Record) -> Blocks:
+def model(report: blocks.Record) -> blocks.Blocks:
     """Yield the coreset, the models of single sites, and what the tables add."""
     if coreset := report.at("chosen").at("coreset"):
         yield from _coreset(report, coreset)
@@ -35,11 +26,11 @@ def model(report: Record) -> Blocks:
         yield _graph(personal.at("graph"), sites)
     yield _shares(report)
     coefficients = report.at("coefficients")
-    for alias, title in table_titles(report, coefficients.content).items():
+    for alias, title in blocks.table_titles(report, coefficients.content).items():
         yield _coefficients(title, coefficients.records(alias))
 
 
-def _shares(report: Record) -> Block | None:
+def _shares(report: blocks.Record) -> blocks.Block | None:
     tables = report.at("contributions")
     shares = {
         alias: share
@@ -48,7 +39,7 @@ def _shares(report: Record) -> Block | None:
     }
     bars = [
         (title, [shares[alias]])
-        for alias, title in table_titles(report, shares).items()
+        for alias, title in blocks.table_titles(report, shares).items()
     ]
     return bar_figure(
         "Share of the scores' variance, by table",
@@ -70,7 +61,7 @@ def _per_cent(share: float) -> str:
     return f"{100 * share:.2g} %" if is_small else f"{100 * share:.1f} %"
 
 
-def _coefficients(table: str, entries: list[Record]) -> Block | None:
+def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | None:
     bars = [
         (_feature(entry), [value])
         for entry in entries
@@ -95,13 +86,13 @@ def _coefficients(table: str, entries: list[Record]) -> Block | None:
     )
 
 
-def _feature(entry: Record) -> str:
+def _feature(entry: blocks.Record) -> str:
     output = entry.get("output")
     suffix = "" if output in (None, "", "score", "gain") else f", output {output}"
     return f"{entry.text('feature') or '?'}{suffix}"
 
 
-def _coreset(report: Record, coreset: Record) -> Blocks:
+def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
     kind, largest = coreset.text("kind"), coreset.number("largest-weight")
     gamma = coreset.number("gamma")
     rows = [
@@ -112,32 +103,34 @@ def _coreset(report: Record, coreset: Record) -> Blocks:
         ("largest weight over the mean", format_value(largest)),
         *([(GAMMA, format_value(gamma))] if gamma is not None else []),
     ]
-    yield Table("The coreset that was trained on", ("", "rows"), rows)
+    yield blocks.Table("The coreset that was trained on", ("", "rows"), rows)
     shares, totals = coreset.at("shares"), coreset.at("totals")
     draws = [
         (title, format_value(totals.amount(alias)), f"{shares.amount(alias):.1%}")
-        for alias, title in table_titles(report, shares.content).items()
+        for alias, title in blocks.table_titles(report, shares.content).items()
     ]
     if draws:
         uniform = f"{coreset.amount('uniform-share'):.1%}"
         draws.append(("drawn uniformly", format_value(float(len(draws))), uniform))
         note = "A table's share of the draws is that of its sensitivities in all."
         head = ("table", "sum of sensitivities", "share of draws")
-        yield Table("Who draws", head, draws, note=note)
+        yield blocks.Table("Who draws", head, draws, note=note)
     for words in coreset.texts("warnings"):
-        yield Prose(f"Warning: {words}.")
+        yield blocks.Prose(f"Warning: {words}.")
     for words in coreset.texts("capped"):
-        yield Prose(f"A total was lowered to what it can be: {words}.")
+        yield blocks.Prose(f"A total was lowered to what it can be: {words}.")
 
 
-def _site_metrics(personal: Record, sites: list[Record]) -> Block | None:
+def _site_metrics(
+    personal: blocks.Record, sites: list[blocks.Record]
+) -> blocks.Block | None:
     models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
     metrics = [key for key in SITE_METRICS if any(key in values for values in measured)]
     if not metrics:
         return None
 
-    def cells(site: Record) -> list[str]:
+    def cells(site: blocks.Record) -> list[str]:
         tested = (site.at(name).at(TEST) for name in models)
         return [format_value(values.number(metrics[0])) for values in tested]
 
@@ -155,27 +148,28 @@ def _site_metrics(personal: Record, sites: list[Record]) -> Block | None:
         float32 = format_bytes(sent.amount("updates-float32"))
         updates = format_bytes(sent.amount("updates"))
         note += f" The sites' updates took {updates}; in float32 {float32}."
-    return Table(title, head, rows, note=note)
+    return blocks.Table(title, head, rows, note=note)
 
 
-def _cluster(site: Record) -> int:
+def _cluster(site: blocks.Record) -> int:
     return int(site.amount("cluster"))
 
 
-def _graph(graph: Record, sites: list[Record]) -> Block:
-    """Return the edges of the similarity graph."""
+def _graph(graph: blocks.Record, sites: list[blocks.Record]) -> blocks.Block:
     names = [site.text("site") or "?" for site in sites]
     clusters = {_cluster(site) for site in sites}
     edges = [pair for pair in graph.items("edges") if _is_edge(pair, len(sites))]
     groups = int(graph.amount("components"))
     summary = (
         f"{len(names)} sites, {len(edges)} edges, {len(clusters)} clusters of "
-        f"equal models, {counted(groups, 'connected group')}"
+        f"equal models, {blocks.counted(groups, 'connected group')}"
     )
     lost = ". Sites of different groups share nothing but what is not personal"
     pairs = [(names[left], names[right]) for left, right in edges]
     note = f"Made of: {graph.text('kind')}. {summary}{lost if groups > 1 else ''}."
-    return Table("The similarity graph", ("site", "site"), pairs, TWO_TEXTS, note=note)
+    return blocks.Table(
+        "The similarity graph", ("site", "site"), pairs, blocks.TWO_TEXTS, note=note
+    )
 
 
 def _is_edge(pair: object, count: int) -> bool:

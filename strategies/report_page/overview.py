@@ -127,7 +127,6 @@ def _key_side(join: Record, side: str) -> str:
 
 
 def _weights(weights: Record) -> Iterator[str]:
-    """Yield the sentences about the weights of joined rows."""
     if column := weights.text("column"):
         yield f"Joined rows have the weight of {column}."
     if entity := weights.text("entity"):

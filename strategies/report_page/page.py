@@ -8,17 +8,10 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from strategies.report_page import overview
 from strategies.report_page.convergence import convergence
 from strategies.report_page.costs import costs, privacy, privacy_totals
 from strategies.report_page.model import model
-from strategies.report_page.overview import (
-    facts,
-    head_of,
-    list_tables,
-    result,
-    settings,
-    tables,
-)
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
 from tp_flower.reports.blocks import Block, Code, Prose, Record, Table, render_page
@@ -37,16 +30,16 @@ def render(report: Mapping[str, object]) -> str:
     """Return the page of a `report.json` of any mode: one HTML file, no scripts."""
     record = Record(report)
     contents = {
-        "Result": result(record),
-        "Query and tables": tables(record),
+        "Result": overview.result(record),
+        "Query and tables": overview.tables(record),
         "Convergence": convergence(record),
         "Time and bytes": costs(record),
         "Model": model(record),
         "Privacy": privacy(record),
-        "Settings": settings(record),
+        "Settings": overview.settings(record),
     }
     footer = "Made of report.json, which has every figure of this page."
-    return render_page(head_of(record), contents, footer)
+    return render_page(overview.head_of(record), contents, footer)
 
 
 def write_page(folder: Path) -> Path:
@@ -74,7 +67,7 @@ INDENT = 2
 def explanation_view(content: Mapping[str, object]) -> RenderableType:
     """Return everything that `explain` prints, from the content of its report."""
     report = Record(content)
-    return _group((*tables(report), *costs(report), *privacy(report)))
+    return _group((*overview.tables(report), *costs(report), *privacy(report)))
 
 
 def result_view(content: Mapping[str, object]) -> RenderableType:
@@ -84,9 +77,9 @@ def result_view(content: Mapping[str, object]) -> RenderableType:
     names = filter(None, (model_of.text("name"), model_of.text("version")))
     title = f"Result of {'@'.join(names) or report.at('settings').text('strategy')}"
     blocks = (
-        Table(title, ("", "", ""), list(facts(report)), frozenset({0, 2})),
-        *result(report),
-        list_tables(report.records("tables")),
+        Table(title, ("", "", ""), list(overview.facts(report)), frozenset({0, 2})),
+        *overview.result(report),
+        overview.list_tables(report.records("tables")),
         *model(report),
         privacy_totals(report.at("privacy")),
     )

@@ -14,8 +14,7 @@ from markupsafe import Markup
 
 from tp_flower.reports.blocks import STYLES, Cells, Figure, Table
 
-TICKS = 5
-"""Approximate number of ticks on an axis."""
+TICKS = 5  # approximate number of ticks on an axis
 
 LONGEST_LABEL = 12
 
@@ -127,7 +126,6 @@ def nice_step(least: float) -> Decimal:
 
 
 def _multiples(first: int, last: int, step: Decimal) -> tuple[tuple[float, str], ...]:
-    """Return the multiples of a step, computed exactly, with their labels."""
     ticks = [n * step for n in range(first, last + 1)]
     labels = [f"{tick:,f}" for tick in ticks]
     if max(map(len, labels), default=0) > LONGEST_LABEL:
@@ -148,8 +146,7 @@ Point = tuple[float, float]
 WIDTH, HEIGHT = 380.0, 236.0
 TOP, BOTTOM, GAP = 26.0, 40.0, 8.0
 LABEL_HEIGHT = 13.0
-CHARACTER_WIDTH = 6.3
-"""Approximate width of a character of a label."""
+CHARACTER_WIDTH = 6.3  # approximate width of a character of a label
 
 FEW_POINTS = 40
 MOST_POINTS = 400
@@ -255,7 +252,6 @@ def _ends(x: Axis, y: Axis, line: Series) -> str:
 
 
 def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
-    """Return the points as a table, a column per line."""
     columns = [dict(line.points) for line in lines]
     rows = [
         (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))

@@ -21,14 +21,7 @@ from msgspec.structs import replace
 
 from tp_flower.errors import ErrorKind, MessageError, ReplyError
 from tp_flower.events import Value, log_event
-from tp_flower.protocol.codec import (
-    add_envelope,
-    decode,
-    decode_reply,
-    encode,
-    is_failure,
-    read_envelope,
-)
+from tp_flower.protocol import codec
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.fields import Reply as ReplyMessage
 from tp_flower.protocol.fields import Request as RequestMessage
@@ -107,8 +100,8 @@ class Answer:
     @classmethod
     def read(cls, action: Action, packet: Packet) -> "Answer":
         """Return the answer to a request of a type."""
-        message = decode_reply(action.reply, packet)
-        return cls(packet, message, read_envelope(ReplyEnvelope, packet))
+        message = codec.decode_reply(action.reply, packet)
+        return cls(packet, message, codec.read_envelope(ReplyEnvelope, packet))
 
     @property
     def seconds(self) -> float:
@@ -172,7 +165,7 @@ def ask(
         if bodies is not None:
             hosted = {number: bodies[number] for number in numbers if number in bodies}
             for_node = replace(for_node, parts=hosted)
-        packets[node] = encode(for_node)
+        packets[node] = codec.encode(for_node)
     action = ACTIONS[type(message)]
     return Requests(action, packets, message, by_number, phase=action.name.lower())
 
@@ -184,7 +177,7 @@ def make_messages(
     return [
         Message(
             content=pack(
-                add_envelope(
+                codec.add_envelope(
                     packet,
                     RequestEnvelope(run=run, round=number, after=answered.get(node)),
                 )
@@ -314,9 +307,7 @@ class Transport:
         return self._node_of.get(metadata.reply_to_message_id, metadata.src_node_id)
 
     def send_and_wait(
-        self,
-        messages: Iterable[Message],
-        timeout: float,
+        self, messages: Iterable[Message], timeout: float
     ) -> list[Message]:
         """Send messages and return the replies, in place of a missing one its error."""
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
@@ -405,7 +396,7 @@ def _is_transient(reply: Message) -> bool:
     """Whether a site says that it cannot answer at the moment."""
     try:
         packet = Packet(header_of(reply.content))
-        failure = decode(Failure, packet) if is_failure(packet) else None
+        failure = codec.decode(Failure, packet) if codec.is_failure(packet) else None
     except (ReplyError, MessageError):
         # malformed: refused by whoever reads the replies
         return False

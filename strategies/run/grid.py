@@ -185,7 +185,6 @@ class InProcessGrid(Grid):
 
 
 def _received(message: Message) -> Message:
-    """Return the message as it arrives at the other end of the wire."""
     data = recorddict_to_proto(message.content).SerializeToString()
     arrived = copy(message)
     arrived.content = recorddict_from_proto(RecordDictProto.FromString(data))

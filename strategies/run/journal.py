@@ -238,7 +238,6 @@ def _open(folder: Path) -> Database:
 
 
 def _no_checkpoint(folder: Path) -> str:
-    """Explain that a folder has no journal of this version."""
     if (folder / _OLD_HEAD).exists():
         return (
             f"the checkpoint in {folder} is from version 0.1.0, which this one does "

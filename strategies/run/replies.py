@@ -11,18 +11,8 @@ from flwr.app import Message
 from flwr.common.constant import ErrorCode
 
 from strategies.run.exchange import Answer, Part, Replies, Requests
+from tp_flower import errors
 from tp_flower.arrays import AnyArray
-from tp_flower.errors import (
-    DivergedError,
-    ErrorKind,
-    MessageError,
-    MissingSiteError,
-    RangeError,
-    ReplyError,
-    SiteError,
-    TPFlowerError,
-    UnavailableError,
-)
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol.fields import Reply, layout_of
 from tp_flower.protocol.messages import Failure
@@ -53,7 +43,7 @@ def collect_replies(
 ) -> Replies:
     """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
-    absent: dict[int, MissingSiteError | UnavailableError] = {}
+    absent: dict[int, errors.MissingSiteError | errors.UnavailableError] = {}
     behind: dict[int, int | None] = {}
     # sorted, so that of several failures always the same one is raised
     for node, message in sorted(replies, key=lambda pair: pair[0]):
@@ -65,11 +55,11 @@ def collect_replies(
         failure = answer.message
         if not isinstance(failure, Failure):
             answers[node] = answer
-        elif failure.kind is ErrorKind.BEHIND:
+        elif failure.kind is errors.ErrorKind.BEHIND:
             behind[node] = answer.envelope.at
         else:
             error = _error_of(request, failure, node, name)
-            if not isinstance(error, UnavailableError):
+            if not isinstance(error, errors.UnavailableError):
                 raise error
             absent[node] = error
     if behind:
@@ -77,7 +67,7 @@ def collect_replies(
     # one error names all that are silent
     silent = sorted(request.packets.keys() - answers.keys() - absent.keys())
     names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
-    missing = MissingSiteError(
+    missing = errors.MissingSiteError(
         f"no reply to {request.action} from {', '.join(names)} within site-timeout"
     )
     absent |= dict.fromkeys(silent, missing)
@@ -88,16 +78,16 @@ def collect_replies(
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
     if node not in request.packets:
-        raise ReplyError(f"{name} answered {request.action} without being asked")
+        raise errors.ReplyError(f"{name} answered {request.action} without being asked")
     try:
         answer = Answer.read(request.action, unpack(message.content))
         _check_parts(answer.message, {part.number for part in request.parts_at(node)})
-    except (MessageError, ReplyError) as error:
+    except (errors.MessageError, errors.ReplyError) as error:
         number = getattr(error, "part", None)
         hosted = [part for part in request.parts_at(node) if part.number == number]
         where = _site_of(hosted[0]) if hosted else name
-        advice = _DIVERGED if isinstance(error, RangeError) else ""
-        raise ReplyError(
+        advice = _DIVERGED if isinstance(error, errors.RangeError) else ""
+        raise errors.ReplyError(
             f"{where} sent a reply to {request.action} that cannot be used: "
             f"{error}{advice}"
         ) from None
@@ -110,32 +100,32 @@ def _check_parts(reply: Reply, hosted: set[int]) -> None:
     part = layout_of(type(reply)).part
     lists_all = reply.is_complete and part is not None and layout_of(part).values
     if sent - hosted or (lists_all and sent != hosted):
-        raise ReplyError(
+        raise errors.ReplyError(
             f"it is about parts {sorted(sent)}, but its node hosts {sorted(hosted)}"
         )
 
 
 def _error_of(
     request: Requests, failure: Failure, node: int, name: str
-) -> TPFlowerError:
+) -> errors.TPFlowerError:
     """Return the error that a site reported, naming the participant it is about."""
     where = name
     for part in request.parts_at(node):
         if part.number == failure.part:
             where = f"site {part.site!r}, table {part.table!r}"
     text = f"{where}: {request.action} failed: {_one_line(failure.error)}"
-    return _ERRORS.get(failure.kind, SiteError)(text)
+    return _ERRORS.get(failure.kind, errors.SiteError)(text)
 
 
-_ERRORS: Mapping[ErrorKind, type[TPFlowerError]] = {
-    ErrorKind.TRANSIENT: UnavailableError,
-    ErrorKind.DIVERGED: DivergedError,
+_ERRORS: Mapping[errors.ErrorKind, type[errors.TPFlowerError]] = {
+    errors.ErrorKind.TRANSIENT: errors.UnavailableError,
+    errors.ErrorKind.DIVERGED: errors.DivergedError,
 }
 
 
 def _crash(
     request: Requests, message: Message, node: int, name: str
-) -> UnavailableError:
+) -> errors.UnavailableError:
     """Return the error of a site that could not answer; SiteError if it would recur."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
@@ -145,8 +135,8 @@ def _crash(
         f"(Flower error {code}): {_one_line(reason)}"
     )
     if code == ErrorCode.INVALID_FAB:
-        raise SiteError(text)
-    return UnavailableError(text)
+        raise errors.SiteError(text)
+    return errors.UnavailableError(text)
 
 
 def _one_line(text: str) -> str:
@@ -173,13 +163,13 @@ def array_of(
     """Return a participant's array; None in ``shape`` allows any size."""
     array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
     if array is None:
-        raise ReplyError(f"{_site_of(part)} sent no {name!r}")
+        raise errors.ReplyError(f"{_site_of(part)} sent no {name!r}")
     fits = array.ndim == len(shape) and all(
         wanted in (None, size) for wanted, size in zip(shape, array.shape, strict=True)
     )
     if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ReplyError(
+        raise errors.ReplyError(
             f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected "
             f"({expected})"
         )
@@ -223,9 +213,9 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     return LabelColumn(label.kind, values, names)
 
 
-def refuse(part: Part, problem: str) -> ReplyError:
+def refuse(part: Part, problem: str) -> errors.ReplyError:
     """Return the error "site ... sent <problem>" for a participant's reply."""
-    return ReplyError(f"{_site_of(part)} sent {problem}")
+    return errors.ReplyError(f"{_site_of(part)} sent {problem}")
 
 
 def _site_of(part: Part) -> str:

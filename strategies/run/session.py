@@ -44,11 +44,9 @@ from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
-MOST_LOSSES: Final = 2
-"""How often a site may lose its state during one round."""
+MOST_LOSSES: Final = 2  # how often a site may lose its state during one round
 
-ABANDON_SECONDS: Final = 10.0
-"""Seconds to wait for the sites to forget a failed run."""
+ABANDON_SECONDS: Final = 10.0  # seconds to wait for the sites to forget a failed run
 
 
 @dataclass

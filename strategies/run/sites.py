@@ -10,14 +10,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from msgspec.structs import asdict
 
-from strategies.run.exchange import (
-    Answer,
-    Replies,
-    Requests,
-    RunLog,
-    Transport,
-    make_messages,
-)
+from strategies.run import exchange
 from strategies.run.replies import collect_replies
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
@@ -119,7 +112,7 @@ def find_sites(
     are hosted by at least ``min_sites`` nodes; if that is 0, when also no new node has
     come for a while.
     """
-    answers: dict[int, Answer] = {}
+    answers: dict[int, exchange.Answer] = {}
     changed = started = time.monotonic()
     while True:
         new_nodes = [node for node in grid.get_node_ids() if node not in answers]
@@ -156,21 +149,21 @@ def _describe(
     wanted: Sequence[str],
     run: str,
     settings: Settings,
-) -> Mapping[int, Answer]:
+) -> Mapping[int, exchange.Answer]:
     message = DescribeRequest(list(wanted))
     packets = dict.fromkeys(nodes, encode(message))
-    request = Requests(Action.DESCRIBE, packets, message=message)
-    transport = Transport(grid, RunLog(run))
+    request = exchange.Requests(Action.DESCRIBE, packets, message=message)
+    transport = exchange.Transport(grid, exchange.RunLog(run))
     replies = transport.send_and_wait(
-        make_messages(request, run, 0, {}), settings.site_timeout
+        exchange.make_messages(request, run, 0, {}), settings.site_timeout
     )
     by_node = [(transport.node_of(reply), reply) for reply in replies]
     return collect_replies(request, by_node, {}).answers
 
 
-def _node_count(answers: Mapping[int, Answer]) -> int:
+def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
     """Return the expected number of nodes if every node knows it, else 0."""
-    replies = Replies.of(answers).messages(DescribeReply)
+    replies = exchange.Replies.of(answers).messages(DescribeReply)
     counts = [reply.partitions for reply in replies.values()]
     # a node that does not know it may be one that the others do not count
     return max(counts, default=0) if all(counts) else 0
@@ -201,12 +194,15 @@ def _who_is_missing(
 def read_inventory(described: Mapping[int, Packet]) -> Inventory:
     """Return the nodes and shards that packets describe."""
     return _inventory(
-        {n: Answer.read(Action.DESCRIBE, packet) for n, packet in described.items()}
+        {
+            n: exchange.Answer.read(Action.DESCRIBE, packet)
+            for n, packet in described.items()
+        }
     )
 
 
-def _inventory(answers: Mapping[int, Answer]) -> Inventory:
-    nodes = Replies.of(answers).messages(DescribeReply)
+def _inventory(answers: Mapping[int, exchange.Answer]) -> Inventory:
+    nodes = exchange.Replies.of(answers).messages(DescribeReply)
     shards = []
     for node, reply in nodes.items():
         shards += [HostedShard(node=node, **asdict(shard)) for shard in reply.shards]

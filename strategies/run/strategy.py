@@ -21,13 +21,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from strategies.run.exchange import (
-    Answer,
-    Replies,
-    Requests,
-    computing_seconds,
-    count_bytes,
-)
+from strategies.run import exchange
 from strategies.run.replies import BehindSites
 from strategies.run.session import Session
 from strategies.run.sites import Inventory
@@ -117,8 +111,8 @@ RoundListener = Callable[[RoundReport], None]
 class _Progress:
     """State of a run that is reset when the journal is replayed."""
 
-    method: Generator[Requests, Replies, None] | None = None
-    pending: Requests | None = None
+    method: Generator[exchange.Requests, exchange.Replies, None] | None = None
+    pending: exchange.Requests | None = None
     result: EpochResult | None = None
     history: list[RoundReport] = field(default_factory=list)
     ledgers: dict[int, list[Document]] = field(default_factory=dict)
@@ -155,7 +149,7 @@ class RoundStrategy(Strategy):
         return Settings(mode=self.name)
 
     @abstractmethod
-    def rounds(self) -> Generator[Requests, Replies, None]:
+    def rounds(self) -> Generator[exchange.Requests, exchange.Replies, None]:
         """Exchange messages, from the first round to the one that ends the run."""
 
     @property
@@ -217,7 +211,7 @@ class RoundStrategy(Strategy):
         """Return the arrays of Flower's result after an epoch."""
         return ArrayRecord()
 
-    def request(self, request: Requests) -> Requests:
+    def request(self, request: exchange.Requests) -> exchange.Requests:
         """Return a request, marked as one of the epoch in progress."""
         return replace(request, epoch=self.epoch)
 
@@ -256,7 +250,7 @@ class RoundStrategy(Strategy):
             self._on_round(report)
         return self._epoch_result()
 
-    def _take(self, replies: Replies) -> None:
+    def _take(self, replies: exchange.Replies) -> None:
         for node, answer in replies.answers.items():
             if (account := getattr(answer.message, "ledger", None)) is not None:
                 self._progress.ledgers[node] = account
@@ -380,15 +374,14 @@ class RoundStrategy(Strategy):
     def _report(
         self,
         server_round: int,
-        request: Requests,
-        answers: Mapping[int, Answer],
+        request: exchange.Requests,
+        answers: Mapping[int, exchange.Answer],
         received: Mapping[int, Message],
         received_at: float,
     ) -> RoundReport:
-        """Add the record of a round to the history."""
         packets = [answer.packet for answer in answers.values()]
-        up, more_up = count_bytes(request, packets, received.values())
-        down, more_down = count_bytes(
+        up, more_up = exchange.count_bytes(request, packets, received.values())
+        down, more_down = exchange.count_bytes(
             request, request.packets.values(), self._progress.sent
         )
         result = self._progress.result or EpochResult(request.epoch, {}, {})
@@ -405,7 +398,7 @@ class RoundStrategy(Strategy):
             overhead_bytes=more_up + more_down,
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
-            site_seconds=computing_seconds(answers, self.session.site_names),
+            site_seconds=exchange.computing_seconds(answers, self.session.site_names),
             wait_seconds=max(waited, 0.0),
             residuals=result.residuals,
             validation=result.validation,

@@ -15,24 +15,15 @@ from strategies.run.replies import array_of, refuse
 from strategies.setup.extract import Extracted, table_group
 from strategies.setup.joined_rows import SplitRows
 from tp_flower.arrays import AnyArray
+from tp_flower.protocol import setup_messages
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.setup_messages import (
-    EncodedColumns,
-    FitPart,
-    FitRequest,
-    FittedPart,
-    OtherShard,
-    StatisticsPart,
-    StatisticsRequest,
-    TableShards,
-)
 
 
 @dataclass(frozen=True)
 class TableEncoding:
     """A table's encoder as far as the server has it; ``sealed`` for several shards."""
 
-    columns: EncodedColumns
+    columns: setup_messages.EncodedColumns
     sealed: AnyArray | None = None
 
 
@@ -47,19 +38,21 @@ def fit_encoders(
     }
     bodies = {}
     for number, (table, parts) in enumerate(extracted.parts.items()):
-        shards = TableShards(table_group(number), [part.number for part in parts])
+        shards = setup_messages.TableShards(
+            table_group(number), [part.number for part in parts]
+        )
         for part in parts:
-            bodies[part.number] = StatisticsPart(
+            bodies[part.number] = setup_messages.StatisticsPart(
                 encoders=msgspec.to_builtins(joined.choices[table]),
                 shards=shards if len(parts) > 1 else None,
                 rows=trained.get(part.number),
             )
-    replies = yield ask(StatisticsRequest(bodies), extracted.all_parts)
+    replies = yield ask(setup_messages.StatisticsRequest(bodies), extracted.all_parts)
     sharded = [parts for parts in extracted.parts.values() if len(parts) > 1]
     if sharded:
         fits = {s[0].number: _to_merge(extracted, s, replies) for s in sharded}
         leading = [parts[0] for parts in sharded]
-        replies = replies.then((yield ask(FitRequest(fits), leading)))
+        replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
     return {
         table: _encoding(joined, parts[0], replies)
         for table, parts in extracted.parts.items()
@@ -77,10 +70,12 @@ def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:
 
 def _to_merge(
     extracted: Extracted, parts: tuple[Part, ...], replies: Replies
-) -> FitPart:
-    return FitPart(
+) -> setup_messages.FitPart:
+    return setup_messages.FitPart(
         shards={
-            str(part.number): OtherShard(part.site, extracted.rows[part.number])
+            str(part.number): setup_messages.OtherShard(
+                part.site, extracted.rows[part.number]
+            )
             for part in parts
         },
         statistics={
@@ -91,8 +86,7 @@ def _to_merge(
 
 
 def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
-    """Return the encoder of a table that one of its shards has fitted."""
-    body = replies.body(part, FittedPart)
+    body = replies.body(part, setup_messages.FittedPart)
     if body.columns is None:
         raise refuse(part, "no columns of its encoder")
     if list(body.columns.features) != list(joined.choices[part.table].specs):

@@ -26,18 +26,9 @@ from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.keyed_hash import RUN_GROUP, HashArray
 from tp_flower.methods import MASKED
 from tp_flower.privacy.key_agreement import KeySource
+from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.setup_messages import (
-    DescribeReply,
-    ExtractedPart,
-    ExtractPart,
-    ExtractRequest,
-    LabelTerms,
-    SealedSecret,
-    SealReply,
-    SealRequest,
-)
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
@@ -119,7 +110,9 @@ def extract(
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
-    rows = {p.number: replies.body(p, ExtractedPart).rows for p in fragments}
+    rows = {
+        p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
+    }
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
@@ -151,15 +144,15 @@ def _request_parts(
     row_key: Sequence[str],
     settings: Settings,
     local_label: str | None,
-) -> dict[int, ExtractPart]:
+) -> dict[int, setup_messages.ExtractPart]:
     with_groups = {part for parts in grouped for part in parts}
     groups = key_groups(bound)
     plan = label_plan(settings)
-    terms = None if plan is None else LabelTerms(**asdict(plan))
+    terms = None if plan is None else setup_messages.LabelTerms(**asdict(plan))
     shards = [part for part in fragments if part.table == bound.split_table]
     split = split_terms(settings, len(shards)) if shards else None
     return {
-        part.number: ExtractPart(
+        part.number: setup_messages.ExtractPart(
             shard=part.shard,
             fragment=fragment.to_json(),
             groups=part in with_groups,
@@ -174,9 +167,7 @@ def _request_parts(
 
 
 def _check_filled(
-    bound: BoundQuery,
-    parts: Mapping[str, Sequence[Part]],
-    rows: Mapping[int, int],
+    bound: BoundQuery, parts: Mapping[str, Sequence[Part]], rows: Mapping[int, int]
 ) -> None:
     """Refuse a table without rows, unless LEFT JOIN allows rows without a match."""
     for table, shards in parts.items():
@@ -211,7 +202,7 @@ def _keys(
 
 def relay_secrets(
     inventory: Inventory, groups: Mapping[str, Collection[int]], seed: int
-) -> Generator[Requests, Replies, dict[int, ExtractRequest]]:
+) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractRequest]]:
     """Let one node of every group of nodes make a secret for the group.
 
     Return, for each node, the request that brings it its secrets, without parts.
@@ -235,7 +226,7 @@ def relay_secrets(
     sealed: dict[str, dict[str, str]] = {}
     if led:
         requests = {
-            int(leader): SealRequest(
+            int(leader): setup_messages.SealRequest(
                 keys=source.value,
                 public_keys=public_keys,
                 site_keys=site_keys,
@@ -252,7 +243,7 @@ def relay_secrets(
             message=next(iter(requests.values())),
         )
         for leader, request in requests.items():
-            reply = replies.messages(SealReply)[leader].sealed
+            reply = replies.messages(setup_messages.SealReply)[leader].sealed
             for group, members in request.groups.items():
                 if not set(members) <= reply.get(group, {}).keys():
                     raise ReplyError(
@@ -261,12 +252,14 @@ def relay_secrets(
                     )
                 sealed[group] = reply[group]
     return {
-        node: ExtractRequest(
+        node: setup_messages.ExtractRequest(
             keys=source.value,
             public_keys=public_keys,
             site_keys=site_keys,
             sealed={
-                group: SealedSecret(members=members, text=sealed[group][str(node)])
+                group: setup_messages.SealedSecret(
+                    members=members, text=sealed[group][str(node)]
+                )
                 for group, members in sealed_groups.items()
                 if str(node) in members
             },
@@ -277,7 +270,7 @@ def relay_secrets(
 
 
 def _common_source(
-    described: Mapping[int, DescribeReply], names: Mapping[int, str]
+    described: Mapping[int, setup_messages.DescribeReply], names: Mapping[int, str]
 ) -> KeySource:
     """Return where all nodes take the key from, checked before any round."""
     by_source = _grouped({node: site.keys for node, site in described.items()}, names)
@@ -291,7 +284,6 @@ def _common_source(
 
 
 def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, str]:
-    """Return the names of the nodes that have each value."""
     grouped: dict[str, list[str]] = {}
     for node, value in values.items():
         grouped.setdefault(value, []).append(repr(names[node]))
@@ -395,7 +387,7 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
     """Describe where a table's work is done; sites with the same work share a line."""
     sites: dict[str, list[str]] = {}
     for part in extracted.parts[table]:
-        body = extracted.replies.body(part, ExtractedPart)
+        body = extracted.replies.body(part, setup_messages.ExtractedPart)
         work = "all in DuckDB at the site"
         if body.engine != DUCKDB:
             pushed = "; ".join(body.pushed) or "the columns only"

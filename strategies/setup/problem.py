@@ -31,8 +31,7 @@ from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.reports.records import TableReport, min_mean_max
 
-LocalArray = npt.NDArray[Any]
-"""Local scores (n_i, d_c), or masked words of them."""
+LocalArray = npt.NDArray[Any]  # local scores (n_i, d_c), or masked words of them
 LocalScores = Mapping[str, LocalArray]
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of
+from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -20,33 +21,21 @@ from tp_flower.protocol.setup_messages import ExtractedPart, SplitTerms
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
-from tp_flower.splits import (
-    BY_HASH,
-    BY_ORDER,
-    BY_VALUE,
-    GROUP,
-    RANDOM,
-    TRAIN,
-    Shares,
-    SubsetArray,
-    split_at_random,
-    split_by_order,
-)
 
 
 class Split(NamedTuple):
     """The subset of joined rows, (N,), and the label table's rows held out, (n,)."""
 
-    subset: SubsetArray
+    subset: splits.SubsetArray
     held_out: BoolArray
 
 
 def split_terms(settings: Settings, shards: int) -> SplitTerms:
     """Return how the shards of a table decide, or tell, what is held out."""
-    last = BY_ORDER if shards == 1 else BY_VALUE
+    last = splits.BY_ORDER if shards == 1 else splits.BY_VALUE
     shares = _shares(settings)
     return SplitTerms(
-        by=BY_HASH if settings.split.kind == GROUP else last,
+        by=splits.BY_HASH if settings.split.kind == splits.GROUP else last,
         seed=settings.seed,
         test=shares.test,
         validation=shares.validation,
@@ -62,10 +51,10 @@ def split_joined(
 ) -> Split:
     """Return the split of the joined rows; ``parts`` hold its columns."""
     labelled = mapping.tables[bound.label_table]
-    if settings.split.kind == RANDOM:
+    if settings.split.kind == splits.RANDOM:
         rng = generator(settings.seed, Stream.SPLIT)
-        of_rows = split_at_random(labelled.rows, _shares(settings), rng)
-        return Split(of_rows[labelled.row_of], of_rows != TRAIN)
+        of_rows = splits.split_at_random(labelled.rows, _shares(settings), rng)
+        return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
     subset = _by_columns(bound, parts, replies, mapping, settings)
     if not subset.any():
         raise QueryError(
@@ -74,13 +63,13 @@ def split_joined(
             "columns with more values, or take another seed"
         )
     held_out = np.zeros(labelled.rows, np.bool_)
-    held_out[labelled.row_of[subset != TRAIN]] = True
-    held_out[labelled.row_of[subset == TRAIN]] = False
+    held_out[labelled.row_of[subset != splits.TRAIN]] = True
+    held_out[labelled.row_of[subset == splits.TRAIN]] = False
     return Split(subset, held_out)
 
 
-def _shares(settings: Settings) -> Shares:
-    return Shares(settings.test_fraction, settings.validation_fraction)
+def _shares(settings: Settings) -> splits.Shares:
+    return splits.Shares(settings.test_fraction, settings.validation_fraction)
 
 
 def _by_columns(
@@ -89,7 +78,7 @@ def _by_columns(
     replies: Replies,
     mapping: TableMapping,
     settings: Settings,
-) -> SubsetArray:
+) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), from what the columns' sites tell."""
     bodies = [replies.body(part, ExtractedPart) for part in parts]
     kinds = {body.keys[-1] for body in bodies if body.rows and body.keys}
@@ -98,8 +87,8 @@ def _by_columns(
             f"test-split {settings.test_split!r}: the columns differ in type between "
             f"the shards: {', '.join(sorted(kinds))}"
         )
-    is_group = settings.split.kind == GROUP
-    name, of_none = ("subset", TRAIN) if is_group else ("times", np.nan)
+    is_group = settings.split.kind == splits.GROUP
+    name, of_none = ("subset", splits.TRAIN) if is_group else ("times", np.nan)
     of_rows = [
         array_of(replies, part, name, (body.rows,))
         for part, body in zip(parts, bodies, strict=True)
@@ -110,5 +99,5 @@ def _by_columns(
     return (
         values.astype(np.uint8)
         if is_group
-        else split_by_order(values, _shares(settings))
+        else splits.split_by_order(values, _shares(settings))
     )

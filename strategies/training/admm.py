@@ -24,13 +24,7 @@ from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
-from tp_flower.learning.admm import (
-    Residuals,
-    admm_step,
-    balanced_rho,
-    initial_state,
-    residuals,
-)
+from tp_flower.learning import admm
 from tp_flower.methods import DP_SGD, NOISY_STATISTICS
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
@@ -75,12 +69,12 @@ class AdmmServer:
         self.over_relaxation = settings.over_relaxation or (
             1.0 if noisy else OVER_RELAXATION
         )
-        self._state = initial_state(
+        self._state = admm.initial_state(
             problem.base_score, problem.train.joined_rows, self.rho
         )
         self._scores = problem.gather(problem.initial_scores)
         self._epoch = 0
-        self._recent: list[Residuals] = []
+        self._recent: list[admm.Residuals] = []
 
     @property
     def kappa(self) -> float:
@@ -90,7 +84,7 @@ class AdmmServer:
     def steps(self) -> dict[str, FloatArray]:
         """Start an epoch: z- and dual update; return steps (n_i, d_c) by table."""
         self._epoch += 1
-        self._state, message = admm_step(
+        self._state, message = admm.admm_step(
             dataclasses.replace(self._state, rho=self.rho),
             self._scores,
             self.problem.train_labels,
@@ -102,7 +96,7 @@ class AdmmServer:
     def take(self, scores: FloatArray, held_out: HeldOutMetrics) -> EpochResult:
         """End an epoch with the new scores h (N, d_c), and metrics of held-out rows."""
         problem = self.problem
-        gap = residuals(
+        gap = admm.residuals(
             self._state,
             scores,
             self._scores,
@@ -119,7 +113,7 @@ class AdmmServer:
         self._scores = scores
         self._recent.append(gap)
         if self._balances and self._epoch <= BALANCED_EPOCHS:
-            rho = balanced_rho(self.rho, self._recent)
+            rho = admm.balanced_rho(self.rho, self._recent)
             if rho != self.rho:
                 self.rho = rho
                 self.forget_steps()
@@ -239,10 +233,7 @@ class AdmmStrategy(JoinStrategy):
         )
 
     def _agree(
-        self,
-        problem: TrainingProblem,
-        replies: Replies,
-        outline: AdmmRequest,
+        self, problem: TrainingProblem, replies: Replies, outline: AdmmRequest
     ) -> Generator[Requests, Replies, LocalScores]:
         """Bring the shards of each table to common parameters; return their scores.
 

@@ -27,12 +27,7 @@ from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_r
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
-from strategies.run.strategy import (
-    BestEpoch,
-    EpochResult,
-    RoundListener,
-    RoundStrategy,
-)
+from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out

@@ -111,8 +111,7 @@ TORCH_LEARNING_RATE = 0.05
 stability: on flights, MLPs reach a loss 0.018 higher after three epochs with an eighth
 of it."""
 
-NOISE_MARGIN = 4.0
-"""Automatic learning rate: safety margin for steps on few rows."""
+NOISE_MARGIN = 4.0  # automatic learning rate: safety margin for steps on few rows
 
 
 def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> float:

@@ -13,14 +13,7 @@ import numpy as np
 from flwr.common.logger import log
 from msgspec.structs import replace
 
-from strategies.inference.manifest import (
-    Manifest,
-    check_query,
-    find_missing,
-    label_text,
-    resolve,
-    without_missing,
-)
+from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, RoundListener
@@ -82,11 +75,11 @@ class TablePuppetBoost(JoinStrategy):
         """Score the joined rows with the model to start from, if there is one."""
         if not self.settings.boost_from:
             return
-        model = resolve(home_folder(), self.settings.boost_from)
-        check_query(model, joined.bound)
+        model = manifest.resolve(home_folder(), self.settings.boost_from)
+        manifest.check_query(model, joined.bound)
         check_same_rows(model, joined, self.held_out_digest)
-        missing = find_missing(model, self.inventory)
-        without_missing(model, joined.bound, missing, STOP)
+        missing = manifest.find_missing(model, self.inventory)
+        manifest.without_missing(model, joined.bound, missing, STOP)
         rows = Joined(
             joined.bound, joined.extracted, joined.mapping, joined.steps, missing
         )
@@ -177,9 +170,11 @@ class TablePuppetBoost(JoinStrategy):
         )
 
 
-def check_same_rows(model: Manifest, joined: JoinedRows, held_out: str) -> None:
+def check_same_rows(
+    model: manifest.Manifest, joined: JoinedRows, held_out: str
+) -> None:
     """Refuse a model of another label, or one that has trained on held-out rows."""
-    label = label_text(joined.bound.fragments_of(joined.bound.label_table))
+    label = manifest.label_text(joined.bound.fragments_of(joined.bound.label_table))
     aspects = {
         "label": (model.label, label),
         "loss": (model.loss, joined.loss.name),

@@ -4,14 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from strategies.inference.manifest import (
-    Manifest,
-    ModelPart,
-    ModelTable,
-    feature_texts,
-    finite,
-    label_text,
-)
+from strategies.inference import manifest
 from strategies.run.exchange import Part
 from strategies.training.base import RelationalStrategy
 from tp_flower.learning.metrics import Contribution
@@ -19,7 +12,7 @@ from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
 
 
-def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
+def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
     """Return the manifest of a successful run."""
     problem, report = strategy.training_problem, strategy.report
     if problem is None or not strategy.is_finished:
@@ -28,11 +21,13 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
     bound = strategy.bind(schemas)
     shards = strategy.inventory.by_place
 
-    def part_of(part: Part) -> ModelPart:
+    def part_of(part: Part) -> manifest.ModelPart:
         # found again by site, table and shard: node numbers change
         shard = shards[part.node, part.shard]
         digest = strategy.outcome.digests.get(part.number, "")
-        return ModelPart(part.number, part.site, shard.table, shard.index, digest)
+        return manifest.ModelPart(
+            part.number, part.site, shard.table, shard.index, digest
+        )
 
     tables = []
     for name, table in problem.tables.items():
@@ -42,11 +37,11 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
             name, Contribution(np.zeros(table.outputs), 0.0)
         )
         tables.append(
-            ModelTable(
+            manifest.ModelTable(
                 table=name,
                 name=problem.names[name],
                 columns={part.name: dict(schemas[part.name]) for part in fragments},
-                features=feature_texts(fragments),
+                features=manifest.feature_texts(fragments),
                 kind=table.model,
                 encoded=problem.encoders[name],
                 parts=tuple(map(part_of, table.parts)),
@@ -55,7 +50,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
             )
         )
     kinds = {table.kind for table in tables}
-    return Manifest(
+    return manifest.Manifest(
         name=strategy.model.name,
         model_version=strategy.model.version,
         created=report.started,
@@ -63,14 +58,14 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> Manifest:
         query=report.query,
         settings=dict(report.settings),
         label_table=bound.label_table,
-        label=label_text(bound.fragments_of(bound.label_table)),
+        label=manifest.label_text(bound.fragments_of(bound.label_table)),
         loss=problem.loss.name,
         classes=problem.classes,
         base_score=tuple(problem.base_score.tolist()),
         score_unit=problem.score_unit,
         tables=tuple(tables),
-        train=finite(report.final_train),
-        test=finite(report.final_test),
+        train=manifest.finite(report.final_train),
+        test=manifest.finite(report.final_test),
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
         versions=software(has_torch=not kinds <= NUMPY_KINDS),

@@ -188,7 +188,6 @@ class BatchStrategy(JoinStrategy):
             epoch = following
 
     def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
-        """Yield the epochs, each with its own order of batches."""
         rng = generator(self.settings.seed, Stream.ORDER)
         batches, epochs = self._batches.plan.batches, self.settings.epochs
         for number in range(1, epochs + 1):

@@ -42,11 +42,7 @@ from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
-from tp_flower.protocol.inference_messages import (
-    FinishedPart,
-    ScoredPart,
-    ScorePart,
-)
+from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
 from tp_flower.protocol.training_messages import (
     AdmmStep,
     AdmmUpdate,

@@ -118,11 +118,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
         assert fuzzed.report.final_train == plain.report.final_train
 
 
-EVERYTHING = {
-    "labels": "randomised-response",
-    "label_epsilon": 2.0,
-    "predictions": 4.0,
-}
+EVERYTHING = {"labels": "randomised-response", "label_epsilon": 2.0, "predictions": 4.0}
 DECLARED = (
     ("c", "age", "range(0, 300)"),
     ("c", "kind", "categories(k0, k1)"),

@@ -121,9 +121,7 @@ def check_clear(error: TPFlowerError) -> None:
 def test_random_faults_end_in_the_same_model_or_in_a_clear_stop(plain, name):
     @seed(6)
     @settings(
-        max_examples=SCHEDULES,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=SCHEDULES, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(SCHEDULE)
     def check(chosen: dict[int, faulty_grid.Fault]) -> None:

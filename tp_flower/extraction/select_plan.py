@@ -153,8 +153,7 @@ def _part_text(column: TypedColumn) -> str:
 
 
 RELATION: Final = "shard"
-GROUPS: Final = "grouped_by"
-"""Column of the canonical text of a sub-query's group."""
+GROUPS: Final = "grouped_by"  # column of the canonical text of a sub-query's group
 GROUP: Final = "(group)"
 """Prefix of a sub-query's grouping columns, which no name in a query has."""
 UNIT: Final = "unit_of_privacy"

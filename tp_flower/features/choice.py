@@ -16,8 +16,7 @@ from tp_flower.errors import SchemaError, SettingsError
 from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, TREE_DEFAULTS, EncoderSpec
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
-Entry = tuple[str, str, str]
-"""Table, column and the text of a spec."""
+Entry = tuple[str, str, str]  # table, column and the text of a spec
 
 KEY_PREFIX: Final = "encode."
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')

@@ -128,9 +128,7 @@ class SiteEncoder:
     )
 
     def transform(
-        self,
-        columns: Mapping[str, FeatureColumn],
-        out: Float32Array | None = None,
+        self, columns: Mapping[str, FeatureColumn], out: Float32Array | None = None
     ) -> Float32Array:
         """Return the encoded rows, float32 (n, d), C-contiguous without ``out``.
 

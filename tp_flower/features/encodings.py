@@ -27,22 +27,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tp_flower.arrays import MISSING, AnyArray
-from tp_flower.features.columns import (
-    CategoricalColumn,
-    FeatureColumn,
-    Float32Array,
-    Rows,
-    as_categorical,
-    as_numeric,
-    as_vectors,
-    cycle_of,
-    number_texts,
-    text_lengths,
-)
+from tp_flower.features import columns
 from tp_flower.features.spec import MOST_COLUMNS, TIME_PARTS
 from tp_flower.keyed_hash import HashArray
 
-Writer = Callable[[Rows, Float32Array], None]
+Writer = Callable[[columns.Rows, columns.Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
 
 LARGEST: Final = -MISSING
@@ -69,16 +58,16 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
     def _names(self) -> Sequence[str]:
         raise NotImplementedError
 
-    def writer(self, column: FeatureColumn) -> Writer:
+    def writer(self, column: columns.FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         values = self._values(column)
         return lambda block, out: self._write(values[block], out)
 
-    def _values(self, column: FeatureColumn) -> AnyArray:
+    def _values(self, column: columns.FeatureColumn) -> AnyArray:
         """Return the numbers, vectors or codes (n, ...) that the encoding reads."""
-        return as_numeric(self.name, column).values
+        return columns.as_numeric(self.name, column).values
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         """Write a block of them, without changing it, into ``out`` (b, width)."""
         raise NotImplementedError
 
@@ -108,12 +97,12 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
     def _names(self) -> Sequence[str]:
         return (f"length of {self.name}" if self.of_length else self.name,)
 
-    def _values(self, column: FeatureColumn) -> AnyArray:
+    def _values(self, column: columns.FeatureColumn) -> AnyArray:
         if not self.of_length:
             return super()._values(column)
-        return text_lengths(as_categorical(self.name, column)).values
+        return columns.text_lengths(columns.as_categorical(self.name, column)).values
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         is_missing = np.isnan(values)
         scaled = np.where(is_missing, self.fill or 0.0, values)
         with np.errstate(over="ignore"):
@@ -149,7 +138,7 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
             f"{self.name} from {edges[-1]}",
         )
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         hot = np.searchsorted(np.array(self.edges), values, side="right")
         hot[np.isnan(values)] = -1 if self.fill is None else self.fill
         _write_one_hot(hot, out)
@@ -169,8 +158,8 @@ class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
         place = f"{self.cycle} of " if isinstance(self.cycle, str) else ""
         return (f"sin {place}{self.name}", f"cos {place}{self.name}")
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
-        place, period = cycle_of(self.cycle)
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
+        place, period = columns.cycle_of(self.cycle)
         with np.errstate(over="ignore", invalid="ignore"):
             angle = place(values) * (2 * np.pi / period)
         is_missing = ~np.isfinite(angle)
@@ -189,10 +178,10 @@ class VectorEncoding(_Encoding, frozen=True, tag="vector"):
     def _names(self) -> Sequence[str]:
         return tuple(f"{self.name}[{place}]" for place in range(self.width))
 
-    def _values(self, column: FeatureColumn) -> AnyArray:
-        return as_vectors(self.name, column, self.width).values
+    def _values(self, column: columns.FeatureColumn) -> AnyArray:
+        return columns.as_vectors(self.name, column, self.width).values
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         out[...] = np.where(np.isnan(values), np.float32(0), values)
 
 
@@ -202,10 +191,10 @@ class MissingEncoding(_Encoding, frozen=True, tag="missing"):
     def _names(self) -> Sequence[str]:
         return (f"{self.name} is missing",)
 
-    def _values(self, column: FeatureColumn) -> AnyArray:
+    def _values(self, column: columns.FeatureColumn) -> AnyArray:
         return column.is_missing
 
-    def _write(self, values: AnyArray, out: Float32Array) -> None:
+    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         out[:, 0] = values
 
 
@@ -217,12 +206,12 @@ class Targets:
     """
 
     hot: PositionArray
-    signs: Float32Array | None = None
+    signs: columns.Float32Array | None = None
 
-    def writer(self, column: CategoricalColumn) -> Writer:
+    def writer(self, column: columns.CategoricalColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
 
-        def write(block: Rows, out: Float32Array) -> None:
+        def write(block: columns.Rows, out: columns.Float32Array) -> None:
             codes = column.codes[block]
             signs = None if self.signs is None else self.signs[codes]
             _write_one_hot(self.hot[codes], out, signs)
@@ -233,10 +222,10 @@ class Targets:
 class Codes(Targets):
     """The code of each distinct value of a feature, (k + 1,); -1 for none."""
 
-    def writer(self, column: CategoricalColumn) -> Writer:
+    def writer(self, column: columns.CategoricalColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
 
-        def write(block: Rows, out: Float32Array) -> None:
+        def write(block: columns.Rows, out: columns.Float32Array) -> None:
             codes = self.hot[column.codes[block]]
             out[:, 0] = np.where(codes < 0, MISSING, codes)
 
@@ -339,7 +328,7 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
     def _names(self) -> Sequence[str]:
         return tuple(f"{self.name}={category}" for category in self.categories)
 
-    def writer(self, column: FeatureColumn) -> Writer:
+    def writer(self, column: columns.FeatureColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
         values = categories_for(self, column)
         categories = pa.array(self.categories, values.texts.type)
@@ -364,12 +353,12 @@ FeatureEncoding = (
 
 
 def categories_for(
-    encoding: HashedEncoding | ListedEncoding, column: FeatureColumn
-) -> CategoricalColumn:
+    encoding: HashedEncoding | ListedEncoding, column: columns.FeatureColumn
+) -> columns.CategoricalColumn:
     """Return a column as an encoding's categories; SchemaError for another kind."""
     if encoding.of_number:
-        return number_texts(as_numeric(encoding.name, column))
-    return as_categorical(encoding.name, column)
+        return columns.number_texts(columns.as_numeric(encoding.name, column))
+    return columns.as_categorical(encoding.name, column)
 
 
 def hashes_of(digits: Sequence[str]) -> HashArray:
@@ -386,7 +375,9 @@ def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) 
 
 
 def _write_one_hot(
-    hot: PositionArray, out: Float32Array, values: Float32Array | None = None
+    hot: PositionArray,
+    out: columns.Float32Array,
+    values: columns.Float32Array | None = None,
 ) -> None:
     """Write values (b,), or ones, into the hot columns (b,) from 0 on, else zeros."""
     out[...] = 0.0

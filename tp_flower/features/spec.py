@@ -329,7 +329,6 @@ class EncoderSpec:
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])
 
     def _check_declared(self, kind: str) -> None:
-        """Refuse a declaration that is for another kind of value."""
         if self.kind == "range" and self.range.is_time != (kind == "time"):
             ends = "dates, as in range(1950-01-01, 2013-12-31)"
             expected = ends if kind == "time" else "numbers, as in range(1, 12)"

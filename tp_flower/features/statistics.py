@@ -21,17 +21,8 @@ import pyarrow as pa
 
 from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import SchemaError
+from tp_flower.features import columns
 from tp_flower.features.choice import TableChoice
-from tp_flower.features.columns import (
-    CategoricalColumn,
-    FeatureColumn,
-    NumericColumn,
-    VectorColumn,
-    as_categorical,
-    as_numeric,
-    number_texts,
-    text_lengths,
-)
 from tp_flower.features.spec import EncoderSpec, Need
 from tp_flower.keyed_hash import HashArray, KeyedHasher
 
@@ -83,7 +74,7 @@ NO_CATEGORIES: Final = CategoryStatistics()
 
 
 def count_categories(
-    column: CategoricalColumn, hasher: KeyedHasher, min_count: int = 1
+    column: columns.CategoricalColumn, hasher: KeyedHasher, min_count: int = 1
 ) -> CategoryStatistics:
     """Return the categories of a shard's rows that may leave it."""
     present = column.codes[~column.is_missing]
@@ -184,7 +175,7 @@ def feature_statistics(
     choice: TableChoice,
     name: str,
     kind: str,
-    column: FeatureColumn,
+    column: columns.FeatureColumn,
     counted: CountedRows,
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
@@ -192,7 +183,7 @@ def feature_statistics(
     An encoder without statistics gets the kind of value and the length of vectors.
     """
     if choice.is_declared(name, kind):
-        width = column.width if isinstance(column, VectorColumn) else 0
+        width = column.width if isinstance(column, columns.VectorColumn) else 0
         width = 0 if column.is_missing.all() else width
         return declared_statistics(choice, name, kind, width)
     if counted.rows is not None:
@@ -205,15 +196,15 @@ def feature_statistics(
     if Need.CATEGORIES in statistics.needs:
         hasher = counted.hasher.purpose(category_purpose(choice.table, name))
         values = (
-            number_texts(column)
-            if isinstance(column, NumericColumn)
-            else as_categorical(name, column)
+            columns.number_texts(column)
+            if isinstance(column, columns.NumericColumn)
+            else columns.as_categorical(name, column)
         )
         categories = count_categories(values, hasher, counted.min_count)
         return replace(statistics, categories=categories)
     if spec.kind == "length":
-        column = text_lengths(as_categorical(name, column))
-    numbers = as_numeric(name, column).values
+        column = columns.text_lengths(columns.as_categorical(name, column))
+    numbers = columns.as_numeric(name, column).values
     try:
         return _with_numbers(statistics, numbers[~np.isnan(numbers)])
     except SchemaError as error:

@@ -74,7 +74,6 @@ class BatchPlan:
         return self._rows_of(table, batch).segment_sum(values)
 
     def _rows_of(self, table: str, batch: int) -> TableRows:
-        """Return the positions of a batch's distinct rows of a table in the batch."""
         plan = self.tables[table]
         return TableRows(plan.slots[self.slice(batch)], len(plan.of(batch)))
 

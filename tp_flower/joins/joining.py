@@ -121,9 +121,7 @@ class Match:
 
 
 def match_table(
-    table: str,
-    predicates: Sequence[tuple[Join, Codes]],
-    joined: Mapping[str, IntArray],
+    table: str, predicates: Sequence[tuple[Join, Codes]], joined: Mapping[str, IntArray]
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
     sides = [
@@ -261,10 +259,7 @@ def build_mapping(
 
 
 def _join_order(
-    joins: Sequence[Join],
-    tables: Sequence[str],
-    first: str,
-    outer: Collection[str],
+    joins: Sequence[Join], tables: Sequence[str], first: str, outer: Collection[str]
 ) -> list[tuple[str, list[int]]]:
     """Return (table, its predicates), every table after one that it is joined to."""
     order: list[tuple[str, list[int]]] = [(first, [])]

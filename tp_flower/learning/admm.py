@@ -43,21 +43,14 @@ from typing import Any
 
 import numpy as np
 
-from tp_flower.arrays import (
-    BLOCK_ROWS,
-    BoolArray,
-    FloatArray,
-    blocks_of,
-    in_threads,
-)
+from tp_flower.arrays import BLOCK_ROWS, BoolArray, FloatArray, blocks_of, in_threads
 from tp_flower.joins.mapping import TableRows
 from tp_flower.losses import Loss
 
 RESIDUAL_VALUES = 8192
 """Values per block: few enough for the cache, and for BLAS to start no threads."""
 
-LEAST_VALUES = 1 << 18
-"""Minimum number of values per thread: some milliseconds of work."""
+LEAST_VALUES = 1 << 18  # minimum number of values per thread: some milliseconds of work
 
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
@@ -207,11 +200,7 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
 
 
 def consensus_parameters(
-    total: FloatArray,
-    shards: int,
-    penalised: BoolArray,
-    rho_in: float,
-    l2: float,
+    total: FloatArray, shards: int, penalised: BoolArray, rho_in: float, l2: float
 ) -> FloatArray:
     """Return w from the sum of the shards' theta^q + u^q (Eq. 20), (p,).
 

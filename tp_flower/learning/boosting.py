@@ -24,12 +24,10 @@ from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.learning.conjugate_gradients import LEAST_ROWS
 from tp_flower.losses import Loss
 
-SHRINK: Final = 0.7
-"""Of the steps of least loss, which the training rows flatter."""
+SHRINK: Final = 0.7  # of the steps of least loss, which the training rows flatter
 LONGEST: Final = 1.0
 """Longer steps would be taken where little is left to learn, and they overfit."""
-LEAST_HESSIAN: Final = 1e-12
-"""A row that is certain still has a curvature."""
+LEAST_HESSIAN: Final = 1e-12  # A row that is certain still has a curvature
 
 
 class Boosting:
@@ -73,7 +71,6 @@ class Boosting:
         return lengths
 
     def _best(self, directions: Sequence[FloatArray]) -> FloatArray:
-        """Return the lengths of least loss that are not negative."""
         from scipy.optimize import minimize
 
         def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:

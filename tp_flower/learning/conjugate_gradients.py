@@ -38,16 +38,14 @@ SMALL_RISE: Final = 1e-4
 """Slope along a step, of that where it began, from which one secant step more ends."""
 LEAST_ROWS: Final = 1 << 16
 """Minimum number of rows per thread: about a millisecond of work."""
-LONGEST: Final = 2.0**20
-"""Length of a step along which the objective never rises."""
+LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of
 its digits."""
 TOLERANCE: Final = 3e-3
 """Gradient norm that ends training: on snowflakes with collinear tables and rare
 categories f was within 0.03 % of its minimum by then, on all others closer."""
-REST: Final = 1e-7
-"""Gradient norm that ends training in any case: it is all rounding."""
+REST: Final = 1e-7  # gradient norm that ends training in any case: it is all rounding
 
 
 @dataclass(frozen=True)

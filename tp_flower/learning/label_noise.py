@@ -50,8 +50,7 @@ MIN_EPSILON: Final = 1e-3
 """Below it, labels retain nothing that any realistic number of rows could recover."""
 MAX_EPSILON: Final = 100.0
 """Above it no class ever changes: e^-100 is too small a probability to occur."""
-NOISE_VALUES: Final = 1 << 20
-"""Numbers drawn at a time."""
+NOISE_VALUES: Final = 1 << 20  # numbers drawn at a time
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ from tp_flower.learning.label_noise import (
 )
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
-Weights = FloatArray | None
-"""w, (N,), > 0, of the rows in every mean; None: all alike."""
+Weights = FloatArray | None  # w, (N,), > 0, of the rows in every mean; None: all alike
 
 LEAST_ROWS = 1 << 16
 """With fewer, the areas of several classes are computed one after the other."""

@@ -26,13 +26,11 @@ RANK_TOLERANCE = 1e-11
 MOST_COLUMNS = 4096
 """A Gram matrix of as many columns takes about 20 s to factorise, eight times as long
 for twice as many."""
-FREQUENT = 1024
-"""Columns of the block of a wider table; the others have a diagonal."""
+FREQUENT = 1024  # columns of the block of a wider table; the others have a diagonal
 BY_COLUMNS, BY_ROWS, BY_FREQUENT = "columns", "rows", "frequent columns, diagonal"
 """Factorisations of a table's Hessian."""
 
-GRAM_VALUES = 1 << 22
-"""Float64 values in a block of rows, 32 MB."""
+GRAM_VALUES = 1 << 22  # float64 values in a block of rows, 32 MB
 LEAST_ROWS = 256
 
 
@@ -232,11 +230,7 @@ def _centre(
 
 
 def exact_update(
-    solver: RidgeSolver,
-    theta: FloatArray,
-    moments: FloatArray,
-    kappa: float,
-    l2: float,
+    solver: RidgeSolver, theta: FloatArray, moments: FloatArray, kappa: float, l2: float
 ) -> FloatArray:
     """Return theta after its update, (p, d_c), from where the scores step off.
 

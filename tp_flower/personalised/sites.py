@@ -28,8 +28,7 @@ from tp_flower.learning.solvers import gram
 from tp_flower.losses import Loss
 from tp_flower.randomness import NoiseSource
 
-POWER_STEPS = 20
-"""Power steps to estimate an MLP's largest curvature."""
+POWER_STEPS = 20  # power steps to estimate an MLP's largest curvature
 
 CURVATURE_MARGIN = 4.0
 """Safety factor for an MLP's curvature, which is measured at the start and grows."""
@@ -114,10 +113,8 @@ class SiteObjective:
         return size
 
 
-PAIRS = 128
-"""Random features of a summary: a cosine and a sine each."""
-EMBEDDING_BOUND = 1.0
-"""Norm of phi(x) for every row."""
+PAIRS = 128  # random features of a summary: a cosine and a sine each
+EMBEDDING_BOUND = 1.0  # norm of phi(x) for every row
 BLOCK_ROWS = 4096
 TINY = np.finfo(np.float64).tiny
 

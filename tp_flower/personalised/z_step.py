@@ -30,8 +30,7 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray
 from tp_flower.personalised.graph import SimilarityGraph
 
-Radius = float | FloatArray
-"""One for all edges, or a column (M, 1) with one for each."""
+Radius = float | FloatArray  # one for all edges, or a column (M, 1) with one for each
 
 
 class EdgeNorm(StrEnum):

@@ -36,14 +36,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IndexArray, blocks
-from tp_flower.learning.models.local_model import (
-    FeatureArray,
-    FitProblem,
-    LinearModel,
-    LocalModel,
-    moment,
-    on_host,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
@@ -57,9 +50,9 @@ TORCH_RATE: Final = 0.03
 """Chosen by experiments on flights, linear and MLP, at epsilon 1 and 8."""
 
 
-def check_per_row(model: LocalModel, features: int) -> None:
+def check_per_row(model: local_model.LocalModel, features: int) -> None:
     """Raise SettingsError if a row's gradient depends on other rows; name the layer."""
-    if isinstance(model, LinearModel):
+    if isinstance(model, local_model.LinearModel):
         return
     from tp_flower.privacy.torch_gradients import (
         check_norms_are_whole,
@@ -70,9 +63,9 @@ def check_per_row(model: LocalModel, features: int) -> None:
     check_norms_are_whole(model, features)
 
 
-def check_scores(model: LocalModel, features: int) -> None:
+def check_scores(model: local_model.LocalModel, features: int) -> None:
     """Raise SettingsError if a row's score depends on other rows."""
-    if isinstance(model, LinearModel):
+    if isinstance(model, local_model.LinearModel):
         return
     from tp_flower.privacy.torch_gradients import check_scores_are_apart
 
@@ -80,8 +73,8 @@ def check_scores(model: LocalModel, features: int) -> None:
 
 
 def clipped_sum(
-    model: LocalModel,
-    features: FeatureArray,
+    model: local_model.LocalModel,
+    features: local_model.FeatureArray,
     messages: FloatArray,
     clip: float,
     units: Units | None = None,
@@ -91,14 +84,14 @@ def clipped_sum(
     With units, the sum over each unit's rows is clipped instead. ``clip`` is C > 0, inf
     for no clipping; the model's parameters are only read.
 
-    >>> model = LinearModel(features=2, outputs=1, intercept=False)
+    >>> model = local_model.LinearModel(features=2, outputs=1, intercept=False)
     >>> rows = np.array([[3, 4], [0.3, 0.4]], dtype=np.float32)
     >>> clipped_sum(model, rows, np.ones((2, 1)), clip=1.0).round(6).tolist()
     [0.9, 1.2]
     """
     if math.isinf(clip):
         return model.pullback(features, messages)
-    if isinstance(model, LinearModel):
+    if isinstance(model, local_model.LinearModel):
         return _clipped_linear_sum(model, features, messages, clip, units)
     # torch and opacus take seconds to import, which linear models avoid
     from tp_flower.privacy.torch_gradients import clipped_torch_sum
@@ -108,8 +101,8 @@ def clipped_sum(
 
 
 def private_sum(
-    model: LocalModel,
-    features: FeatureArray,
+    model: local_model.LocalModel,
+    features: local_model.FeatureArray,
     messages: FloatArray,
     clipped_noise: ClippedNoise,
     noise: NoiseSource,
@@ -121,13 +114,12 @@ def private_sum(
 
 
 def _clipped_linear_sum(
-    model: LinearModel,
-    features: FeatureArray,
+    model: local_model.LinearModel,
+    features: local_model.FeatureArray,
     messages: FloatArray,
     clip: float,
     units: Units | None,
 ) -> FloatArray:
-    """One product with re-weighted messages."""
     has_one = model.intercept
     if units is None:
         norms = _linear_norms(features, messages, intercept=has_one)
@@ -136,11 +128,11 @@ def _clipped_linear_sum(
     weights = clip_weights(norms, clip)[:, None]
     # not a product: zero times infinity is NaN
     weighted = np.where(weights > 0, messages, 0.0) * weights
-    return moment(features, weighted, intercept=has_one).ravel()
+    return local_model.moment(features, weighted, intercept=has_one).ravel()
 
 
 def _linear_norms(
-    features: FeatureArray, messages: FloatArray, *, intercept: bool
+    features: local_model.FeatureArray, messages: FloatArray, *, intercept: bool
 ) -> FloatArray:
     """Return ||g_k|| = ||[x_k, 1]|| ||Y_k||, (k,)."""
     norms = np.empty(len(messages))
@@ -205,8 +197,8 @@ class PrivateFit:
 
 
 def fit_privately(
-    model: LocalModel,
-    problem: FitProblem,
+    model: local_model.LocalModel,
+    problem: local_model.FitProblem,
     plan: PrivateFit,
     noise: NoiseSource,
     units: Units | None = None,
@@ -216,13 +208,13 @@ def fit_privately(
     Without rows the penalised parameters move to the centre at once. With units, whole
     units are sampled and clipped.
     """
-    all_rows = on_host(problem.features)
+    all_rows = local_model.on_host(problem.features)
     rows = len(all_rows)
     if not rows:
         model.parameters = problem.settle(model.parameters)
         return
     # linear models have parameters in the labels' unit; Adam's steps are of order 1
-    is_linear = isinstance(model, LinearModel)
+    is_linear = isinstance(model, local_model.LinearModel)
     unit = plan.output_scale if is_linear else 1.0
     scale = unit * problem.kappa / (plan.row_norm * plan.output_scale**2)
     weights = scale * problem.weights[:, None]
@@ -254,7 +246,6 @@ def fit_privately(
 def _sample(
     rows: int, rate: float, noise: NoiseSource, units: Units | None
 ) -> tuple[slice | IndexArray, Units | None]:
-    """Return a step's rows, of whole units, and their units."""
     if rate == 1.0:
         # a slice copies nothing
         return slice(None), units

@@ -76,8 +76,7 @@ SCORE_SUMS: Final = (
 )
 """The scope of scores that leave masked."""
 
-Name = tuple[int, str]
-"""The part, and the kind of data released."""
+Name = tuple[int, str]  # the part, and the kind of data released
 
 Spend = tuple[int, str, int]
 """The part, the kind of data, and a key for what is used once (a batch, an epoch)."""

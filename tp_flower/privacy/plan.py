@@ -225,7 +225,6 @@ def _multiplier(
 
 
 def _row_norm(schedule: Schedule) -> float:
-    """Return the expected norm of an encoded row with an appended one."""
     return math.sqrt(1.0 + schedule.columns)
 
 

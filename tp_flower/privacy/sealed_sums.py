@@ -33,10 +33,8 @@ from tp_flower.errors import DivergedError, SiteError
 
 WordArray = npt.NDArray[np.uint64]
 
-BITS: Final = 40
-"""Bits after the point."""
-SUM_BITS: Final = 60
-"""The absolute sum of the words stays below 2^60."""
+BITS: Final = 40  # bits after the point
+SUM_BITS: Final = 60  # the absolute sum of the words stays below 2^60
 _PRIME: Final = (1 << 61) - 1
 _PURPOSE: Final = b"tp_flower sealed sum v1 "
 _COARSE, _FINE = 2.0**30, 2.0**-18

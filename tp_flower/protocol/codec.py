@@ -163,7 +163,6 @@ def _values(body: Body) -> Document:
 
 
 def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
-    """Yield the arrays of a structure, each with its name on the wire."""
     layout = layout_of(type(body))
     for name, (attribute, spec) in layout.arrays.items():
         if (array := getattr(body, attribute)) is not None:
@@ -198,7 +197,6 @@ def _build_part(
     carried: Mapping[str, AnyArray],
     number: int,
 ) -> PartBody:
-    """Return the structure of one participant, its values and its arrays checked."""
     layout = layout_of(kind)
     for name in values:
         if name in layout.arrays or name in layout.families:

@@ -114,7 +114,6 @@ class ArraySpec(NamedTuple):
 def _declaration(
     dtype: str, low: float | None, high: float | None = None, **more: Any
 ) -> Callable[..., ArraySpec]:
-    """Return a function that declares arrays of a shape."""
     return lambda *shape: ArraySpec(dtype, shape, low, high, **more)
 
 
@@ -126,26 +125,19 @@ finite_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT)
 """Finite values of a column."""
 column_values = _declaration("float64", -LARGEST_FLOAT, LARGEST_FLOAT, nullable=True)
 """A column's finite values; NaN for NULL."""
-positions = _declaration("int32", 0)
-"""Row numbers, codes or counts."""
-nullable_positions = _declaration("int32", -1)
-"""Row numbers or codes; -1 for none."""
+positions = _declaration("int32", 0)  # row numbers, codes or counts
+nullable_positions = _declaration("int32", -1)  # row numbers or codes; -1 for none
 score_words = _declaration("float32", -LARGEST, LARGEST, masked="uint32")
 """Scores of rows, or masked words of them."""
-unsigned = _declaration("uint32", None)
-"""Unsigned positions."""
-flags = _declaration("uint8", 0, 1)
-"""One byte per item, 0 or 1."""
+unsigned = _declaration("uint32", None)  # unsigned positions
+flags = _declaration("uint8", 0, 1)  # one byte per item, 0 or 1
 subsets = _declaration("uint8", TRAIN, TEST)
 """Whether a row is trained on (0), validates (1) or is tested on (2)."""
-positive_counts = _declaration("int32", 1)
-"""Numbers of rows, each at least 1."""
+positive_counts = _declaration("int32", 1)  # numbers of rows, each at least 1
 shares = _declaration("float64", -LARGEST, LARGEST, masked="uint64")
 """Numbers, or sealed words, of an array that is summed, or sums, and their check."""
-counts = _declaration("int64", 1)
-"""How many values each item represents."""
-sealed = _declaration("uint8", None)
-"""A sealed text: any bytes."""
+counts = _declaration("int64", 1)  # how many values each item represents
+sealed = _declaration("uint8", None)  # A sealed text: any bytes
 
 
 def hash_pairs(*shape: str | int) -> ArraySpec:

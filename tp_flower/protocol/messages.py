@@ -74,8 +74,7 @@ ACTIONS: Final[Mapping[type[Request], Action]] = {
 
 
 RUN_DIGITS: Final = 32
-NO_RUN: Final = "0" * RUN_DIGITS
-"""The name of no run."""
+NO_RUN: Final = "0" * RUN_DIGITS  # the name of no run
 
 
 class RequestEnvelope(Body, frozen=True, kw_only=True):

@@ -85,9 +85,7 @@ def pack(packet: Packet) -> RecordDict:
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return _records(
-        _JSON.encode(packet.header),
-        f"[{','.join(entries)}]",
-        _joined(arrays, size),
+        _JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size)
     )
 
 

@@ -18,10 +18,8 @@ GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|(join|table)-[0-9]{1,4})
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
 
-MOST_WIDTH: Final = 1 << 20
-"""Length of a vector."""
-SealedText = Annotated[AnyArray, f.sealed("sealed")]
-"""Nonce and ciphertext."""
+MOST_WIDTH: Final = 1 << 20  # length of a vector
+SealedText = Annotated[AnyArray, f.sealed("sealed")]  # nonce and ciphertext
 
 KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
 
@@ -504,6 +502,6 @@ class FitReply(Reply, frozen=True):
     discloses = (
         _COLUMNS,
         _KINDS._replace(
-            carries="to the other shards of {sharded}: the encoder of what they told",
+            carries="to the other shards of {sharded}: the encoder of what they told"
         ),
     )

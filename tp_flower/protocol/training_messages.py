@@ -7,21 +7,10 @@ from typing import Annotated, Final, Self
 import msgspec
 
 from tp_flower.arrays import AnyArray
-from tp_flower.methods import (
-    ACCOUNTANTS,
-    CLEAR,
-    DP_SGD,
-    JOINING,
-    NOISY_STATISTICS,
-)
+from tp_flower.methods import ACCOUNTANTS, CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import (
-    JoinSide,
-    Number,
-    PublicKey,
-    SealedText,
-)
+from tp_flower.protocol.setup_messages import JoinSide, Number, PublicKey, SealedText
 
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
@@ -374,10 +363,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "{common}",
-            fields=("parameters",),
-            covered_by="models",
-            when="is_solved",
+            "{common}", fields=("parameters",), covered_by="models", when="is_solved"
         ),
         sum_disclosed("terms", "{terms}"),
     )

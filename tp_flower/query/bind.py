@@ -21,26 +21,14 @@ from itertools import chain
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
+from tp_flower.query import parsing
 from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.parsing import (
-    LABEL,
-    WEIGHT,
-    Item,
-    SelectItem,
-    StarItem,
-    Statement,
-    TableRef,
-    is_label,
-    is_weight,
-    item_name,
-    parse_statement,
-)
 from tp_flower.query.relations import Schema, bind_table
 from tp_flower.query.scope import Local, Scope, expand_stars
 
-Bound = tuple[SelectItem, Local]
+Bound = tuple[parsing.SelectItem, Local]
 """An item of the SELECT list, and its expression over a single table."""
 
 
@@ -129,7 +117,7 @@ class Query:
     ('"x" > 0',)
     """
 
-    statement: Statement
+    statement: parsing.Statement
 
     @classmethod
     def from_sql(cls, sql: str, *, needs_label: bool = True) -> "Query":
@@ -138,7 +126,7 @@ class Query:
         Rows to be predicted have no label, and their query needs none. A QueryError
         names the part that is not supported.
         """
-        return cls(parse_statement(sql, needs_label=needs_label))
+        return cls(parsing.parse_statement(sql, needs_label=needs_label))
 
     def to_sql(self) -> str:
         """Return the canonical SQL, which parses to an equal query."""
@@ -149,7 +137,7 @@ class Query:
         """The names of the tables that sites must host, each once."""
         tables = chain.from_iterable(
             (table,)
-            if isinstance(table, TableRef)
+            if isinstance(table, parsing.TableRef)
             else (branch.table for branch in table.branches)
             for table in self.statement.tables
         )
@@ -182,7 +170,11 @@ class Query:
         relations = {
             table.alias: bind_table(table, schemas) for table in statement.tables
         }
-        names = (item.name for item in statement.items if isinstance(item, SelectItem))
+        names = (
+            item.name
+            for item in statement.items
+            if isinstance(item, parsing.SelectItem)
+        )
         scope = Scope(
             columns={alias: relation.columns for alias, relation in relations.items()},
             aliases=tuple(name for name in names if name),
@@ -200,7 +192,7 @@ class Query:
         if unlabelled is not None:
             row_key = _row_key(unlabelled, scope, settled)
             keys.setdefault(unlabelled.table, []).extend(row_key)
-            is_kept = is_weight if unlabelled.keeps_weight else lambda _: False
+            is_kept = parsing.is_weight if unlabelled.keeps_weight else lambda _: False
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)
         label, weight = _label_and_weight(marked, settled.outer)
@@ -223,16 +215,18 @@ class Query:
         return BoundQuery(fragments, joins, followed, settled.outer, split_table)
 
 
-def _without_label(statement: Statement, unlabelled: Unlabelled) -> Statement:
+def _without_label(
+    statement: parsing.Statement, unlabelled: Unlabelled
+) -> parsing.Statement:
     aliases = [table.alias for table in statement.tables]
     if unlabelled.table not in aliases:
         raise QueryError(
             f"the rows of table {unlabelled.table!r} are to be predicted, but the "
             f"query has {', '.join(aliases)}"
         )
-    if any(isinstance(item, StarItem) for item in statement.items):
+    if any(isinstance(item, parsing.StarItem) for item in statement.items):
         return statement
-    is_dropped = is_label if unlabelled.keeps_weight else _is_marked
+    is_dropped = parsing.is_label if unlabelled.keeps_weight else _is_marked
     items = tuple(item for item in statement.items if not is_dropped(item))
     return replace(statement, items=items)
 
@@ -263,7 +257,6 @@ def _row_key(
 def _add_split(
     columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
 ) -> str:
-    """Add the columns of a split to the keys of their table, and return the table."""
     if not columns:
         return ""
     pieces = []
@@ -280,7 +273,7 @@ def _add_split(
     return table
 
 
-def _check_joined(statement: Statement, settled: Settled) -> None:
+def _check_joined(statement: parsing.Statement, settled: Settled) -> None:
     """Refuse a table that no chain of predicates connects to the first one."""
     order = [table.alias for table in statement.tables]
     inner = [alias for alias in order if alias not in settled.outer]
@@ -338,8 +331,8 @@ def _index(keys: list[tuple[str, ...]], key: tuple[str, ...]) -> int:
     return keys.index(key)
 
 
-def _is_marked(item: Item) -> bool:
-    return is_label(item) or is_weight(item)
+def _is_marked(item: parsing.Item) -> bool:
+    return parsing.is_label(item) or parsing.is_weight(item)
 
 
 def _label_and_weight(
@@ -348,7 +341,7 @@ def _label_and_weight(
     """Return the label and the weight; every joined row must have both."""
     by_name: dict[str, Local] = {}
     for item, local in marked:
-        name = LABEL if is_label(item) else WEIGHT
+        name = parsing.LABEL if parsing.is_label(item) else parsing.WEIGHT
         if local.table in outer:
             raise QueryError(
                 f"the {name} {item.sql} belongs to table {local.table}, which is LEFT "
@@ -356,11 +349,11 @@ def _label_and_weight(
                 "with JOIN"
             )
         by_name[name] = local
-    return by_name.get(LABEL), by_name.get(WEIGHT)
+    return by_name.get(parsing.LABEL), by_name.get(parsing.WEIGHT)
 
 
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
-    labels = [local for item, local in bound if is_label(item)]
+    labels = [local for item, local in bound if parsing.is_label(item)]
     chosen = [pair for pair in bound if not _is_marked(pair[0])]
     names = _feature_names(chosen, scope)
     features: dict[str, list[Feature]] = {}
@@ -373,9 +366,9 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
     return features
 
 
-def _bind_item(item: SelectItem, scope: Scope) -> Local:
-    kind = "the label" if is_label(item) else "feature"
-    what = f"{'the weight' if is_weight(item) else kind} {item.sql}"
+def _bind_item(item: parsing.SelectItem, scope: Scope) -> Local:
+    kind = "the label" if parsing.is_label(item) else "feature"
+    what = f"{'the weight' if parsing.is_weight(item) else kind} {item.sql}"
     tree = parse_expression(item.sql, what).unnest()
     tables = scope.tables(tree, what)
     if not tables:
@@ -404,9 +397,9 @@ def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     return names
 
 
-def _short_name(item: SelectItem, local: Local, scope: Scope) -> str:
+def _short_name(item: parsing.SelectItem, local: Local, scope: Scope) -> str:
     """Return the alias of a feature, else its column's name, else its SQL."""
-    name = item_name(item)
+    name = parsing.item_name(item)
     if name is None:
         tree = parse_expression(item.sql, "feature")
         for column in tree.find_all(exp.Column):

@@ -93,9 +93,7 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
         Local(right, local_sql(column, scope.columns[right], what)),
     )
     return Condition(
-        sides,
-        f"{left}.{name} = {right}.{name}",
-        join.alias if join.is_left else None,
+        sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
     )
 
 

@@ -24,8 +24,7 @@ from tp_flower.errors import QueryError
 DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
 _MOST_TEXTS, _MOST_CHARACTERS = 256, 1 << 15
-_MOST_DIGITS = 40
-"""Of a number, a date or a truth value as a text."""
+_MOST_DIGITS = 40  # of a number, a date or a truth value as a text
 
 _DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
 """Functions that take the product of the lengths of two texts, in time or memory."""
@@ -105,10 +104,7 @@ _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
     ((exp.Query, exp.Exists), "sub-queries are not supported"),
     ((exp.Window,), "window functions are not supported"),
-    (
-        (exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup),
-        _NO_AGGREGATES,
-    ),
+    ((exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup), _NO_AGGREGATES),
     ((exp.Star, exp.Columns), "name the columns instead of *"),
     ((exp.Placeholder, exp.Parameter), "parameters are not supported"),
     ((exp.Alias,), "an alias has no place here"),
@@ -151,10 +147,7 @@ def render(tree: exp.Expr, *, quote: bool = False) -> str:
     """Return DuckDB SQL for ``tree``, with every identifier quoted on request."""
     try:
         return tree.sql(
-            DIALECT,
-            identify=quote,
-            comments=False,
-            unsupported_level=ErrorLevel.RAISE,
+            DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE
         )
     except SqlglotError as error:
         raise QueryError(f"not expressible in DuckDB: {explain(error)}") from error
@@ -281,7 +274,6 @@ def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
 
 
 def _why_refused(node: exp.Expr) -> str:
-    """Return why this node alone is refused, or an empty text."""
     for types, reason in _REASONS:
         if isinstance(node, types):
             return reason
@@ -300,7 +292,6 @@ def _why_refused(node: exp.Expr) -> str:
 
 
 def _why_refused_form(node: exp.Expr) -> str:
-    """Return why an allowed node has a form that is refused, or an empty text."""
     if isinstance(node, exp.Column):
         if node.args.get("join_mark"):
             return "outer join marks are not supported"

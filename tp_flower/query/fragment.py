@@ -299,7 +299,6 @@ def _checked(columns: Collection[str], where: str) -> Change:
 
 
 def _check_names(features: Sequence[Feature], what: str) -> None:
-    """Refuse names that are empty or equal."""
     names = [feature.name for feature in features]
     if "" in names or len({name.lower() for name in names}) != len(names):
         raise QueryError(f"{what} names must differ and not be empty, got {names}")

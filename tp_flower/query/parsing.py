@@ -349,7 +349,6 @@ def _parse_branch(select: exp.Select, what: str) -> Branch:
 
 
 def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], bool]:
-    """Return the expressions of GROUP BY, and whether it is GROUP BY ALL."""
     if group is None:
         return (), False
     if clauses_of(group) == {"all"}:
@@ -389,7 +388,6 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
 def _conditions(
     clause: exp.Expr | None, what: str, *, aggregates: bool = False
 ) -> tuple[str, ...]:
-    """Return the conditions that WHERE, HAVING or ON joins by AND."""
     if clause is None:
         return ()
     tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause

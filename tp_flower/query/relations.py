@@ -19,12 +19,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, closest
-from tp_flower.query.expressions import (
-    has_aggregate,
-    parse_expression,
-    render,
-    shorten,
-)
+from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
 from tp_flower.query.fragment import (
     Feature,
     Fragment,
@@ -34,14 +29,7 @@ from tp_flower.query.fragment import (
     local_sql,
     spell,
 )
-from tp_flower.query.parsing import (
-    Branch,
-    Item,
-    StarItem,
-    Table,
-    TableRef,
-    item_name,
-)
+from tp_flower.query.parsing import Branch, Item, StarItem, Table, TableRef, item_name
 from tp_flower.query.scope import Scope, star_columns
 
 
@@ -180,8 +168,7 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     return render(inlined.parse(), quote=True)
 
 
-Named = tuple[str | None, str]
-"""An item's name, if it has one, and its expression."""
+Named = tuple[str | None, str]  # an item's name, if it has one, and its expression
 
 
 def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:

@@ -175,7 +175,6 @@ def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str
 
 
 def _tables_of(star: StarItem, scope: Scope, what: str = "") -> list[str]:
-    """Return the aliases that a star is about."""
     if star.table is None:
         return list(scope.columns)
     return [scope.alias_of(star.table, what or f"{star.table}.*")]

@@ -20,8 +20,7 @@ from tp_flower.reports.console import format_count, name_table
 Cells = tuple[str, ...]
 TWO_TEXTS = frozenset({0, 1})
 
-STYLES: Final = 8
-"""Styles of lines and bars that a reader can tell apart."""
+STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
 
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())

@@ -103,10 +103,7 @@ def text_table(
 ) -> Table:
     """Return a table; the columns in ``words`` hold words, the others numbers."""
     table = Table(
-        title=title,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        show_header=any(head),
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head)
     )
     for place, text in enumerate(head):
         justify: JustifyMethod = "left" if place in words else "right"

@@ -9,45 +9,24 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tp_flower.methods import (
-    ACCOUNTANTS,
-    CLEAR,
-    DP_SGD,
-    LAPLACE,
-    MASKED,
-    NOISY_STATISTICS,
-    RANDOMISED_RESPONSE,
-    RDP,
-    SEALED,
-)
+from tp_flower import methods
 from tp_flower.protocol.training_messages import MOST_STEPS
-from tp_flower.settings.declare import (
-    Form,
-    OneOf,
-    Range,
-    Readers,
-    UnusableSettingsError,
-    declared,
-    list_of,
-    read_fields,
-    setting,
-    store,
-)
+from tp_flower.settings import declare
 
-_CLIP: Final = Range(1e-12, 1e12)
+_CLIP: Final = declare.Range(1e-12, 1e12)
 _IDLE: Final = "it is set, but {switch} is {state!r}, which protects nothing"
-_LABELS: Final = Readers(switch="labels", refusal=_IDLE)
-_FEATURES: Final = Readers(switch="features", refusal=_IDLE)
-_PREDICTIONS: Final = Readers(switch="predictions", refusal=_IDLE)
+_LABELS: Final = declare.Readers(switch="labels", refusal=_IDLE)
+_FEATURES: Final = declare.Readers(switch="features", refusal=_IDLE)
+_PREDICTIONS: Final = declare.Readers(switch="predictions", refusal=_IDLE)
 
-_RANGE: Final = list_of(
+_RANGE: Final = declare.list_of(
     lambda end: float(str(end)),
     'a range, low below high, such as "0, 5"',
     lambda ends: (
         not ends or (len(ends) == 2 and -math.inf < ends[0] < ends[1] < math.inf)
     ),
 )
-_CLASSES: Final = list_of(
+_CLASSES: Final = declare.list_of(
     str, "a list of different classes", lambda names: len(set(names)) == len(names)
 )
 
@@ -61,120 +40,121 @@ class PrivacySettings:
 
     prefix: ClassVar = "privacy."
 
-    labels: str = setting(
-        CLEAR,
+    labels: str = declare.setting(
+        methods.CLEAR,
         'Labels: "clear", "randomised-response" (classes), or "laplace" (classes or '
         "numbers).",
-        OneOf((CLEAR, LAPLACE, RANDOMISED_RESPONSE)),
+        declare.OneOf((methods.CLEAR, methods.LAPLACE, methods.RANDOMISED_RESPONSE)),
     )
-    label_epsilon: float = setting(
+    label_epsilon: float = declare.setting(
         0.0,
         "Epsilon of a label (local differential privacy); 0 = from label-noise.",
-        Range(0),
+        declare.Range(0),
     )
-    label_noise: float = setting(
+    label_noise: float = declare.setting(
         0.0,
         "Standard deviation of label noise (Laplace, Eq. 25); 0 = from label-epsilon.",
-        Range(0),
+        declare.Range(0),
     )
-    label_range: tuple[float, ...] = setting(
+    label_range: tuple[float, ...] = declare.setting(
         (),
         'Range that private labels of a regression are clipped to, "low, high": '
         "declare it without looking at the data.",
-        Form("low, high", _RANGE),
+        declare.Form("low, high", _RANGE),
         _LABELS,
     )
-    label_classes: tuple[str, ...] = setting(
+    label_classes: tuple[str, ...] = declare.setting(
         (),
         'Classes of a private label that is not true or false, "a, b, c": declare '
         "them without looking at the data.",
-        Form("classes, comma separated", _CLASSES),
+        declare.Form("classes, comma separated", _CLASSES),
         _LABELS,
     )
-    label_correction: bool = setting(
-        True,
-        "Correct training and metrics for the noise on the labels (without bias).",
+    label_correction: bool = declare.setting(
+        True, "Correct training and metrics for the noise on the labels (without bias)."
     )
-    features: str = setting(
-        CLEAR,
+    features: str = declare.setting(
+        methods.CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
         "models, ADMM: noisy sufficient statistics).",
-        OneOf((CLEAR, DP_SGD, NOISY_STATISTICS)),
+        declare.OneOf((methods.CLEAR, methods.DP_SGD, methods.NOISY_STATISTICS)),
     )
-    epsilon: float = setting(
+    epsilon: float = declare.setting(
         1.0,
         "Epsilon per row, or per unit of its policy, of a table's models in a run.",
-        Range(0, includes_low=False),
+        declare.Range(0, includes_low=False),
         _FEATURES,
     )
-    delta: float = setting(
+    delta: float = declare.setting(
         1e-5,
         "Delta of privacy.epsilon, of predictions and of the summaries for a graph.",
-        Range(0, 1, includes_low=False),
+        declare.Range(0, 1, includes_low=False),
     )
-    clip: float = setting(
+    clip: float = declare.setting(
         1.0,
         "Norm that a row's gradient (dp-sgd), or its share of the statistics, is "
         "clipped to.",
         _CLIP,
         _FEATURES,
     )
-    noise_multiplier: float = setting(
+    noise_multiplier: float = declare.setting(
         0.0,
         "Standard deviation of the noise, divided by the clip; 0 = from epsilon, delta "
         "and the planned steps.",
-        Range(0),
+        declare.Range(0),
         _FEATURES,
     )
-    sample_rate: float = setting(
+    sample_rate: float = declare.setting(
         0.0,
         "DP-SGD in ADMM: probability that a local step takes a row, drawn at the site; "
         "0 = chosen.",
-        Range(0, math.nextafter(1.0, 2.0)),
+        declare.Range(0, math.nextafter(1.0, 2.0)),
         _FEATURES,
     )
-    local_steps: int = setting(
+    local_steps: int = declare.setting(
         0,
         "DP-SGD in ADMM: local steps per epoch; 0 = chosen.",
-        Range(0, MOST_STEPS + 1),
+        declare.Range(0, MOST_STEPS + 1),
         _FEATURES,
     )
-    target_clip: float = setting(
+    target_clip: float = declare.setting(
         1.0, '"statistics": clip of a row\'s target.', _CLIP, _FEATURES
     )
-    scores: str = setting(
-        MASKED,
+    scores: str = declare.setting(
+        methods.MASKED,
         'Scores: "masked" (the server sees their sum over the tables of each joined '
         'row), or "clear".',
-        OneOf((MASKED, CLEAR)),
+        declare.OneOf((methods.MASKED, methods.CLEAR)),
     )
-    unions: str = setting(
-        SEALED,
+    unions: str = declare.setting(
+        methods.SEALED,
         'What the shards of a table add up: "sealed" (its shards read the sums, the '
         'server nothing), or "clear" (the server reads what each of them adds).',
-        OneOf((SEALED, CLEAR)),
+        declare.OneOf((methods.SEALED, methods.CLEAR)),
     )
-    predictions: float = setting(
+    predictions: float = declare.setting(
         0.0,
         "Epsilon of all scores that a run releases about a row; 0 = scores leave "
         "without noise, and are not covered.",
-        Range(0),
+        declare.Range(0),
     )
-    prediction_clip: float = setting(
+    prediction_clip: float = declare.setting(
         1.0,
         "Norm that a row's scores are clipped to where predictions are covered.",
         _CLIP,
         _PREDICTIONS,
     )
-    accountant: str = setting(
-        RDP, 'Accountant of sub-sampled noise: "rdp" or "prv".', OneOf(ACCOUNTANTS)
+    accountant: str = declare.setting(
+        methods.RDP,
+        'Accountant of sub-sampled noise: "rdp" or "prv".',
+        declare.OneOf(methods.ACCOUNTANTS),
     )
 
     def __post_init__(self) -> None:
-        values, problems = read_fields(PRIVACY_SETTINGS, self)
-        store(self, values)
+        values, problems = declare.read_fields(PRIVACY_SETTINGS, self)
+        declare.store(self, values)
         if problems := problems or [*_conflicts(self), *_unprotecting(self)]:
-            raise UnusableSettingsError(problems)
+            raise declare.UnusableSettingsError(problems)
 
     def covered(self, *kinds: str) -> list[str]:
         """Return which of "labels", "features" and "predictions" have a mechanism."""
@@ -183,12 +163,12 @@ class PrivacySettings:
     @property
     def covers_labels(self) -> bool:
         """Whether labels leave only with noise."""
-        return self.labels != CLEAR
+        return self.labels != methods.CLEAR
 
     @property
     def covers_features(self) -> bool:
         """Whether models (gradients, statistics, parameters) are private."""
-        return self.features != CLEAR
+        return self.features != methods.CLEAR
 
     @property
     def covers_predictions(self) -> bool:
@@ -196,28 +176,27 @@ class PrivacySettings:
         return self.predictions > 0
 
 
-PRIVACY_SETTINGS: Final = declared(PrivacySettings)
+PRIVACY_SETTINGS: Final = declare.declared(PrivacySettings)
 
 
 def _conflicts(settings: PrivacySettings) -> Iterator[str]:
-    """Yield the combinations of settings that contradict each other."""
     epsilon, noise = settings.label_epsilon, settings.label_noise
-    if settings.labels == CLEAR and (epsilon or noise):
+    if settings.labels == methods.CLEAR and (epsilon or noise):
         yield (
             "privacy.labels: 'clear' has no noise, but privacy.label-epsilon or "
             "privacy.label-noise is set: use laplace or randomised-response"
         )
-    if settings.labels == LAPLACE and bool(epsilon) == bool(noise):
+    if settings.labels == methods.LAPLACE and bool(epsilon) == bool(noise):
         yield (
             "privacy.labels: 'laplace' needs either privacy.label-epsilon or "
             f"privacy.label-noise; {'both are' if epsilon else 'neither is'} set"
         )
-    if settings.labels == RANDOMISED_RESPONSE and noise:
+    if settings.labels == methods.RANDOMISED_RESPONSE and noise:
         yield (
             "privacy.label-noise: is for 'laplace'; randomised-response takes "
             "privacy.label-epsilon"
         )
-    elif settings.labels == RANDOMISED_RESPONSE and not epsilon:
+    elif settings.labels == methods.RANDOMISED_RESPONSE and not epsilon:
         yield (
             "privacy.labels: 'randomised-response' needs privacy.label-epsilon, which "
             "is not set"

@@ -4,26 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from tp_flower import methods
 from tp_flower.features.choice import Entry, read_entries, render_entries
-from tp_flower.methods import (
-    ADMM,
-    BOOST,
-    CG,
-    CLUSTERING,
-    JOINING,
-    METHODS,
-    SGD,
-    of_families,
-)
 from tp_flower.model_names import NAME, VERSION
-from tp_flower.settings.declare import (
-    Form,
-    OneOf,
-    Range,
-    Readers,
-    items_of,
-    setting,
-)
+from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, setting
 from tp_flower.splits import RANDOM, SplitRule
 
 TRAIN: Final = "train"
@@ -90,7 +74,7 @@ class RunSettings:
         'others. As baselines "vfl-admm", "vfl-sgd", "gd". "personalised": a model for '
         "every site of one table. Solved at the server on a sample of the joined rows: "
         '"coreset-ridge" (regression) and "coreset-kmeans" (no label).',
-        OneOf((AUTO, *METHODS)),
+        OneOf((AUTO, *methods.METHODS)),
     )
     mode: str = setting(
         TRAIN,
@@ -170,7 +154,9 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-_FITTING: Final = of_families(ADMM, CG, SGD, BOOST)
+_FITTING: Final = methods.of_families(
+    methods.ADMM, methods.CG, methods.SGD, methods.BOOST
+)
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
@@ -239,7 +225,7 @@ class DataSettings:
         "joined rows by a column.",
         Form('"random", "group(ALIAS.column, ...)", "time(ALIAS.column)"', _test_split),
         Readers(
-            tuple(name for name in JOINING if name != CLUSTERING),
+            tuple(name for name in methods.JOINING if name != methods.CLUSTERING),
             refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "
             f"has none: leave it {RANDOM!r}",
         ),
@@ -269,7 +255,7 @@ class DataSettings:
         "counts once). A query may also select `<expression> AS weight`.",
         Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
         Readers(
-            JOINING,
+            methods.JOINING,
             refusal="{value!r} needs joined rows; strategy {strategy!r} has none: "
             f"leave it {JOINED!r}",
         ),

@@ -10,27 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
+from tp_flower import methods
 from tp_flower.features.choice import KEY_PREFIX, entry_of_key
 from tp_flower.losses import LOSSES
-from tp_flower.methods import (
-    BY_DATA,
-    BY_FEATURES,
-    CLUSTERING,
-    JOINING,
-    LINEAR,
-    METHODS,
-    NOISY_STATISTICS,
-    Method,
-)
-from tp_flower.settings import run, training
-from tp_flower.settings.declare import (
-    UnusableSettingsError,
-    declared,
-    fields_of,
-    read_fields,
-    render_values,
-    store,
-)
+from tp_flower.settings import declare, run, training
 from tp_flower.settings.privacy import PRIVACY_SETTINGS, PrivacySettings
 from tp_flower.splits import SplitRule
 
@@ -63,7 +46,7 @@ class SettingValues(
         noise = self.privacy.covered("features", "predictions")
         is_tuned = any(
             getattr(self, item.field) != item.default
-            for item in declared(training.AdmmSettings)
+            for item in declare.declared(training.AdmmSettings)
         )
         # of a coreset's run, only ADMM scores held-out rows once
         is_small = bool(self.coreset_size)
@@ -71,9 +54,9 @@ class SettingValues(
         return "admm" if needs_admm else "cg"
 
     @property
-    def method(self) -> Method:
+    def method(self) -> methods.Method:
         """The method that the strategy names."""
-        return METHODS[self.method_name]
+        return methods.METHODS[self.method_name]
 
     @property
     def family(self) -> str:
@@ -93,7 +76,7 @@ class SettingValues(
     @property
     def split_name(self) -> str:
         """The name of the split, for metrics of held-out rows; "" for all rows."""
-        if self.method_name == CLUSTERING:
+        if self.method_name == methods.CLUSTERING:
             return ""
         return self.split.describe(self.test_fraction)
 
@@ -106,7 +89,7 @@ class SettingValues(
     def other_model(self) -> str:
         """The first model that is not linear; "" if all are."""
         models = (self.model, *(model for _, model in self.models))
-        return next((model for model in models if model != LINEAR), "")
+        return next((model for model in models if model != methods.LINEAR), "")
 
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
@@ -118,7 +101,9 @@ class SettingValues(
 GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
 """Groups whose keys have no prefix, in the order of the run config."""
 
-PLAIN_SETTINGS: Final = tuple(item for group in GROUPS for item in declared(group))
+PLAIN_SETTINGS: Final = tuple(
+    item for group in GROUPS for item in declare.declared(group)
+)
 """Settings of these groups."""
 
 SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
@@ -136,7 +121,7 @@ def conflicts(values: SettingValues) -> Iterator[str]:
         yield from _conflicts_of_coresets(values)
     if values.method.only_model:
         yield from _conflicts_of_noiseless(values)
-    if values.method_name not in JOINING:
+    if values.method_name not in methods.JOINING:
         yield from _conflicts_of_personalised(values)
     yield from _conflicts_of_modes(values)
 
@@ -208,7 +193,7 @@ def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:
         yield from weight_problems(values.row_weight, privacy)
     solves_tables = values.method.solves_tables
     is_exact = solves_tables and not values.other_model
-    if privacy.features == NOISY_STATISTICS and not is_exact:
+    if privacy.features == methods.NOISY_STATISTICS and not is_exact:
         missing = "linear models" if solves_tables else "strategy 'admm'"
         yield f"privacy.features: 'statistics' needs {missing}: use dp-sgd"
     if not values.method.sends_a_row_once:
@@ -286,14 +271,17 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
     models = {model for _, model in values.models} or {values.model}
     if values.personal == training.LAST and models != {training.MLP}:
         yield "personal: 'last' is the last layer of model 'mlp'"
-    if training.named_coordinates(values.personal) and models != {LINEAR}:
+    if training.named_coordinates(values.personal) and models != {methods.LINEAR}:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
         yield "update-clusters: needs encoded updates: set update-penalty above 0"
-    if values.graph_epsilon and values.graph not in (BY_DATA, BY_FEATURES):
+    if values.graph_epsilon and values.graph not in (
+        methods.BY_DATA,
+        methods.BY_FEATURES,
+    ):
         yield (
-            f"graph-epsilon: noise is for the summaries of graph {BY_DATA!r} and "
-            f"{BY_FEATURES!r}, not for {values.graph!r}"
+            "graph-epsilon: noise is for the summaries of graph "
+            f"{methods.BY_DATA!r} and {methods.BY_FEATURES!r}, not for {values.graph!r}"
         )
 
 
@@ -321,7 +309,7 @@ class Settings(SettingValues):
     """
 
     def __post_init__(self) -> None:
-        values, problems = read_fields(PLAIN_SETTINGS, self)
+        values, problems = declare.read_fields(PLAIN_SETTINGS, self)
         if isinstance(private := vars(self)["privacy"], PrivacySettings):
             values["privacy"] = private
         else:
@@ -329,44 +317,44 @@ class Settings(SettingValues):
         # conflicts are only judged between values that are allowed by themselves
         problems += conflicts(SettingValues(**values))  # type: ignore[arg-type]
         if problems:
-            raise UnusableSettingsError(problems)
-        store(self, values)
+            raise declare.UnusableSettingsError(problems)
+        declare.store(self, values)
 
     @classmethod
     def from_run_config(cls, config: Mapping[str, object]) -> Self:
         """Read the settings from a run config; SettingsError lists all its problems."""
         keyed = [key for key in config if key.startswith(KEY_PREFIX)]
         problems = [_unknown(key) for key in config if key not in (*KEYS, *keyed)]
-        fields = fields_of(PLAIN_SETTINGS, config)
+        fields = declare.fields_of(PLAIN_SETTINGS, config)
         try:
             if entries := [entry_of_key(key, config[key]) for key in keyed]:
                 fields["encoders"] = (fields.get("encoders", ""), *entries)
         except ValueError as error:
             problems.append(str(error))
         try:
-            private = fields_of(PRIVACY_SETTINGS, config)
+            private = declare.fields_of(PRIVACY_SETTINGS, config)
             fields["privacy"] = PrivacySettings(**private)  # type: ignore[arg-type]
-        except UnusableSettingsError as error:
+        except declare.UnusableSettingsError as error:
             problems += error.problems
         try:
             settings = cls(**fields)  # type: ignore[arg-type]
-        except UnusableSettingsError as error:
-            raise UnusableSettingsError([*problems, *error.problems]) from None
+        except declare.UnusableSettingsError as error:
+            raise declare.UnusableSettingsError([*problems, *error.problems]) from None
         if problems:
-            raise UnusableSettingsError(problems)
+            raise declare.UnusableSettingsError(problems)
         return settings
 
     def with_fields(self, **fields: object) -> Self:
         """Return the settings with some fields replaced, all checked again."""
         names = {entry.name for entry in dataclasses.fields(self)}
         if unknown := [name.replace("_", "-") for name in fields if name not in names]:
-            raise UnusableSettingsError(list(map(_unknown, unknown)))
+            raise declare.UnusableSettingsError(list(map(_unknown, unknown)))
         return dataclasses.replace(self, **fields)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         """Return the run config that `from_run_config` reads back."""
-        private = render_values(PRIVACY_SETTINGS, self.privacy)
-        return render_values(PLAIN_SETTINGS, self) | private
+        private = declare.render_values(PRIVACY_SETTINGS, self.privacy)
+        return declare.render_values(PLAIN_SETTINGS, self) | private
 
 
 def _unknown(key: object) -> str:

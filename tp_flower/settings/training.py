@@ -4,20 +4,8 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+from tp_flower import methods
 from tp_flower.losses import LOSSES
-from tp_flower.methods import (
-    ADMM,
-    BOOST,
-    BY_MODELS,
-    CG,
-    CORESET,
-    JOINING,
-    LINEAR,
-    PERSONAL,
-    SGD,
-    SUMMARIES,
-    of_families,
-)
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
 from tp_flower.settings.declare import (
     Form,
@@ -32,7 +20,7 @@ from tp_flower.settings.run import AUTO, model_name
 
 GRAM: Final = "gram"
 
-_SGD: Final = Readers(of_families(SGD))
+_SGD: Final = Readers(methods.of_families(methods.SGD))
 _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
 
 
@@ -40,7 +28,7 @@ _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
 class AdmmSettings:
     """ADMM, over the tables and over the shards of a table."""
 
-    readers: ClassVar = Readers(of_families(ADMM))
+    readers: ClassVar = Readers(methods.of_families(methods.ADMM))
 
     admm_form: str = setting(
         "sharing",
@@ -73,7 +61,7 @@ class AdmmSettings:
         '(at least 100 steps). "personalised": passes in a round; 0 = 1, which is one '
         "step if batch-size is 0.",
         Range(0),
-        Readers(of_families(ADMM, PERSONAL)),
+        Readers(methods.of_families(methods.ADMM, methods.PERSONAL)),
     )
 
 
@@ -86,13 +74,13 @@ class SgdSettings:
         'SGD: joined rows per batch; 0 = a hundredth of them. "gd" takes 0 only: all '
         'of them. "personalised": rows of a site\'s step; 0 = all, accelerated.',
         Range(0),
-        Readers(of_families(SGD, PERSONAL)),
+        Readers(methods.of_families(methods.SGD, methods.PERSONAL)),
     )
     learning_rate: float = setting(
         0.0,
         "Step size of SGD and of local updates; 0 = chosen.",
         Range(0),
-        Readers(of_families(ADMM, SGD, PERSONAL)),
+        Readers(methods.of_families(methods.ADMM, methods.SGD, methods.PERSONAL)),
     )
     momentum: float = setting(
         0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD
@@ -111,11 +99,15 @@ MLP: Final = "mlp"
 _LOSSES: Final = ", ".join(f'"{name}"' for name in LOSSES)
 _FACTORY: Final = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _MODEL_FORMS: Final = '"linear", "mlp" or "package.module:factory"'
-_ITERATIVE: Final = Readers(of_families(ADMM, CG, SGD, PERSONAL))
+_ITERATIVE: Final = Readers(
+    methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.PERSONAL)
+)
 
 
 def _model(model: object) -> str:
-    if isinstance(model, str) and (model in (LINEAR, MLP) or _FACTORY.fullmatch(model)):
+    if isinstance(model, str) and (
+        model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)
+    ):
         return model
     raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
 
@@ -165,7 +157,7 @@ class ModelSettings:
         _ITERATIVE,
     )
     model: str = setting(
-        LINEAR,
+        methods.LINEAR,
         f"Model of each table: {_MODEL_FORMS.replace(' or', ', or')}.",
         Form(_MODEL_FORMS, _model),
     )
@@ -185,7 +177,9 @@ class ModelSettings:
         "Weight of the penalty 1/2 ||theta||^2 (biases are free).",
         Range(0),
         Readers(
-            of_families(ADMM, CG, SGD, CORESET, PERSONAL),
+            methods.of_families(
+                methods.ADMM, methods.CG, methods.SGD, methods.CORESET, methods.PERSONAL
+            ),
             refusal="strategy {strategy!r} has no such penalty: fewer leaves, or a "
             "higher min-rows-per-leaf, bound trees",
         ),
@@ -201,7 +195,7 @@ class ModelSettings:
 class BoostSettings:
     """Boosted trees: how many, how large, and how bold."""
 
-    readers: ClassVar = Readers(of_families(BOOST))
+    readers: ClassVar = Readers(methods.of_families(methods.BOOST))
 
     trees_per_round: int = setting(
         30, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
@@ -241,7 +235,7 @@ class CoresetSettings:
         "rows (2000 for the strategies coreset-*).",
         Range(0, MOST_SAMPLED + 1),
         Readers(
-            JOINING,
+            methods.JOINING,
             refusal="needs joined rows; strategy {strategy!r} trains on every row: "
             "leave it 0",
         ),
@@ -251,14 +245,14 @@ class CoresetSettings:
         'How coreset rows are drawn: "importance" (by how much each table\'s rows '
         'matter) or "uniform" (without reading any row).',
         OneOf((IMPORTANCE, UNIFORM)),
-        Readers(JOINING),
+        Readers(methods.JOINING),
     )
     coreset_solver: str = setting(
         AUTO,
         'Solver on the coreset. coreset-ridge: "exact" or "saga"; '
         'coreset-kmeans: "kmeans++" or "distdim"; "auto" = the first.',
         OneOf((AUTO, EXACT, SAGA, "kmeans++", DISTDIM)),
-        Readers(of_families(CORESET)),
+        Readers(methods.of_families(methods.CORESET)),
     )
     clusters: int = setting(
         10,
@@ -278,10 +272,8 @@ class CoresetSettings:
     )
 
 
-EVERYTHING: Final = "*"
-"""All coordinates of a site's model are personal."""
-LAST: Final = "last"
-"""The parameters of an MLP's last layer are personal."""
+EVERYTHING: Final = "*"  # all coordinates of a site's model are personal
+LAST: Final = "last"  # the parameters of an MLP's last layer are personal
 INTERCEPT: Final = "(intercept)"
 
 BY_ROWS: Final = "rows"
@@ -314,8 +306,8 @@ def _graph(text: str) -> str:
     if text.strip():
         return text
     raise ValueError(
-        f"is empty: it must be one of {', '.join(SUMMARIES)}, a list of edges such as "
-        "'a-b, b-c', or the path of a file with such a list"
+        f"is empty: it must be one of {', '.join(methods.SUMMARIES)}, a list of edges "
+        "such as 'a-b, b-c', or the path of a file with such a list"
     )
 
 
@@ -324,7 +316,7 @@ class PersonalisedSettings:
     """Strategy "personalised": each site's model, pulled towards similar sites'."""
 
     readers: ClassVar = Readers(
-        of_families(PERSONAL),
+        methods.of_families(methods.PERSONAL),
         refusal="is for strategy 'personalised' only, not {strategy!r}",
     )
 
@@ -335,7 +327,7 @@ class PersonalisedSettings:
         Form('"*", "", "last", or features, comma separated', _personal),
     )
     graph: str = setting(
-        BY_MODELS,
+        methods.BY_MODELS,
         'Which sites are similar: nearest neighbours by "data" (kernel mean '
         'embedding), "features" (covariance) or "models" (of sites alone); or edges '
         '"a-b, b-c" between sites, or the path of a file with such a list.',

@@ -21,8 +21,7 @@ import duckdb
 
 from tp_flower.duckdb_engine import new_engine, quote_name, quote_path, quote_text
 
-WHOLE: Final = -1
-"""Sample size of DuckDB's sniffer: every row."""
+WHOLE: Final = -1  # sample size of DuckDB's sniffer: every row
 EARLY_ROWS: Final = 20_480
 """Rows that show whether a column of texts could be one of numbers."""
 MEMORY: Final = "160MB"

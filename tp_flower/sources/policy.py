@@ -318,8 +318,7 @@ class Policy:
         raise _refused(rule, request, allowed)
 
 
-OPEN: Final = "open"
-"""What an owner writes as a policy that allows everything but rows."""
+OPEN: Final = "open"  # what an owner writes as a policy that allows everything but rows
 SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
 """The policy of tables that whoever runs the server has, too."""
 STRICT: Final[Mapping[str, object]] = {

@@ -195,7 +195,6 @@ _OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-do
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
-    """Return the shards of one [tables.<name>] entry."""
     where = f"[tables.{name}] of {file}"
     common = entries.as_table(entry, where)
     entries.refuse_unknown(common, (*_SHARD_KEYS, "shards"), where)
@@ -253,7 +252,6 @@ def _shard_source(
 
 
 def _file(entry: _ShardEntry, folder: Path, where: str) -> str:
-    """Return the path of a file or folder, absolute."""
     path = str(folder / Path(entry.path).expanduser())
     is_plain = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
     if entry.table and is_plain:

@@ -119,11 +119,7 @@ def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
 
 
 def _compare(
-    outcome: Outcome,
-    dataset: Dataset,
-    values: list[float],
-    hundred: float,
-    best: float,
+    outcome: Outcome, dataset: Dataset, values: list[float], hundred: float, best: float
 ) -> None:
     """Compare the metric by round with LightGBM's on the join, 100 and 300 trees."""
     metric, title = dataset.metric, dataset.title

@@ -33,20 +33,8 @@ from scripts.bench.harness import Options, Outcome, Results, train
 from scripts.data.run_files import write_tables
 from scripts.joined.centralized import JoinedTable
 from tp_flower.arrays import FloatArray
-from tp_flower.coresets.importance import (
-    augmented,
-    cluster_shard,
-    kmeans_scores,
-    leverages,
-    penalised,
-    whitening,
-)
-from tp_flower.coresets.sampling import (
-    Sample,
-    draw_rows,
-    uniform_sample,
-    weigh_sample,
-)
+from tp_flower.coresets import importance
+from tp_flower.coresets.sampling import Sample, draw_rows, uniform_sample, weigh_sample
 from tp_flower.coresets.solvers import nearest, solve, weighted_kmeans
 from tp_flower.learning.solvers import gram
 from tp_flower.reports.records import RoundReport
@@ -131,10 +119,10 @@ def regression_scores(
     for place, columns in enumerate(tables):
         block = features[:, columns]
         label = None if place else labels[:, None]
-        rows = augmented(block, label, intercept=not place)
+        rows = importance.augmented(block, label, intercept=not place)
         penalty = L2 * len(labels)
-        clear = penalised(gram(rows, ones), block.shape[1], penalty)
-        scores += leverages(rows, whitening(clear))
+        clear = importance.penalised(gram(rows, ones), block.shape[1], penalty)
+        scores += importance.leverages(rows, importance.whitening(clear))
     return scores
 
 
@@ -182,8 +170,8 @@ def kmeans_problem(joined: JoinedTable) -> Problem:
     rng, features = np.random.default_rng(0), joined.features
     ones, scores = np.ones(len(features)), np.zeros(len(features))
     for columns in joined.columns.values():
-        shard = cluster_shard(features[:, columns], ones, CLUSTERS, rng)
-        scores += kmeans_scores(shard, shard.cost)
+        shard = importance.cluster_shard(features[:, columns], ones, CLUSTERS, rng)
+        scores += importance.kmeans_scores(shard, shard.cost)
 
     def cost(points: Float32Array, weights: FloatArray, draw: Generator) -> float:
         centres = weighted_kmeans(points, weights, CLUSTERS, draw)

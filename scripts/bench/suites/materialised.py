@@ -27,13 +27,7 @@ import numpy.typing as npt
 import pandas as pd
 from sqlglot import exp
 
-from scripts.bench.datasets import (
-    Dataset,
-    Frames,
-    Tables,
-    by_table,
-    flights_frames,
-)
+from scripts.bench.datasets import Dataset, Frames, Tables, by_table, flights_frames
 from scripts.bench.harness import Options, Outcome, problem_of, train, train_timed
 from scripts.bench.processes import in_process_of_its_own, spent
 from scripts.bench.suites.methods import is_within
@@ -46,12 +40,7 @@ from scripts.joined.centralized import (
     join_frames,
     read_label,
 )
-from scripts.joined.models import (
-    Problem,
-    Until,
-    fit_logistic,
-    train_lbfgs,
-)
+from scripts.joined.models import Problem, Until, fit_logistic, train_lbfgs
 from strategies.run.grid import InProcessGrid
 from strategies.setup.problem import TrainingProblem
 from strategies.training import admm
@@ -350,7 +339,4 @@ def mark_held_out(case: Case, frames: Frames) -> Tables:
 
 
 OURS = "tp-flower"
-ENCODERS: Mapping[str, Encode] = {
-    "dense": encode_dense,
-    "CSR": encode_sparse,
-}
+ENCODERS: Mapping[str, Encode] = {"dense": encode_dense, "CSR": encode_sparse}

@@ -17,15 +17,9 @@ from scripts.bench.harness import Options, Outcome
 from scripts.bench.suites.micro import best_seconds
 from tp_flower.arrays import FloatArray
 from tp_flower.losses import sigmoid
+from tp_flower.personalised import z_step
 from tp_flower.personalised.graph import SimilarityGraph
 from tp_flower.personalised.update_codec import decode_update, encode_update
-from tp_flower.personalised.z_step import (
-    EdgeNorm,
-    ZStep,
-    edge_norms,
-    penalty_of_round,
-    piecewise_update,
-)
 
 SITES = 10
 ROWS = 400
@@ -107,7 +101,9 @@ class Problem:
     def objective(self, models: FloatArray) -> float:
         """Return what is minimised."""
         ridge = 0.5 * L2 * float((models**2).sum()) / SITES
-        edges = edge_norms(self.graph.incidence @ models, EdgeNorm.TWO).sum()
+        edges = z_step.edge_norms(
+            self.graph.incidence @ models, z_step.EdgeNorm.TWO
+        ).sum()
         return self.loss(models, slice(ROWS)) + ridge + PENALTY * float(edges)
 
     def rate(self) -> float:
@@ -125,7 +121,7 @@ def run(problem: Problem, send: Send) -> tuple[float, FloatArray, FloatArray]:
     Returns the last objective; by round the mean test loss, and the bytes until then.
     """
     rate = problem.rate()
-    step = ZStep(problem.graph, EdgeNorm.TWO)
+    step = z_step.ZStep(problem.graph, z_step.EdgeNorm.TWO)
     models, pull = np.zeros((SITES, SIZE)), None
     test, sent = np.zeros(ROUNDS), np.zeros(ROUNDS)
     for at in range(ROUNDS):
@@ -167,8 +163,8 @@ def encoded(
     gamma: float, entries: int, update: FloatArray, rounds_before: int
 ) -> tuple[FloatArray, float]:
     """Return the communication-efficient update, as the server decodes it."""
-    penalty = penalty_of_round(gamma, rounds_before, ROUNDS)
-    code = encode_update(piecewise_update(update, penalty), entries)
+    penalty = z_step.penalty_of_round(gamma, rounds_before, ROUNDS)
+    code = encode_update(z_step.piecewise_update(update, penalty), entries)
     return decode_update(code, len(update)), float(len(code))
 
 
@@ -195,7 +191,7 @@ def _measure_z_step(outcome: Outcome) -> None:
     Threads of BLAS that wait for each other count as busy: one does not wait.
     """
     draw = np.random.default_rng(2)
-    step = ZStep(_large_graph(draw), EdgeNorm.TWO, tolerance=Z_TOLERANCE)
+    step = z_step.ZStep(_large_graph(draw), z_step.EdgeNorm.TWO, tolerance=Z_TOLERANCE)
     group = draw.integers(0, Z_GROUPS, Z_SITES)
     targets = draw.normal(size=(Z_GROUPS, Z_SIZE))[group]
     targets += 0.3 * draw.normal(size=targets.shape)

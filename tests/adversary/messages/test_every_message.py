@@ -9,12 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import (
-    TablePuppetADMM,
-    TablePuppetBoost,
-    TablePuppetCG,
-    TablePuppetSGD,
-)
+from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,

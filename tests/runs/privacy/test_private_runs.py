@@ -21,12 +21,7 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import (
-    SCORE_SUMS,
-    SCORES_TELL,
-    Gaussian,
-    Mechanism,
-)
+from tp_flower.privacy.mechanisms import SCORE_SUMS, SCORES_TELL, Gaussian, Mechanism
 from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
@@ -38,11 +33,7 @@ STATISTICS = PrivacySettings(features="statistics", epsilon=1.0, delta=DELTA)
 UNBOUNDED = PrivacySettings(
     features="statistics", clip=10.0, target_clip=10.0, noise_multiplier=1e-8
 )
-EVERYTHING = {
-    "labels": "randomised-response",
-    "label_epsilon": 2.0,
-    "predictions": 4.0,
-}
+EVERYTHING = {"labels": "randomised-response", "label_epsilon": 2.0, "predictions": 4.0}
 CASES = case_table(__file__)
 # where there is noise, nothing is mixed or balanced
 PLAIN = {"over_relaxation": 1.0, "rho": 0.3, "l2": 0.01}

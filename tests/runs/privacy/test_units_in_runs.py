@@ -250,7 +250,7 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
         bounds.append(bound)
         return mean
 
-    monkeypatch.setattr("client_apps.handlers.personalised_setup.noisy_mean", summary)
+    monkeypatch.setattr("tp_flower.personalised.sites.noisy_mean", summary)
     clear = "releases = { models = 'clear' }"
     policies = {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}
     rows = {

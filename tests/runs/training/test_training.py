@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import strategies.training.admm
 from client_apps.app import app
 from strategies import TablePuppetSGD
 from strategies.run.grid import InProcessGrid
@@ -42,6 +41,7 @@ from tests.support.files import case_table
 from tests.support.reference import admm as slow
 from tests.support.reference import joins, losses
 from tp_flower.errors import DivergedError, ReplyError
+from tp_flower.learning import admm
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LOSSES
 from tp_flower.query import Query
@@ -102,7 +102,7 @@ def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxat
 @each_loss
 def test_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
     steps = []
-    original = strategies.training.admm.admm_step
+    original = admm.admm_step
 
     def spy(state, scores, labels, used_loss, over_relaxation=1.0):
         new, message = original(state, scores, labels, used_loss, over_relaxation)
@@ -110,7 +110,7 @@ def test_duals_are_the_gradient_at_z_after_every_epoch(loss, monkeypatch):
         steps.append((labels, new, state.duals + state.rho * (relaxed - new.z)))
         return new, message
 
-    monkeypatch.setattr("strategies.training.admm.admm_step", spy)
+    monkeypatch.setattr("tp_flower.learning.admm.admm_step", spy)
     run(loss, one_per_site(sharded(FRAMES)), num_epochs=4)
     assert len(steps) == 4
     for labels, new, moved in steps:

@@ -7,12 +7,7 @@ import pytest
 
 from tests.support import federated
 from tests.support.reference import joins
-from tests.support.reference.training import (
-    Centralised,
-    SgdSettings,
-    centralised,
-    sgd,
-)
+from tests.support.reference.training import Centralised, SgdSettings, centralised, sgd
 from tp_flower.privacy.key_agreement import GroupSecret
 
 LEFT = """FROM orders o LEFT JOIN customers c ON o.customer = c.id AND o.day < 20

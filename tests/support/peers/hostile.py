@@ -41,7 +41,7 @@ POLICIES = {
         join-only = ["cust"]
         min-rows = 3
         releases = { statistics = "moments" }
-    """,
+    """
 }
 OF_SINGLE_SITES = {
     "orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')

@@ -210,9 +210,7 @@ class SgdSettings:
 
 
 def sgd(
-    problem: Centralised,
-    epochs: Sequence[Sequence[Sequence[int]]],
-    how: SgdSettings,
+    problem: Centralised, epochs: Sequence[Sequence[Sequence[int]]], how: SgdSettings
 ) -> list[np.ndarray]:
     """Linear models by mini-batch SGD on joined rows; epochs hold batches of rows.
 

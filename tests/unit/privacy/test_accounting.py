@@ -17,12 +17,7 @@ from scipy.special import log_ndtr
 
 from tests.support.files import case_table, output_of
 from tp_flower.methods import PRV, RDP
-from tp_flower.privacy.accounting import (
-    ORDERS,
-    _divergences,
-    epsilon,
-    noise_multiplier,
-)
+from tp_flower.privacy.accounting import ORDERS, _divergences, epsilon, noise_multiplier
 from tp_flower.privacy.mechanisms import Gaussian, PureDp
 
 CASES = case_table(__file__)

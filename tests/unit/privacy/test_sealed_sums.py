@@ -131,8 +131,7 @@ def one_of_another_round(words):
 
 
 @pytest.mark.parametrize(
-    "cheat",
-    [one_left_out, one_twice, one_forged, one_of_another_round, in_the_clear],
+    "cheat", [one_left_out, one_twice, one_forged, one_of_another_round, in_the_clear]
 )
 def test_a_sum_that_is_not_of_every_shard_once_is_refused(cheat):
     refuse_sums(union(3), cheat)

@@ -8,11 +8,7 @@ import sys
 import pytest
 
 from client_apps.cli import main
-from client_apps.data.key_files import (
-    read_allowed_apps,
-    read_allowed_keys,
-    site_key,
-)
+from client_apps.data.key_files import read_allowed_apps, read_allowed_keys, site_key
 from tp_flower.errors import SettingsError, SiteError
 
 A, B = "0a" * 32, "0B" * 32

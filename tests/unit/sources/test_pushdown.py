@@ -208,10 +208,7 @@ COMPARED = st.one_of(
 FILTER = st.one_of(COMPARED, st.builds("NOT ({})".format, COMPARED))
 
 
-@settings(
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(filters=st.lists(FILTER, min_size=1, max_size=2))
 def test_any_filter(nasty, nasty_duck, filters):
     where = " AND ".join(f"({sql})" for sql in filters)

@@ -23,8 +23,7 @@ from tp_flower.methods import TREES
 if TYPE_CHECKING:
     import torch
 
-CENTRES = "centres"
-"""Kind of a clustering's model."""
+CENTRES = "centres"  # kind of a clustering's model
 NUMPY_KINDS = frozenset({"linear", CENTRES, TREES})
 """Kinds of models that need no torch, and score 0 before they are trained."""
 
@@ -37,8 +36,7 @@ CACHED_VALUES = 1 << 18
 """Features converted to float64 at a time: 2 MB, about a core's cache."""
 SMALL_PRODUCT = 1_000_000
 """Multiplications below which BLAS starts no threads of its own."""
-LEAST_VALUES = 1 << 20
-"""Minimum number of features per thread."""
+LEAST_VALUES = 1 << 20  # minimum number of features per thread
 
 FeatureArray = npt.NDArray[np.float32]
 Features: TypeAlias = "FeatureArray | torch.Tensor"
@@ -88,11 +86,9 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class LocalModel(ABC):
     """A differentiable model over the rows of one table."""
 
-    parameters: FloatArray
-    """Flat parameters, (p,)."""
+    parameters: FloatArray  # flat parameters, (p,)
 
-    outputs: int
-    """d_c, scores per row."""
+    outputs: int  # d_c, scores per row
 
     penalised: npt.NDArray[np.bool_]
     """Which parameters the penalty R = 1/2 ||theta||^2 covers: all but biases, (p,)."""
@@ -295,8 +291,7 @@ CPU: Final = "cpu"
 CUDA: Final = "cuda"
 AUTO: Final = "auto"
 
-HIDDEN: Final = ("", "-1")
-"""Values of CUDA_VISIBLE_DEVICES that hide all devices."""
+HIDDEN: Final = ("", "-1")  # values of CUDA_VISIBLE_DEVICES that hide all devices
 
 
 def resolve(name: str) -> str:

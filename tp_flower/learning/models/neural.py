@@ -224,6 +224,5 @@ def _blocks_on(
 def _rows_on(
     features: Features, device: torch.device
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return a function that gathers rows by their positions on the device."""
     rows = as_tensor(features)
     return lambda positions: rows[positions.to(rows.device)].to(device)

@@ -60,8 +60,7 @@ class TreeModel(LocalModel):
 
     parameters: AnyArray
 
-    binned: "list[lightgbm.Dataset]"
-    """The trained rows in bins, once trees have grown."""
+    binned: "list[lightgbm.Dataset]"  # the trained rows in bins, once trees have grown
 
     def __init__(self, outputs: int) -> None:
         self.outputs, self.binned = outputs, []

@@ -4,6 +4,7 @@ import logging
 import re
 import sqlite3
 import threading
+import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -187,77 +188,21 @@ DRIVER_ERRORS: Final = (
     ValueError,  # for values that Python lacks, such as dates of the year 0
 )
 
-_LOGIN: Final = "user or password are wrong: check the 'uri'"
-_DATABASE: Final = "the database does not exist: check the 'uri'"
-_MISSING: Final = "the table does not exist: check 'table', with its schema"
-_COLUMN: Final = "a column does not exist: check 'sql', 'order-by' and 'fingerprint'"
-_DENIED: Final = "the user may not read it: grant SELECT, or name columns in 'sql'"
-_SYNTAX: Final = "it does not understand the SQL: check 'sql' and 'fingerprint'"
-_LOST: Final = "the connection was lost: is the server up, is it cut by a timeout?"
-_TIMEOUT: Final = "it took too long: raise the database's limit for this user"
-_REACH: Final = "it cannot be reached: check host and port, and that the server is up"
-_FULL: Final = "it takes no more connections: try again later"
-_READ_ONLY: Final = "it wants to write: a shard is only read"
-_BUSY: Final = "it is busy or locked: try again later"
-_DATA: Final = "it cannot compute with some value: convert the column in 'sql'"
-PASSING: Final = (_LOST, _REACH, _FULL, _BUSY)
+_ERRORS: Final = tomllib.loads(
+    Path(__file__).with_name("errors.toml").read_text("utf-8")
+)
+_WORDS: Final[dict[str, str]] = _ERRORS["words"]
+_MISSING, _DATA, _LOST = (_WORDS[name] for name in ("missing", "data", "lost"))
+_PG_STATES, _MY_CODES = (
+    {code: _WORDS[name] for name, codes in _ERRORS[dialect].items() for code in codes}
+    for dialect in ("postgresql", "mysql")
+)
+_PHRASES: Final = {phrase: _WORDS[name] for phrase, name in _ERRORS["phrases"].items()}
+PASSING: Final = [_WORDS[name] for name in ("lost", "reach", "full", "busy")]
 """These errors may be gone at the next attempt."""
 
 # these concern names and syntax: the server's text helps
-_WORDY: Final = (_MISSING, _COLUMN, _SYNTAX)
-
-# the longest prefix of the SQLSTATE decides
-_PG_STATES: Final = {
-    "28": _LOGIN,
-    "3D000": _DATABASE,
-    "42P01": _MISSING,
-    "3F000": _MISSING,
-    "42703": _COLUMN,
-    "42501": _DENIED,
-    "42": _SYNTAX,
-    "57014": _TIMEOUT,
-    "55P03": _TIMEOUT,
-    "40": _BUSY,
-    "57": _LOST,
-    "08": _LOST,
-    "53300": _FULL,
-    "25006": _READ_ONLY,
-    "22": _DATA,
-    "21": _DATA,
-}
-_MY_CODES: Final = {
-    **dict.fromkeys((1044, 1142, 1143, 1370), _DENIED),
-    **dict.fromkeys((1045, 1698), _LOGIN),
-    1049: _DATABASE,
-    **dict.fromkeys((1146, 1051), _MISSING),
-    1054: _COLUMN,
-    **dict.fromkeys((1064, 1305), _SYNTAX),
-    **dict.fromkeys((1205, 1969, 3024), _TIMEOUT),
-    1213: _BUSY,
-    **dict.fromkeys((1040, 1203), _FULL),
-    1792: _READ_ONLY,
-    **dict.fromkeys((2002, 2003, 2005), _REACH),
-    **dict.fromkeys((2006, 2013, 2014), _LOST),
-    **dict.fromkeys((1690, 1264, 1292, 1365), _DATA),
-}
-# psycopg has no code without a connection; SQLite never had one
-_PHRASES: Final = (
-    (r"password authentication failed|no password supplied|no pg_hba", _LOGIN),
-    (r"role .* does not exist", _LOGIN),
-    (r"database .* does not exist", _DATABASE),
-    (r"too many (clients|connections)|connection slots", _FULL),
-    (r"timeout expired|Connection refused|could not translate|resolve", _REACH),
-    (r"connection failed|invalid port|No route|Network is unreachable", _REACH),
-    (r"connection (is|was) (lost|closed)|server closed the connection|terminat", _LOST),
-    (r"no such table", _MISSING),
-    (r"no such column", _COLUMN),
-    (r"syntax error|incomplete input|no such function|unrecognized token", _SYNTAX),
-    (r"unable to open database file", "the file does not exist or may not be read"),
-    (r"file is not a database|malformed", "the file is not an SQLite database"),
-    (r"locked", _BUSY),
-    (r"readonly|read-only", _READ_ONLY),
-    (r"overflow|Could not decode", _DATA),
-)
+_WORDY: Final = [_WORDS[name] for name in ("missing", "column", "syntax")]
 
 
 def safe_words(error: BaseException, database: DatabaseShard) -> str:
@@ -293,7 +238,9 @@ def _reason(cause: BaseException) -> str:
     if isinstance(cause, psycopg.DataError | ValueError):
         return _DATA
     text = str(cause)
-    return next((words for phrase, words in _PHRASES if re.search(phrase, text)), "")
+    return next(
+        (words for phrase, words in _PHRASES.items() if re.search(phrase, text)), ""
+    )
 
 
 def _first_line(cause: Any) -> str:
@@ -336,10 +283,7 @@ def _silence() -> Iterator[None]:
 
 
 _START: Final[dict[Dialect, tuple[str, ...]]] = {
-    "postgresql": (
-        "SET LOCAL TIME ZONE 'UTC'",
-        "SET LOCAL extra_float_digits = 1",
-    ),
+    "postgresql": ("SET LOCAL TIME ZONE 'UTC'", "SET LOCAL extra_float_digits = 1"),
     "mysql": (
         "SET SESSION TRANSACTION READ ONLY",
         "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ",

@@ -112,7 +112,6 @@ class DatabaseTable:
         )
 
     def _statement(self, selection: Selection) -> str:
-        """Return the SELECT that the database runs."""
         dialect = self.session.dialect
         used_columns = {
             *selection.columns,
