@@ -9,13 +9,11 @@ happens. One that fails later is dropped with a warning, and the run continues.
 
 import os
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from flwr.common.logger import log
 
@@ -28,23 +26,20 @@ from tp_flower.settings.declare import items_of
 
 EXPERIMENT = "tp_flower"
 PARAMETER_CHARACTERS = 500  # the length that MLflow accepts in every version
-
 Values = Mapping[str, float]
 
 
-class Tracker(ABC):
-    """A place where a run is logged."""
+class Tracker(Protocol):
+    """A place where a run is logged: figures by epoch, the final ones, and files."""
 
-    @abstractmethod
     def log(self, values: Values, epoch: int) -> None:
         """Log figures at the end of an epoch."""
 
-    @abstractmethod
     def finish(self, values: Values, files: Sequence[Path], *, is_ok: bool) -> None:
         """Log the final figures and the report's files, and close."""
 
 
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files in `tensorboard/` in the run's folder."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -70,7 +65,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-class Mlflow(Tracker):
+class Mlflow:
     """A run at MLFLOW_TRACKING_URI, or else in `mlflow.db` of the run's folder."""
 
     def __init__(self, settings: Settings, folder: Path) -> None:
@@ -153,46 +148,25 @@ class Tracking:
 
     def __call__(self, report: RoundReport) -> None:
         """Count a round, and log the epoch that it completes."""
-        self._so_far.update(
-            {
-                "so-far/rounds": 1,
-                "so-far/bytes-up": sum(report.bytes_up.values()),
-                "so-far/bytes-down": sum(report.bytes_down.values()),
-                "so-far/server-seconds": report.server_seconds,
-                "so-far/client-seconds": report.client_seconds,
-                "so-far/wait-seconds": report.wait_seconds,
-            }
-        )
+        self._so_far["so-far/rounds"] += 1
+        for name in ("bytes_up", "bytes_down"):
+            of_round = sum(getattr(report, name).values())
+            self._so_far[f"so-far/{name.replace('_', '-')}"] += of_round
+        for name in ("server", "client", "wait"):
+            seconds = getattr(report, f"{name}_seconds")
+            self._so_far[f"so-far/{name}-seconds"] += seconds
         if not report.epoch or not report.train:
             return
-        values = {
-            **{
-                f"{part}/{name}": value
-                for part, metrics in (
-                    ("train", report.train),
-                    ("test", report.test),
-                    ("validation", report.validation),
-                    ("residual", report.residuals),
-                )
-                for name, value in metrics.items()
-            },
-            **self._so_far,
-        }
+        parts = {"train": report.train, "test": report.test}
+        parts |= {"validation": report.validation, "residual": report.residuals}
+        values = {**_by_part(parts), **self._so_far}
         self._call(lambda tracker: tracker.log(finite(values), report.epoch))
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Log how the run ended, from its report."""
         paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
-        files = [
-            path
-            for path in paths
-            if path.exists() and path.stat().st_mtime >= self._started
-        ]
+        written = [p for p in paths if p.exists()]
+        files = [p for p in written if p.stat().st_mtime >= self._started]
         values = finite(_final(self._folder)) if files else {}
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
@@ -208,12 +182,15 @@ class Tracking:
 
 def _final(folder: Path) -> dict[str, float]:
     try:
-        final = read_report(folder).get("final")
+        return _by_part(read_report(folder).get("final") or {})
     except ReportError:
         return {}
+
+
+def _by_part(parts: Mapping[str, Mapping[str, float | None]]) -> dict[str, float]:
     return {
         f"{part}/{name}": value
-        for part, metrics in (final or {}).items()
+        for part, metrics in parts.items()
         for name, value in metrics.items()
         if value is not None
     }

@@ -55,10 +55,8 @@ CREATE TABLE parcels (
 LARGE_BYTES: Final = 1 << 20
 SYNC_SECONDS: Final = 1.0
 
-_OLD_HEAD: Final = "head.json"
 _SUFFIX: Final = ".payload"
-_IN_FLIGHT: Final = 0
-"""The frame of the unanswered messages; the frames of rounds count from 1."""
+_IN_FLIGHT: Final = 0  # the frame of the unanswered messages; rounds count from 1
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,9 @@ class Journal:
 
     def __init__(self, folder: Path) -> None:
         if not (folder / FILE).exists():
-            raise SettingsError(_no_checkpoint(folder))
+            raise SettingsError(
+                f"{folder.parent} has no checkpoint: its run has ended, or never began"
+            )
         self.folder, self._synced = folder, 0.0
         self._database = _open(folder)
         try:
@@ -91,7 +91,7 @@ class Journal:
     @classmethod
     def begin(cls, folder: Path, head: Document) -> Self:
         """Start the journal of a new run in a folder, which is created."""
-        if (folder / FILE).exists() or (folder / _OLD_HEAD).exists():
+        if (folder / FILE).exists():
             raise SettingsError(
                 f"{folder} has the checkpoint of a run that stopped: resume that run, "
                 "remove the folder, or choose another output-dir"
@@ -235,16 +235,6 @@ def _open(folder: Path) -> Database:
         return OSError(error.errno, error.strerror)
 
     return Database(folder / FILE, SCHEMA, VERSION, refusal, is_exclusive=True)
-
-
-def _no_checkpoint(folder: Path) -> str:
-    if (folder / _OLD_HEAD).exists():
-        return (
-            f"the checkpoint in {folder} is from version 0.1.0, which this one does "
-            "not read: resume the run with that version, or remove the folder and "
-            "start the run again"
-        )
-    return f"{folder.parent} has no checkpoint: its run has ended, or never began"
 
 
 def _checksum(text: str, parcels: Mapping[int, Parcel]) -> int:

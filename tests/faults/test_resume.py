@@ -218,24 +218,3 @@ def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
     with pytest.raises(SettingsError, match="another process goes on with the run"):
         strategy_in(tmp_path, "admm", resume=str(tmp_path)).start(grid)
     journal.close()
-
-
-def test_a_checkpoint_of_another_version_is_refused(tmp_path):
-    killed(tmp_path, "admm", False, 3)
-
-    def check_refused(match):
-        with pytest.raises(SettingsError, match=match):
-            resumed(Settings(resume=str(tmp_path)))
-
-    change(tmp_path / FOLDER, "PRAGMA user_version = 9")
-    check_refused("has version 9, expected 1")
-    change(tmp_path / FOLDER, "PRAGMA user_version = 1")
-    change(tmp_path / FOLDER, "UPDATE head SET facts = '{'")
-    check_refused("cannot be read: JSONDecodeError")
-    (tmp_path / FOLDER / FILE).write_bytes(b"no database" * 1000)
-    check_refused("cannot be read: file is not a database")
-    (tmp_path / FOLDER / FILE).unlink()
-    (tmp_path / FOLDER / "head.json").write_text('{"version": 1}')
-    check_refused(r"from version 0\.1\.0.*with that version")
-    with pytest.raises(SettingsError, match="has the checkpoint of a run that stopped"):
-        Journal.begin(tmp_path / FOLDER, {})

