@@ -22,12 +22,20 @@ from flwr.common.logger import log
 
 from client_apps.rounds import transaction
 from client_apps.rounds.site import Site
-from tp_flower.errors import BehindError, TPFlowerError, kind_of
-from tp_flower.protocol.codec import add_envelope, encode
+from client_apps.rounds.transaction import (
+    IncomingRequest,
+    MessageLog,
+    answer_once,
+    record_refusal,
+)
+from tp_flower.errors import BehindError, SiteError, TPFlowerError, kind_of
+from tp_flower.protocol.codec import add_envelope, decode, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
-from tp_flower.protocol.packet import pack
+from tp_flower.protocol.packet import pack, unpack
+from tp_flower.protocol.session_messages import SessionRequest
 
 ANSWERS: Final[Mapping[Action, str]] = {
+    Action.SESSION: "rounds.session:hold_session",
     Action.DESCRIBE: "handlers.setup:describe",
     Action.SEAL: "privacy.keys:seal",
     Action.EXTRACT: "handlers.setup:extract_rows",
@@ -65,23 +73,41 @@ def answer_of(action: Action) -> transaction.Answer:
     )
 
 
-def _reply(message: Message, context: Context, action: Action) -> Message:
+def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
     request, site = None, None
-    message_log = transaction.MessageLog(action, message.content)
+    message_log = MessageLog(action, content)
     try:
-        request = transaction.IncomingRequest.read(action, message.content)
+        if action is Action.SESSION:
+            return _hold_session(content, context)
+        request = IncomingRequest.read(action, content)
         site = Site(context, request.run)
-        content = transaction.answer_once(site, request, answer_of(action))
+        reply = answer_once(site, request, answer_of(action))
         level = DEBUG if site.is_simulated else INFO
-        message_log.write(level, "answered", request, site, content)
+        message_log.write(level, "answered", request, site, reply)
+        return reply
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
         kind = str(kind_of(error))
         message_log.write(ERROR, "refused", request, site, kind=kind, reason=reason)
         if request is not None and site is not None:
-            error = transaction.record_refusal(site, request, error, reason)
-        content = _failed(request, site, error)
-    return Message(content, reply_to=message)
+            error = record_refusal(site, request, error, reason)
+        return _failed(request, site, error)
+
+
+def _hold_session(content: RecordDict, context: Context) -> RecordDict:
+    """Answer the messages of a session; return the reply to the one that opened it."""
+    from client_apps.rounds.session import hold_session
+
+    opening = decode(SessionRequest, unpack(content))
+
+    def answer(name: str, message: RecordDict) -> RecordDict:
+        action = {str(item): item for item in ANSWERS}.get(name)
+        if action in (None, Action.SESSION):
+            raise SiteError(f"a session has no message {name!r}")
+        return _reply(message, context, action)
+
+    reply = hold_session(opening, context.node_config, context.node_id, answer)
+    return pack(add_envelope(encode(reply), ReplyEnvelope()))
 
 
 def _failed(
@@ -117,7 +143,8 @@ def _register(action: Action) -> None:
 
     @decorate(name)
     def act(message: Message, context: Context) -> Message:
-        return _reply(message, context, action)
+        content = _reply(message.content, context, action)
+        return Message(content, reply_to=message)
 
 
 for _action in ANSWERS:

@@ -24,6 +24,7 @@ from strategies.report_page.page import (
     result_view,
     write_page,
 )
+from strategies.run.channel import open_channel
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking
@@ -60,7 +61,9 @@ def main(grid: Grid, context: Context) -> None:
                 progress(report)
                 tracking(report)
 
-            view = act(settings, on_round, grid, folder)
+            seconds = settings.session_seconds
+            with open_channel(grid, settings.channel, seconds) as channel:
+                view = act(settings, on_round, channel, folder)
             page = page_line(folder)
     except TPFlowerError as error:
         # the exit status of `flwr run` does not show it, so the last line must

@@ -30,7 +30,7 @@ SHARED = (
 LONGEST = (
     *("test_deployment", "test_strict_deployment", "test_tables", "test_end_to_end"),
     *("test_kills", "test_flights_databases", "test_mapping", "test_scale"),
-    *("test_prepare_mimic", *SHARED),
+    *("test_sessions", *SHARED),
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""

@@ -8,17 +8,19 @@ from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 
 TABLES: Final = "tables"  # path of the tables file
-STATE_DIR: Final = "state-dir"
-"""Folder for what the site stores; ``":memory:"`` stores nothing on disk."""
+STATE_DIR: Final = "state-dir"  # for what the site stores; ":memory:": nothing on disk
 CACHE_GB: Final = "cache-gb"  # gigabytes that the cache in that folder may use
 ALLOWED_KEYS: Final = "allowed-keys"
 """File with the public keys of the sites that may have a secret of this one's runs."""
-APP_SHA256: Final = "app-sha256"
-"""SHA-256 of the run's app bundle, set by :mod:`client_apps.supernode`."""
+APP_SHA256: Final = "app-sha256"  # of the run's bundle, set by client_apps.supernode
 KEYS: Final = "keys"  # ``"unchecked"``: public keys may be whatever the server relays
 UNCHECKED: Final = "unchecked"
-PARTITION_ID: Final = "partition-id"  # number of the node in a simulation
-NUM_PARTITIONS: Final = "num-partitions"  # nodes of a simulation
+SESSION_FRONT: Final = "session-front"  # address at which the site asks for messages
+SESSION_CA: Final = "session-ca"  # path of who vouches for it; absent: the system's
+PARTITION_ID: Final = "partition-id"
+"""Number of the node in a simulation."""
+NUM_PARTITIONS: Final = "num-partitions"
+"""Nodes of a simulation."""
 
 IN_MEMORY: Final = ":memory:"  # as a state folder: nothing is stored on disk
 DEFAULT_CACHE_GB: Final = 20

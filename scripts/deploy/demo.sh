@@ -3,10 +3,11 @@
 # weather in MariaDB, the rest in files; a SuperLink over TLS with node authentication behind a
 # front. The owners are strict: each has a policy, pins the others' keys, and lists the app that may
 # run. Trains, predicts, prints the report, and compares with the simulation of the same run.
-#   bash scripts/deploy/demo.sh [--install] [--keep FOLDER]
+#   bash scripts/deploy/demo.sh [--install] [--keep FOLDER] [--channel session|flower]
 #
 #   --install  install the Debian packages that are missing (apt-get, as root or with sudo)
 #   --keep     leave reports, predictions and logs in FOLDER
+#   --channel  how rounds travel: in sessions (the default), or as Flower's messages
 #
 # Everything listens on 127.0.0.1, lies in a temporary folder, and is stopped by its process id
 # at the end, on failure and on Ctrl-C. Exit status 0: all of it worked.
@@ -22,13 +23,17 @@ source "$root/scripts/deploy/databases.sh"
 deploy=$root/scripts/deploy
 organisations=(EWR JFK LGA registry directory)
 
-install=false keep=''
+install=false keep='' channel=session
 while [ $# -gt 0 ]; do
   case $1 in
     --install) install=true ;;
     --keep)
       keep=$(value "$@")
       keep=$(absolute "$keep")
+      shift
+      ;;
+    --channel)
+      channel=$(value "$@")
       shift
       ;;
     *) wrong_usage "unknown argument: $1" ;;
@@ -236,11 +241,12 @@ say "the app that all owners have reviewed"
 bash "$deploy/app_hash.sh" | tee "$work/apps.txt"
 
 say "the SuperLink on port $port, and before it the front on port $front"
-start superlink bash "$deploy/superlink.sh" --certificates "$work/ca" --state "$work/link" --port "$port"
+start superlink bash "$deploy/superlink.sh" --certificates "$work/ca" --state "$work/link" --port "$port" \
+  --sessions "$work/run"
 mkdir "$work/front"
 sed -e "s|127.0.0.1:8000|127.0.0.1:$port|" -e "s|listen 8443|listen 127.0.0.1:$front|" \
-  -e "s|/etc/tp-flower/ca|$work/ca|" -e "s|/var/lib/tp-flower-front|$work/front|" "$deploy/nginx.conf" \
-  >"$work/front/nginx.conf"
+  -e "s|/etc/tp-flower/ca|$work/ca|" -e "s|/var/lib/tp-flower-front|$work/front|" \
+  -e "s|/run/tp-flower|$work/run|" "$deploy/nginx.conf" >"$work/front/nginx.conf"
 start front nginx -c "$work/front/nginx.conf" -e stderr \
   -g "daemon off; pid $work/front/pid; user $(id -un) $(id -gn);"
 bash "$deploy/connect.sh" demo "127.0.0.1:$port" "$work/ca/ca.crt"
@@ -284,13 +290,23 @@ grep -om 1 "the site's owner has not allowed the app bundle with SHA-256 [0-9a-f
 say "training over the five organisations"
 # flights are within 0.1 % of the optimum after 3
 settings=('num-epochs = 6' 'model-name = "flights"' "sql = \"\"\"$sql\"\"\"")
-printf '%s\n' "${settings[@]}" 'min-sites = 5' 'site-timeout = 120' >"$work/train.toml"
+sites=('min-sites = 5' 'site-timeout = 120' "channel = \"$channel\"")
+printf '%s\n' "${settings[@]}" "${sites[@]}" >"$work/train.toml"
 run_app train "$work/train.toml"
 trained=$results
+python - "$trained/report.json" <<'PYTHON'
+import json
+import sys
+
+report = json.load(open(sys.argv[1]))
+rounds = [item for item in report["history"] if item["epoch"]]
+seconds = sum(item[f"{part}-seconds"] for item in rounds for part in ("server", "client", "wait"))
+print(f"{len(rounds)} rounds of training took {seconds:.1f} s, {report['seconds']:.1f} s in all")
+PYTHON
 
 say "boosted trees in 6 rounds, from the scores of that model"
 printf '%s\n' 'strategy = "boost"' 'num-epochs = 6' 'model-name = "trees"' 'boost-from = "flights"' \
-  "sql = \"\"\"$sql\"\"\"" 'min-sites = 5' 'site-timeout = 120' >"$work/boost.toml"
+  "sql = \"\"\"$sql\"\"\"" "${sites[@]}" >"$work/boost.toml"
 run_app boost "$work/boost.toml"
 python - "$trained/report.json" "$results/report.json" <<'PYTHON'
 import json
@@ -303,8 +319,8 @@ if trees > 0.95 * linear:
 PYTHON
 
 say "predictions by the model that it has left at the organisations"
-printf '%s\n' 'mode = "predict"' 'model-name = "flights"' 'row-key = "f.flight, f.time_hour"' 'min-sites = 5' \
-  'site-timeout = 120' >"$work/predict.toml"
+printf '%s\n' 'mode = "predict"' 'model-name = "flights"' 'row-key = "f.flight, f.time_hour"' "${sites[@]}" \
+  >"$work/predict.toml"
 run_app predict "$work/predict.toml"
 python - "$trained/report.json" "$results/predictions.parquet" <<'PYTHON'
 import json

@@ -2,24 +2,28 @@
 # Start the operator's SuperLink, in the foreground: over TLS, for registered SuperNodes only,
 # with a database that outlives it. Stop it with Ctrl-C or SIGTERM.
 #   bash scripts/deploy/superlink.sh --certificates FOLDER --state FOLDER [--host ADDRESS] [--port N]
+#     [--sessions FOLDER]
 #
 #   --certificates  has ca.crt, server.pem and server.key (make_ca.sh)
 #   --state         takes superlink.db (registered keys, runs), runs/ (reports) and models/
 #   --host          address to listen on (default 127.0.0.1). Whoever reaches the port can start
 #                   runs: see DEPLOY.md before it is another one
 #   --port          default 8000
+#   --sessions      takes the sockets of runs, to which the front passes what sites ask (nginx.conf has
+#                   the same path, of at most 65 characters); without it, rounds take Flower's messages
 set -euo pipefail
 
 # shellcheck source=scripts/deploy/lib.sh
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-certificates='' state='' host=127.0.0.1 port=8000
+certificates='' state='' host=127.0.0.1 port=8000 sessions=''
 while [ $# -gt 0 ]; do
   case $1 in
     --certificates) certificates=$(value "$@") ;;
     --state) state=$(value "$@") ;;
     --host) host=$(value "$@") ;;
     --port) port=$(value "$@") ;;
+    --sessions) sessions=$(value "$@") ;;
     *) wrong_usage "unknown argument: $1" ;;
   esac
   shift 2
@@ -41,6 +45,14 @@ flock -n 9 || fail "another SuperLink runs on $state"
 # reports and models go below the state folder, as do relative paths of a run
 export TP_FLOWER_HOME=$state
 umask 077
+if [ -n "$sessions" ]; then
+  sessions=$(absolute "$sessions")
+  [ ${#sessions} -le 65 ] || fail "--sessions: a socket's path has at most 108 characters: choose a shorter folder"
+  mkdir -p -- "$sessions"
+  # left by ServerApps that were killed
+  rm -f -- "$sessions"/*.sock
+  export TP_FLOWER_SESSIONS=$sessions
+fi
 cd -- "$state"
 exec flower-superlink \
   --ssl-ca-certfile "$certificates/ca.crt" \

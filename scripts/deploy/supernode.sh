@@ -69,6 +69,9 @@ add() {
 }
 add tables "$tables"
 add state-dir "$state"
+# sessions go the way that Flower's messages go
+add session-front "https://$superlink"
+add session-ca "$ca"
 need_file --ca "$ca"
 need_private --key "$key"
 need_file --tables "$tables"

@@ -11,7 +11,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from logging import DEBUG, WARNING
+from logging import WARNING
 from typing import Any, Final, TypeVar
 
 from flwr.app import Message
@@ -33,27 +33,18 @@ from tp_flower.protocol.messages import (
     RequestEnvelope,
 )
 from tp_flower.protocol.packet import Packet, header_of, message_bytes, pack
-from tp_flower.reports.records import RoundReport
 
 FIRST_POLL_SECONDS: Final = 0.001
 LONGEST_POLL_SECONDS: Final = 0.1
 
 FIRST_PAUSE: Final = 0.05
-LONGEST_PAUSE: Final = 10.0
-"""Seconds before a message is sent again after an error; the pauses double."""
-
-SILENCE: Final = 60.0
-"""Seconds to wait for an answer before a message is sent again; doubled each time."""
-
-MOST_CRASHES: Final = 3
-"""Attempts at a message that crashes its ClientApp: one more is likely to crash it."""
-
+LONGEST_PAUSE: Final = 10.0  # before a message is sent again; the pauses double
+SILENCE: Final = 60.0  # before an unanswered message is sent again; doubled
+MOST_CRASHES: Final = 3  # attempts at a message that crashes its ClientApp
 _PASSING: Final = frozenset({0, 3, 4, 5})
 """Flower's errors about nodes and messages that cannot be reached at the moment."""
 
-PartArrays = dict[int, dict[str, Any]]
-"""By part, arrays by the names of the fields that carry them."""
-
+PartArrays = dict[int, dict[str, Any]]  # by part and name of the field that carries it
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 AnyReply = TypeVar("AnyReply", bound=ReplyMessage)
 
@@ -228,25 +219,6 @@ class RunLog:
         site = self.names.get(node, f"node {node}")
         self.write(level, event, site=site, **values)
 
-    def write_round(
-        self, action: str, report: RoundReport, answers: Mapping[int, Answer]
-    ) -> None:
-        """Log the end of a round."""
-        values: dict[str, Value] = {"round": report.round, "action": action}
-        for node, answer in sorted(answers.items()):
-            self.write_site(DEBUG, "reply", node, **values, seconds=answer.seconds)
-        self.write(
-            DEBUG,
-            "round",
-            **values,
-            epoch=report.epoch,
-            wait_seconds=report.wait_seconds,
-            site_seconds=report.client_seconds,
-            server_seconds=report.server_seconds,
-            bytes_up=sum(report.bytes_up.values()),
-            bytes_down=sum(report.bytes_down.values()),
-        )
-
 
 @dataclass
 class PendingMessage:
@@ -295,6 +267,8 @@ class Transport:
     ) -> None:
         self._grid, self._log = grid, log
         self._addresses = addresses or {}
+        # a grid of sessions knows when a reply comes
+        self._wait = getattr(grid, "wait", time.sleep)
         self._node_of: dict[str, int] = {}
         self._strangers: list[Message] = []
 
@@ -325,7 +299,7 @@ class Transport:
                 return replies + self._strangers
             longer = min(1.5 * pause, LONGEST_POLL_SECONDS)
             pause = FIRST_POLL_SECONDS if arrived else longer
-            time.sleep(pause)
+            self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:
         if not pending:

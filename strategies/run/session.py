@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from logging import DEBUG, ERROR, INFO, WARNING
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from secrets import token_hex
 from typing import Final
@@ -45,7 +45,6 @@ from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
 MOST_LOSSES: Final = 2  # how often a site may lose its state during one round
-
 ABANDON_SECONDS: Final = 10.0  # seconds to wait for the sites to forget a failed run
 
 
@@ -159,8 +158,6 @@ class Session:
         """Send the messages of a round and return the replies."""
         if self.journal is not None:
             self.journal.send_off(number, messages)
-        actions = sorted({message.metadata.message_type for message in messages})
-        self.log.write(DEBUG, "sent", round=number, action=actions, sites=len(messages))
         return self.transport.send_and_wait(messages, timeout)
 
     def collect_replies(

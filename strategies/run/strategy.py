@@ -245,7 +245,6 @@ class RoundStrategy(Strategy):
         answers = collected.answers
         report = self._report(server_round, request, answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
-        self.session.log.write_round(request.action, report, answers)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()

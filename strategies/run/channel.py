@@ -1,0 +1,435 @@
+"""Sessions: rounds that cost what they carry, in a real deployment.
+
+A round of Flower's messages takes about 5 s, whatever it carries, because every message
+starts a process at the site. Here one message of Flower opens a session with a site,
+whose process stays and asks for all further messages, over the front through which
+SuperNodes reach the SuperLink (:mod:`tp_flower.protocol.session_messages`).
+
+A site answers a round once, so a message may be sent again at any time: to a new
+session of a site that has fallen silent, or by Flower to one that cannot open any.
+"""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
+from logging import INFO, WARNING
+from pathlib import Path
+from secrets import token_bytes, token_hex
+from socketserver import ThreadingMixIn, UnixStreamServer
+from threading import BoundedSemaphore, Condition, Thread
+from typing import Any, Final, cast
+
+from flwr.app import Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from tp_flower.errors import MessageError, ReplyError, SettingsError, SiteError
+from tp_flower.events import log_event
+from tp_flower.protocol import session_messages as wire
+from tp_flower.protocol.codec import decode_reply, encode
+from tp_flower.protocol.messages import Action, Failure
+from tp_flower.protocol.packet import content_bytes, content_of, pack, unpack
+from tp_flower.settings.run import AUTO, FLOWER, SESSION
+
+SESSIONS: Final = "TP_FLOWER_SESSIONS"
+"""Environment variable: folder of the sockets to which the front passes requests."""
+
+SILENT_SECONDS: Final = 10.0  # a site that computes gives signs more often
+IDLE_SECONDS: Final = 10.0  # without a message in work sessions end, for others
+OPENING_SECONDS: Final = 60.0  # after which it is sent again, if needed
+LOOK_SECONDS: Final = 1.0  # how often Flower is asked why sessions have ended
+CLOSING_SECONDS: Final = 2.0
+BODY_SECONDS: Final = 30.0  # after which a client that sends nothing is cut off
+MOST_THREADS: Final = 500
+ADDRESS: Final = "X-Real-IP"
+_PREFIX: Final = "session-"
+
+Response = tuple[int, int, bytes]
+"""Status, number of the message, and body."""
+
+
+@dataclass
+class Line:
+    """The session with one site.
+
+    Attributes:
+        key: of the latest opening; nobody else is heard.
+        address: from which its holder first asked; None if it has not.
+        number: of the message in work, ``frame``; b"" if its reply has come.
+        sent: the message in work, as it was last pushed.
+        opening: Flower's id of the message that opens the session; "" if none is out.
+        since: when the site began to ask; 0.0 if the session is not open.
+        heard: when it gave a sign of life.
+        poll: the request that waits for a message.
+        uses_flower: whether the site could not open a session in this run.
+    """
+
+    node: int
+    key: bytes = b""
+    address: str | None = None
+    number: int = 0
+    frame: bytes = b""
+    sent: Message | None = None
+    opening: str = ""
+    opened: float = 0.0
+    since: float = 0.0
+    heard: float = 0.0
+    poll: object = None
+    uses_flower: bool = False
+
+    def close(self) -> None:
+        """Note that the site has left."""
+        self.since, self.opening = 0.0, ""
+
+
+class SessionGrid:
+    """Flower's grid, with sessions for the messages of a run.
+
+    ``folder`` takes the socket, ``seconds`` is after how long a session lets others use
+    the site. With ``must_open`` a site that cannot open one is a SiteError.
+    """
+
+    def __init__(
+        self, grid: Grid, folder: Path, seconds: float, *, must_open: bool = False
+    ) -> None:
+        self._grid, self._seconds, self._must_open = grid, seconds, must_open
+        self.channel = token_hex(wire.CHANNEL_DIGITS // 2)
+        self.lines: dict[int, Line] = {}
+        self.refused: Counter[str] = Counter()
+        self._lock, self._replies = Condition(), dict[str, Message]()
+        self._looked, self._active, self._is_closed = 0.0, time.monotonic(), False
+        self._server = _Server(folder / f"{self.channel}.sock", self)
+        Thread(target=self._server.serve_forever, args=(0.1,), daemon=True).start()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what Flower's grid has besides."""
+        return getattr(self._grid, name)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Give messages to the sites' sessions, which are opened; return their ids."""
+        return [self._push(message) for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to messages, each of them once."""
+        wanted = list(message_ids)
+        with self._lock:
+            self._tend()
+            replies = [self._replies[i] for i in wanted if i in self._replies]
+            # nobody waits for the others any more
+            self._replies.clear()
+        by_flower = [i for i in wanted if not i.startswith(_PREFIX)]
+        return [*replies, *(self._grid.pull_messages(by_flower) if by_flower else ())]
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a reply in a session, at most so long."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._replies, seconds)
+
+    def close(self) -> None:
+        """End the sessions: the sites are free for others."""
+        with self._lock:
+            self._is_closed = True
+            self._lock.notify_all()
+            self._lock.wait_for(self._are_over, CLOSING_SECONDS)
+        self._server.shutdown()
+        self._server.server_close()
+        Path(str(self._server.server_address)).unlink(missing_ok=True)
+
+    def _are_over(self) -> bool:
+        return not any(line.since for line in self.lines.values())
+
+    def _push(self, message: Message) -> str:
+        node = message.metadata.dst_node_id
+        content = content_bytes(message.content)
+        frame = wire.write_message(message.metadata.message_type, content)
+        with self._lock:
+            line = self.lines.setdefault(node, Line(node))
+            if not line.uses_flower:
+                if frame != line.frame:
+                    line.number, line.frame = line.number + 1, frame
+                is_out = line.opening and _age(line.opened) < OPENING_SECONDS
+                if not (line.since or is_out or self._open(line)):
+                    return ""
+                identifier = f"{_PREFIX}{token_hex(8)}"
+                message.metadata.__dict__["_message_id"] = identifier
+                line.sent, self._active = message, time.monotonic()
+                self._lock.notify_all()
+                return identifier
+        return next(iter(self._grid.push_messages([message])), "") or ""
+
+    def _open(self, line: Line) -> bool:
+        """Send the message that opens a session; return whether its node is known."""
+        line.close()
+        line.key, line.address, line.opened = token_bytes(32), None, time.monotonic()
+        request = wire.SessionRequest(
+            channel=self.channel, key=line.key.hex(), limit=self._seconds
+        )
+        content, kind = pack(encode(request)), str(Action.SESSION)
+        message = Message(content, line.node, kind, group_id=SESSION)
+        line.opening = next(iter(self._grid.push_messages([message])), "") or ""
+        return bool(line.opening)
+
+    def _tend(self) -> None:
+        """Open silent lines anew, and read why others have ended."""
+        for line in self.lines.values():
+            if line.since and line.frame and _is_quiet(line, SILENT_SECONDS):
+                log_event(WARNING, "silent-session", node=str(line.node))
+                self._open(line)
+        # a site that has ended its session says why by Flower
+        by_id = {
+            line.opening: line
+            for line in self.lines.values()
+            if line.opening and line.frame and _is_quiet(line, LOOK_SECONDS)
+        }
+        if by_id and _age(self._looked) > LOOK_SECONDS:
+            self._looked = time.monotonic()
+            for reply in self._grid.pull_messages(list(by_id)):
+                self._end(by_id[reply.metadata.reply_to_message_id], reply)
+
+    def _end(self, line: Line, reply: Message) -> None:
+        was_open = line.address is not None
+        line.close()
+        if line.sent is None or not line.frame:
+            return
+        if reply.has_error():
+            # whoever waits for the reply decides whether to go on
+            error = Error(reply.error.code, reply.error.reason)
+        elif was_open:
+            self._open(line)
+            return
+        else:
+            reason = _reason(reply.content)
+            if self._must_open:
+                raise SiteError(
+                    f'channel = "session", but node {line.node} cannot open one: '
+                    f"{reason}"
+                )
+            log_event(WARNING, "no-session", node=str(line.node), reason=reason)
+            # the message is sent again, by Flower, as all others of the run
+            line.uses_flower, line.frame = True, b""
+            error = Error(ErrorCode.REPLY_MESSAGE_UNAVAILABLE, reason)
+        self._deliver(line, Message(error, reply_to=line.sent))
+
+    def _deliver(self, line: Line, reply: Message) -> None:
+        reply.metadata.__dict__["_src_node_id"] = line.node
+        self._replies[reply.metadata.reply_to_message_id] = reply
+        self._active = time.monotonic()
+        self._lock.notify_all()
+
+    def refuse(self, reason: str, values: Mapping[str, str]) -> None:
+        """Count a refused request; log the first, second, fourth, eighth, ..."""
+        self.refused[reason] += 1
+        count = self.refused[reason]
+        if count & (count - 1) == 0:
+            log_event(WARNING, "refused", reason=reason, **values, count=count)
+
+    def admit(self, line: Line, key: bytes, address: str, number: int) -> bool:
+        """Whether the holder of a key is at the address that opened the session."""
+        with self._lock:
+            if line.key != key or line.address not in (None, address):
+                return False
+            line.heard = time.monotonic()
+            if line.address is None:
+                line.address = address
+                log_event(INFO, "session", node=str(line.node), address=address)
+            if number == 0:
+                line.since = line.since or line.heard
+            return True
+
+    def answer(
+        self, line: Line, key: bytes, number: int, body: bytes, seconds: float
+    ) -> Response:
+        """Take the reply to the message before ``number``, and wait for the next."""
+        poll, ends = object(), time.monotonic() + seconds
+        with self._lock:
+            if body and line.frame and line.sent and number == line.number + 1:
+                line.frame = b""
+                self._deliver(line, Message(_content(body), reply_to=line.sent))
+            # an earlier request of the site is one whose answer it no longer awaits
+            line.poll = poll
+            self._lock.notify_all()
+            while True:
+                response = self._response(line, key, poll, ends)
+                if response is not None:
+                    break
+                self._lock.wait(min(ends - time.monotonic(), 1.0))
+            if line.poll is poll:
+                line.poll, line.heard = None, time.monotonic()
+            return response
+
+    def _response(
+        self, line: Line, key: bytes, poll: object, ends: float
+    ) -> Response | None:
+        """Return the answer to a request, None while there is none."""
+        is_over = line.key != key or not line.since
+        if not is_over and (self._is_closed or self._lets_others(line)):
+            line.close()
+            self._lock.notify_all()
+            is_over = True
+        if is_over:
+            return wire.GONE, 0, b""
+        if line.frame:
+            return wire.OK, line.number, line.frame
+        if line.poll is not poll or time.monotonic() >= ends:
+            return wire.NOTHING, 0, b""
+        return None
+
+    def _lets_others(self, line: Line) -> bool:
+        """Whether the site is free, and has been in use for long or nothing runs."""
+        is_idle = not any(other.frame for other in self.lines.values())
+        is_idle = is_idle and _age(self._active) > IDLE_SECONDS
+        return not line.frame and (is_idle or _age(line.since) > self._seconds)
+
+
+def _is_quiet(line: Line, seconds: float) -> bool:
+    return line.poll is None and _age(line.heard) > seconds
+
+
+def _age(moment: float) -> float:
+    return time.monotonic() - moment
+
+
+def _content(body: bytes) -> RecordDict:
+    try:
+        return content_of(body)
+    except ValueError:
+        # refused by whoever reads the replies, by the name of the site
+        return RecordDict()
+
+
+def _reason(content: RecordDict) -> str:
+    """Return why a site has opened no session."""
+    try:
+        reply = decode_reply(Action.SESSION.reply, unpack(content))
+    except (MessageError, ReplyError) as error:
+        return str(error)
+    lost = "it does not reach the front, or is refused there"
+    return reply.error if isinstance(reply, Failure) else lost
+
+
+class _Server(ThreadingMixIn, UnixStreamServer):
+    """The server behind the front, on a socket of this machine."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(self, path: Path, grid: SessionGrid) -> None:
+        self.grid, self._free = grid, BoundedSemaphore(MOST_THREADS)
+        super().__init__(str(path), _Handler)
+
+    def process_request(self, *connection: Any) -> None:
+        """Start a thread, unless there are as many as there may be."""
+        if self._free.acquire(blocking=False):
+            super().process_request(*connection)
+        else:
+            self.shutdown_request(connection[0])
+
+    def process_request_thread(self, *connection: Any) -> None:
+        """Carry out the requests of a connection."""
+        try:
+            super().process_request_thread(*connection)
+        finally:
+            self._free.release()
+
+    def handle_error(self, *_: object) -> None:
+        """Say nothing of clients that go away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """The requests of one connection."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = BODY_SECONDS
+    wbufsize = -1
+    server: _Server
+
+    def do_POST(self) -> None:
+        """Check the head, then read the body; answer with the next message."""
+        grid, path = self.server.grid, wire.PATH.fullmatch(self.path)
+        if path is None or path[1] != grid.channel:
+            return self._refuse("no such session")
+        line = grid.lines.get(int(path[2], 16))
+        key = b"" if line is None else line.key
+        text, digest = (
+            self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST)
+        )
+        length = int(text) if text.isdecimal() and len(text) < 12 else -1
+        signature = wire.sign_request(key, self.path, length, digest)
+        if line is None or not key or not self._is_signed(signature):
+            return self._refuse("not signed with the key of the site's session")
+        if not 0 <= length <= wire.MOST_BYTES:
+            return self._refuse("too large")
+        if not grid.admit(line, key, self._address, int(path[3])):
+            return self._refuse("from another address than the session")
+        body = self.rfile.read(length)
+        if wire.digest_of(body) != digest:
+            return self._refuse("another body than the one that was signed")
+        if path[4]:
+            return self._send(key, (wire.NOTHING, 0, b""))
+        patience = self.headers.get("Prefer", "").removeprefix("wait=")
+        seconds = min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
+        return self._send(key, grid.answer(line, key, int(path[3]), body, seconds))
+
+    @property
+    def _address(self) -> str:
+        return str(self.headers.get(ADDRESS, ""))
+
+    def _is_signed(self, signature: str) -> bool:
+        return wire.is_signed(signature, self.headers.get(wire.SIGNATURE))
+
+    def _send(self, key: bytes, response: Response) -> None:
+        status, number, body = response
+        digest = wire.digest_of(body)
+        signature = wire.sign_answer(key, self.path, status, number, digest)
+        self.send_response(status)
+        self.send_header(wire.NUMBER, str(number))
+        self.send_header(wire.DIGEST, digest)
+        self.send_header(wire.SIGNATURE, signature)
+        if status != wire.NOTHING:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _refuse(self, reason: str) -> None:
+        """Refuse a request; its body, if any, is not read."""
+        values = {"path": self.path[-60:], "address": self._address}
+        self.server.grid.refuse(reason, values)
+        self.close_connection = True
+        self.send_response(wire.FORBIDDEN)
+        self.send_header("Content-Length", "0")
+        self.send_header("Connection", "close")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log no requests: rounds and refusals have lines of their own."""
+
+
+@contextmanager
+def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
+    """Yield the grid of a run: one with sessions where the deployment offers them.
+
+    SettingsError if the run must have them (``channel = "session"``), and cannot.
+    """
+    folder, sessions = os.environ.get(SESSIONS, ""), None
+    problem = f"{SESSIONS} is not set (superlink.sh --sessions does)"
+    if folder and channel != FLOWER:
+        try:
+            is_set = channel == SESSION
+            sessions = SessionGrid(grid, Path(folder), seconds, must_open=is_set)
+        except OSError as error:
+            problem = f"no socket in {folder}: {error}"
+    if sessions is None:
+        if channel == SESSION:
+            raise SettingsError(f"channel = {channel!r} cannot be had: {problem}")
+        if folder and channel == AUTO:
+            log_event(WARNING, "no-sessions", reason=problem)
+        yield grid
+        return
+    try:
+        yield cast(Grid, sessions)
+    finally:
+        sessions.close()
