@@ -9,7 +9,6 @@ from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_count
 
 MOST_LINES = 1000  # lines of a table, the latest; ``account --export`` prints all
-
 _DIGEST_LENGTH = len("sha256:") + SHOWN_DIGITS
 
 

@@ -38,14 +38,9 @@ from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
+from tp_flower import model_names
 from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.files import PRIVATE, write_file
-from tp_flower.model_names import (
-    ModelVersion,
-    delete_version,
-    find_version,
-    versions_in,
-)
 from tp_flower.node_config import STATE_DIR, TABLES, state_dir
 from tp_flower.privacy.mechanisms import SCORES_TELL
 from tp_flower.query.fragment_text import text_digest
@@ -179,16 +174,16 @@ def policy(tables: str, table: str) -> str:
 
 def _models(task: str, root: Path, model: str) -> RenderableType:
     if task == "delete":
-        return Text(f"deleted {delete_version(root, model)}")
+        return Text(f"deleted {model_names.delete_version(root, model)}")
     if task == "list":
         return _list(root)
-    version = find_version(root, model)
+    version = model_names.find_version(root, model)
     parts = sorted(parts_of(root, version).items())
     return Group(*(_part_view(version, number, folder) for number, folder in parts))
 
 
 def _list(root: Path) -> RenderableType:
-    models = versions_in(root)
+    models = model_names.versions_in(root)
     if not models:
         return Text("no models")
     rows = []
@@ -208,7 +203,7 @@ def _table_of(folder: Path) -> str:
         return "(damaged)"
 
 
-def _part_view(model: ModelVersion, number: int, folder: Path) -> Table:
+def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Table:
     saved = SavedModel.load(folder)
     fragment, encoder = saved.fragment, saved.encoder.encoder
     title = f"{model}, part {number}: table {fragment.name} as {saved.table}"

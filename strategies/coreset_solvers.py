@@ -43,21 +43,15 @@ from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
+from tp_flower.protocol import training_messages
 from tp_flower.protocol.coreset_messages import RowsRequest
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.training_messages import (
-    CommonParameters,
-    ConsensusRequest,
-    Outline,
-    Update,
-)
 from tp_flower.query import BoundQuery, Unlabelled
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import DISTDIM
 
-EVALUATE = "evaluate"
-"""The phase of the round that brings scores; its bytes do not count as training."""
+EVALUATE = "evaluate"  # the round that brings scores is no training
 
 
 class SolvedStrategy(JoinStrategy):
@@ -65,11 +59,11 @@ class SolvedStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.ROWS, Action.CONSENSUS)
 
-    def choose_update(self, *_: Any, **__: Any) -> Update:
+    def choose_update(self, *_: Any, **__: Any) -> training_messages.Update:
         """Let the server set the models."""
-        return Update.GIVEN
+        return training_messages.Update.GIVEN
 
-    def outline(self) -> Outline:
+    def outline(self) -> training_messages.Outline:
         """Return the schedule, with the form in which sampled rows leave."""
         return structs.replace(super().outline(), sends=self.sends)
 
@@ -113,10 +107,12 @@ class SolvedStrategy(JoinStrategy):
             replies,
             np.ones(problem.train.joined_rows) if weights is None else weights,
         )
-        common: dict[int, CommonParameters] = {}
+        common: dict[int, training_messages.CommonParameters] = {}
         for name, table in problem.tables.items():
-            common |= table.for_all(CommonParameters(parameters[name]))
-        message = ConsensusRequest(
+            common |= table.for_all(
+                training_messages.CommonParameters(parameters[name])
+            )
+        message = training_messages.ConsensusRequest(
             more_rounds=0, evaluate=True, scores_number=1, parts=common
         )
         request = ask(message, problem.parts)

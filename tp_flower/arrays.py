@@ -13,9 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK_ROWS = 16384
-MISSING: Final = -1e30
-"""A missing value in encoded features, of which trees learn the side."""
-
+MISSING: Final = -1e30  # a missing value in features, of which trees learn the side
 AnyArray = npt.NDArray[Any]
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]

@@ -22,7 +22,6 @@ from tp_flower.errors import SettingsError
 from tp_flower.files import PRIVATE, sync
 
 WAIT_SECONDS: Final = 60.0  # how long a transaction waits for those of other processes
-
 _OTHERS: Final = 0o077
 _ERRORS: Final = {
     sqlite3.SQLITE_FULL: errno.ENOSPC,

@@ -17,9 +17,7 @@ from typing import Final
 Value = str | int | float | Sequence[str] | None
 
 SHOWN_DIGITS: Final = 8  # length of a run's name in the log
-
 MOST_CHARACTERS: Final = 500  # length of a value; the rest is replaced by three dots
-
 _FLOWER: Final = getLogger("flwr")
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 _DELETE: Final = "\x7f"

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 HashArray = npt.NDArray[np.uint64]
 
 KEY_BYTES: Final = 32
-RUN_GROUP: Final = "run"
-"""The group of all sites of a run, which share the key of its hashes."""
+RUN_GROUP: Final = "run"  # all sites of a run, which share the key of its hashes
 _BLOCK_BYTES: Final = 64  # of SHA-256
 _HALVES: Final = ", ".join(
     f"CAST('0x' || substr(digest, {start}, 16) AS UBIGINT) AS half_{place}"

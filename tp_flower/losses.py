@@ -27,17 +27,12 @@ AnyFloat = npt.NDArray[np.floating[Any]]
 
 ROUGH_STEPS = 2  # newton steps in float32, at less than half of the time
 PROX_TOLERANCE = 1e-9
-SMALL_STEP = 2e-4
-"""Newton's last step in z/2: it leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9."""
-
+SMALL_STEP = 2e-4  # in z/2: leaves |gradient| <= 0.0481 (2 * 2e-4)^2 < 8e-9
 MAX_PROX_STEPS = 200
-NEAR_STEPS = 12
-"""Newton steps of whole blocks; other rows are solved for one number each."""
-SMALL_RANGE = 2.5e-4
-"""Of the entries of softmax's last step: it leaves |gradient| <= 7.9e-9."""
+NEAR_STEPS = 12  # of whole blocks; other rows are solved for one number each
+SMALL_RANGE = 2.5e-4  # of softmax's last step: leaves |gradient| <= 7.9e-9
 WHOLE_STEP = 1.0  # newton steps of at most this range are taken whole
 SOFTMAX_ROWS = 4096  # rows whose few arrays of k classes stay in a core's cache
-
 MAX_CLASSES = 1000
 LARGEST_LABEL = 1e18  # sites compute with float32, the server with squares of residuals
 
@@ -49,8 +44,7 @@ class Loss(ABC):
     One that only evaluates has no gradient, curvature and proximal step.
     """
 
-    class_counts: ClassVar[range]
-    """How many classes its labels can have; 0 if they are numbers."""
+    class_counts: ClassVar[range]  # of its labels; 0 if they are numbers
 
     outputs: int = 1
 

@@ -21,9 +21,7 @@ CLUSTERING: Final = "coreset-kmeans"
 
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models
-
-ROWS_OF_CORESET: Final = 2000
-"""Default number of joined rows that a method which solves on a coreset draws."""
+ROWS_OF_CORESET: Final = 2000  # default of a method that solves on a coreset
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,7 @@ def of_families(*families: str) -> tuple[str, ...]:
     return tuple(name for name, method in METHODS.items() if method.family in families)
 
 
-JOINING: Final = of_families(ADMM, CG, SGD, BOOST, CORESET)
-"""The methods that train over joins."""
+JOINING: Final = of_families(ADMM, CG, SGD, BOOST, CORESET)  # train over joins
 
 BY_DATA, BY_FEATURES, BY_MODELS = "data", "features", "models"
 SUMMARIES: Final = (BY_DATA, BY_FEATURES, BY_MODELS)

@@ -145,8 +145,7 @@ def _quoted(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-SOFTWARE_VERSION: Final = "0.1.0"
-"""The version of tp_flower, which as a Flower app has no package metadata."""
+SOFTWARE_VERSION: Final = "0.1.0"  # a Flower app has no package metadata
 
 
 def software(*, has_torch: bool) -> dict[str, str]:

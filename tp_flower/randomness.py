@@ -19,9 +19,7 @@ from tp_flower.arrays import FloatArray
 Shape = int | tuple[int, ...]
 
 KEY_BYTES: Final = 32
-GRID_BITS: Final = 20
-"""Noisy values are multiples of about 2**-GRID_BITS of the noise's deviation."""
-
+GRID_BITS: Final = 20  # noisy values are multiples of 2**-this of the deviation
 _NONCE: Final = bytes(16)
 _BITS: Final = 52  # a float can represent these bits and a half
 

@@ -58,9 +58,7 @@ CREATE TABLE ledger_end (seq INTEGER NOT NULL, checksum TEXT NOT NULL);
 
 RUN_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
 _OLD: Final = ("privacy/ledger.jsonl", "privacy/labels")
-_MOST_OPEN: Final = 16
-"""Databases that a process keeps open: a site has one, tests have many."""
-
+_MOST_OPEN: Final = 16  # open databases of a process: a site has one, tests many
 _OPENING: Final = Lock()
 _OPEN: Final[OrderedDict[tuple[int, str], Database]] = OrderedDict()
 

@@ -34,9 +34,7 @@ FEATURES: Final = "features"
 FEATURES_FILE: Final = "features.npy"
 CACHE_FOLDER: Final = "cache"
 
-LEAST_BYTES: Final = 1 << 30
-"""GPU memory kept free for what is computed from the features."""
-
+LEAST_BYTES: Final = 1 << 30  # GPU memory kept free for what is computed from them
 IDLE_SECONDS: Final = 3600.0
 
 

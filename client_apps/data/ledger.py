@@ -67,9 +67,7 @@ from tp_flower.privacy.mechanisms import (
 P = ParamSpec("P")
 Line = dict[str, Any]
 Budgets = Mapping[str, Budget]  # by source; a source that is not listed has no limit
-
-Costs = Counter[Mechanism]
-"""How often each mechanism is used; the mechanisms themselves have count 1."""
+Costs = Counter[Mechanism]  # how often each mechanism, which has count 1, is used
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE, KEYS = "settle", "close", "keys"

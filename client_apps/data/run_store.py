@@ -47,8 +47,7 @@ _SUFFIX: Final = ".npy"
 _ROUND, _REPLY = _WHOLE = ".round", ".reply"
 """Entries with the state and the reply of the committed round: their checksums also
 cover large arrays."""
-_LABELS: Final = "labels"
-"""In place of a run's name: entries that are kept over all runs."""
+_LABELS: Final = "labels"  # in place of a run's name: entries kept over all runs
 _NUMBERS: Final = count(1)  # of entries that are in this process alone
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 
@@ -338,7 +337,6 @@ class SiteStore:
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
-        """Schedule an entry to be written, and keep it in this process."""
         if self._folder is None and run != _LABELS:
             # nobody else reads it
             keep = partial(self._keep, run, name, entry=entry)

@@ -43,8 +43,7 @@ from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerp
 
 SCHEMA_FILE: Final = "schema.json"
 ROWS: Final = "rows"
-MOST_VALUES: Final = 1 << 19
-"""Features encoded at a time, in addition to those of ``LEAST_ROWS``."""
+MOST_VALUES: Final = 1 << 19  # features encoded at a time, besides LEAST_ROWS
 LEAST_ROWS: Final = 256
 _OF_PROCESS: Final = token_bytes(KEY_BYTES)
 

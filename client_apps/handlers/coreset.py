@@ -60,8 +60,7 @@ _SUMS: Final = (
     f"{_COLUMNS}, or the cost of its clusters",
 )
 """The measures of a shard that is its whole table, and of one among several."""
-TOLERANCE: Final = 1e-3
-"""Rounding may make a row's share of its own direction exceed 1 by this much."""
+TOLERANCE: Final = 1e-3  # rounding: a row's share of its direction may exceed 1
 _BLOCK_VALUES: Final = 1 << 21
 _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
 
@@ -110,7 +109,6 @@ def measure(site: Site, request: MeasureRequest) -> MeasureReply:
 def _measure(
     site: Site, number: int, body: MeasurePart, request: MeasureRequest
 ) -> tuple[Entry, MeasuredPart]:
-    """Return the entry that the rows' scores are computed from, and the reply."""
     source, extracted = site.source(number), site.extracted(number)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []

@@ -17,13 +17,8 @@ from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
+from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
-from client_apps.privacy.ledger_entries import (
-    note_unmatched,
-    release,
-    score_scope,
-    set_aside,
-)
 from client_apps.rounds.site import Site
 from tp_flower.errors import MessageError, ModelError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
@@ -53,7 +48,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _scored(site, number, body, request)
         for number, body in site.each(request.parts)
     }
-    set_aside(site, ((planned, 1) for _, planned in scored.values()))
+    ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
     return ScoreReply(
         ledger=site.ledger.lines(site.store.run),
@@ -78,7 +73,7 @@ def _scored(
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
     join_keys = site.join_keys(number)
     masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
-    note_unmatched(site, number, masks)
+    ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     scores = site.releaser(number, plan).scores(model.scores(features))
     # a run may score by several models: no two rounds have the same masks
@@ -87,8 +82,10 @@ def _scored(
     (use,) = plan.uses
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
-        scope = score_scope(masks)
-    planned = release(site, number, Action.SCORE, use.what, scope, use.mechanism)
+        scope = ledger_entries.score_scope(masks)
+    planned = ledger_entries.release(
+        site, number, Action.SCORE, use.what, scope, use.mechanism
+    )
     return ScoredPart(rows=len(rows), scores=sent), planned
 
 
@@ -137,8 +134,7 @@ NAMES: Final = "row-keys"
 _RUN_DIGITS: Final = 8
 PURPOSE: Final = "row keys of predictions"
 _NULL: Final = "null"
-_HEAD: Final = r"^[a-z]+[0-9]+:"
-"""The start of a key's canonical text: its kind and its length."""
+_HEAD: Final = r"^[a-z]+[0-9]+:"  # of a key's canonical text: its kind and length
 _WHOLE: Final = r"^-?[0-9]{1,18}$"  # the numbers that fit into an int64
 
 

@@ -242,8 +242,7 @@ def _labels(label: LabelColumn | None, classes: list[str | float]) -> FloatArray
 ALONE_TOLERANCE: Final = 1e-7
 MOST_STEPS: Final = 3000
 LEAST_CURVATURE: Final = 1e-30
-MOST_TORCH_STEPS: Final = 300
-"""An MLP trained alone takes about as many steps as in rounds with the others."""
+MOST_TORCH_STEPS: Final = 300  # an MLP alone takes about as many as with others
 
 
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
@@ -280,7 +279,6 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
 def _summary(
     site: Site, model: PersonalisedModel, request: SummariseRequest
 ) -> FloatArray:
-    """Return the summary of the trained rows, with the planned noise."""
     multiplier = model.noise_multiplier
     features = np.asarray(on_host(model.objective.features))
     if model.summary == BY_DATA:

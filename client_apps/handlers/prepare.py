@@ -15,14 +15,9 @@ import numpy as np
 from client_apps.data.database import cannot_write
 from client_apps.data.features import forget, place
 from client_apps.data.saved_models import SavedModel, part_folder
+from client_apps.handlers import training_rows
 from client_apps.handlers.boosting import add_trees
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.handlers.training_rows import (
-    Batches,
-    check_training_rows,
-    read_batches,
-    read_rows,
-)
 from client_apps.operator.masks import are_masked, score_masks
 from client_apps.operator.participant import (
     SCORE_SUMS,
@@ -32,18 +27,14 @@ from client_apps.operator.participant import (
     make_model,
     score_sums,
 )
+from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan
 from client_apps.privacy.keys import run_key
-from client_apps.privacy.ledger_entries import (
-    note,
-    note_unmatched,
-    planned_releases,
-    set_aside,
-)
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import (
     NUMPY_KINDS,
@@ -52,12 +43,6 @@ from tp_flower.learning.models.local_model import (
     on_host,
 )
 from tp_flower.learning.models.trees import TreeModel
-from tp_flower.learning.solvers import (
-    BY_COLUMNS,
-    BY_FREQUENT,
-    RidgeSolver,
-    factorisation,
-)
 from tp_flower.methods import DP_SGD, LINEAR, METHODS, NOISY_STATISTICS, TREES, Method
 from tp_flower.model_names import ModelVersion, software
 from tp_flower.privacy.gradients import check_per_row, check_scores
@@ -105,9 +90,12 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     }
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
     parts = {n: part for n, (part, _) in prepared.items()}
-    set_aside(site, planned_releases(site, parts, method.family, privacy, fitted))
+    ledger_entries.set_aside(
+        site,
+        ledger_entries.planned_releases(site, parts, method.family, privacy, fitted),
+    )
     for number, (part, _) in site.each(prepared):
-        note_unmatched(site, number, part.data.masks)
+        ledger_entries.note_unmatched(site, number, part.data.masks)
     starts: dict[int, PreparedPart] = {}
     site.round.arrays.clear()
     for number, (part, encoder) in site.each(prepared):
@@ -141,9 +129,9 @@ def _prepare_part(
     )
     encoder = fitted_encoder(site, number, body.encoder)
     is_private = privacy.covers_features or privacy.covers_predictions
-    rows = read_rows(body, extracted.rows, is_private=is_private)
-    batches = read_batches(body, rows.trained)
-    check_training_rows(
+    rows = training_rows.read_rows(body, extracted.rows, is_private=is_private)
+    batches = training_rows.read_batches(body, rows.trained)
+    training_rows.check_training_rows(
         source,
         extracted.table,
         rows,
@@ -246,7 +234,10 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 
 def _schedule(
-    body: PreparePart, request: PrepareRequest, batches: Batches, spec: ModelSpec
+    body: PreparePart,
+    request: PrepareRequest,
+    batches: training_rows.Batches,
+    spec: ModelSpec,
 ) -> Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity
@@ -326,7 +317,7 @@ def _check_model(
         )
 
 
-Start = tuple[PreparedPart, RidgeSolver | None]
+Start = tuple[PreparedPart, solvers.RidgeSolver | None]
 
 
 def _start(part: Participant, columns: int, *, is_exact: bool) -> Start:
@@ -364,12 +355,12 @@ def _start_linear(
     if plan.fit is not None or plan.gradients is not None:
         return _prepared(part, **typical), None
     total, width = data.joined_rows, max(len(model.parameters) // model.outputs, 1)
-    way = factorisation(*data.trained.shape, is_exact=is_exact)
+    way = solvers.factorisation(*data.trained.shape, is_exact=is_exact)
     is_plain = data.update is Update.LOCAL and plan.statistics is None
-    if is_plain and way != BY_COLUMNS and len(data.batch_start) <= 1:
-        factorise = RidgeSolver.from_rows
-        if way == BY_FREQUENT:
-            factorise = RidgeSolver.from_frequent
+    if is_plain and way != solvers.BY_COLUMNS and len(data.batch_start) <= 1:
+        factorise = solvers.RidgeSolver.from_rows
+        if way == solvers.BY_FREQUENT:
+            factorise = solvers.RidgeSolver.from_frequent
         rows, counts = on_host(data.trained), data.multiplicity
         solver = factorise(rows, counts, total, intercept=model.intercept)
         return _prepared(part, mean_curvature=solver.trace / width), solver
@@ -389,7 +380,7 @@ def _start_linear(
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL
-    solver = RidgeSolver.from_gram(matrix, total, intercept=centred)
+    solver = solvers.RidgeSolver.from_gram(matrix, total, intercept=centred)
     return _prepared(part, **curvature), solver
 
 
@@ -510,7 +501,7 @@ def _coefficients(site: Site, part: Participant) -> AnyArray | None:
     if not (source.policy.coefficients and isinstance(model, LinearModel | TreeModel)):
         return None
     if not part.data.plan.is_private:
-        note(site, part.number, COEFFICIENTS)
+        ledger_entries.note(site, part.number, COEFFICIENTS)
     if isinstance(model, TreeModel):
         return model.gains(part.data.features.shape[1])
     return model.weights

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
 
 GroupKeys = Callable[[str], bytes]  # returns the key of a group of sites
-
 _TAGS: Final = "mask-tags-{}"
 _CODES: Final = "mask-codes-{}"
 _POINT: Final = "mask-point"

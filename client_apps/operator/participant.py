@@ -62,28 +62,20 @@ if TYPE_CHECKING:
 
 AnyBody = TypeVar("AnyBody", bound=PartBody)
 
-SCORE_SUMS: Final = "score_sums"
-"""State vector: sums of the trained rows' scores that left last, (2, d_c)."""
-
-SCORES_NUMBER: Final = "scores_number"
-"""State vector: the number of the last scores that left, (1,)."""
-
-MOST_KEPT = 1 << 24
-"""Size limit of a batch's features that are kept for the next message: 64 MiB."""
+SCORE_SUMS: Final = "score_sums"  # state: sums of the scores that left last, (2, d_c)
+SCORES_NUMBER: Final = "scores_number"  # state: of the last scores that left
+MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
 
 
 DESCENT: Final = "descent"
 DIRECTION: Final = "direction"
 GRADIENT: Final = "gradient"  # state vectors of conjugate gradients: v, p and g, (p,)
-
 GROWN: Final = "grown"  # state vector of boosting: the text of the last trees, as bytes
-
 BEST: Final = "best"
 BEST_SUMS: Final = "best_sums"
 """State vectors: the parameters of the best model so far, (p,), and its score sums."""
 
 SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
-
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
 _UNION: Final = ("group", "shards", "shard", "table")

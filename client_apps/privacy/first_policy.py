@@ -56,8 +56,7 @@ _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"
     r"|[a-z]I[dD]$"
 )
-_DISTINCT_SHARE: Final = 0.8
-"""Values, integers or texts, that are almost as many as the rows name them."""
+_DISTINCT_SHARE: Final = 0.8  # of values in rows, above which they name the rows
 _TEXT_CHARACTERS: Final = 30
 
 

@@ -35,7 +35,6 @@ from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealReq
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
 _REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 _DIGITS: Final = 16  # digits of a public key that identify it in error messages
-
 _LOGGED: Final = 8  # digits of a fingerprint in the log
 
 _NO_PINS: Final = (

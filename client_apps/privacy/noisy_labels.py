@@ -127,7 +127,6 @@ def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 
 
 def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
-    """Return the values of a label that is not a text, in the classes' order."""
     if not classes:
         return [0.0, 1.0]
     try:

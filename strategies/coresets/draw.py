@@ -53,8 +53,7 @@ MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
 """Bound on a row's score times the weight of its joined rows: a leverage is at most 1,
 and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
 TOLERANCE: Final = 1e-2
-ROUNDING: Final = 1e-6
-"""By how much a total may exceed its bound, relative to the bound."""
+ROUNDING: Final = 1e-6  # how much a total may exceed its bound, of the bound
 
 
 @dataclass(frozen=True)

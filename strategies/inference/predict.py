@@ -281,8 +281,7 @@ def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
     return replace(labels, values=values, classes=classes)
 
 
-READABLE = 0o644
-"""With the permissions of `report.json`: a file is as readable as its folder."""
+READABLE = 0o644  # as `report.json`: a file is as readable as its folder
 
 
 def use_model(

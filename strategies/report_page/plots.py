@@ -15,7 +15,6 @@ from markupsafe import Markup
 from tp_flower.reports.blocks import STYLES, Cells, Figure, Table
 
 TICKS = 5  # approximate number of ticks on an axis
-
 LONGEST_LABEL = 12
 
 _SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
@@ -147,11 +146,8 @@ WIDTH, HEIGHT = 380.0, 236.0
 TOP, BOTTOM, GAP = 26.0, 40.0, 8.0
 LABEL_HEIGHT = 13.0
 CHARACTER_WIDTH = 6.3  # approximate width of a character of a label
-
 FEW_POINTS = 40
-MOST_POINTS = 400
-"""Longer lines are thinned: their points would be under a tenth of a pixel apart."""
-
+MOST_POINTS = 400  # of a line, a tenth of a pixel apart
 BAR_ROW = 31.0
 
 # Markup.format escapes its arguments

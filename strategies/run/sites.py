@@ -27,9 +27,7 @@ from tp_flower.protocol.setup_messages import (
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
 
-SETTLED_SECONDS = 2.0
-"""Seconds without a new node after which waiting ends, if their number is unknown."""
-
+SETTLED_SECONDS = 2.0  # without a new node, if their number is unknown
 POLL_SECONDS = 0.1
 
 

@@ -10,12 +10,7 @@ from strategies.run.replies import refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn
-from tp_flower.learning.label_noise import (
-    LabelNoise,
-    LabelPlan,
-    corrected,
-    epsilon_of_noise,
-)
+from tp_flower.learning import label_noise
 from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
 from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
@@ -34,10 +29,10 @@ class Labels:
 
     values: FloatArray
     classes: tuple[str, ...] = ()
-    noise: LabelNoise | None = None
+    noise: label_noise.LabelNoise | None = None
 
 
-def label_plan(settings: Settings) -> LabelPlan | None:
+def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
     """Return the noise that the sites add to labels, None for labels in the clear."""
     privacy, task = settings.privacy, settings.task
     if not privacy.covers_labels:
@@ -57,8 +52,8 @@ def label_plan(settings: Settings) -> LabelPlan | None:
             f"highest value that labels are clipped to; {state}"
         )
     noise = privacy.label_noise
-    epsilon = privacy.label_epsilon or epsilon_of_noise(noise, limits)
-    return LabelPlan(privacy.labels, epsilon, classes, limits)
+    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(noise, limits)
+    return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
 def gather_labels(
@@ -71,7 +66,7 @@ def gather_labels(
 
 
 def read_private_labels(
-    columns: Sequence[tuple[Part, LabelColumn]], plan: LabelPlan
+    columns: Sequence[tuple[Part, LabelColumn]], plan: label_noise.LabelPlan
 ) -> Labels:
     """Concatenate the shards' noisy labels."""
     expected = "number" if plan.limits else "text" if plan.classes else "boolean"
@@ -165,7 +160,7 @@ def loss_of(labels: Labels, wanted: str, settings: Settings) -> Loss:
     uncorrected = plain_loss(labels.classes, wanted)
     if labels.noise is None or not settings.privacy.label_correction:
         return uncorrected
-    return corrected(uncorrected, labels.noise)
+    return label_noise.corrected(uncorrected, labels.noise)
 
 
 def plain_loss(classes: Sequence[str], wanted: str) -> Loss:

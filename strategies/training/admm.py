@@ -38,15 +38,9 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.settings import Settings
 
-RHO_SHARE = 0.5
-"""Automatic rho: this share of the loss's mean curvature at the base score."""
-
-CONSENSUS_SHARE = 0.1
-"""rho_in: this share of the mean diagonal of the sub-problem's Hessian."""
-
-BALANCED_EPOCHS = 30
-"""Residual balancing must end for ADMM to converge (Boyd et al. 2011, 3.4.1)."""
-
+RHO_SHARE = 0.5  # of the loss's mean curvature at the base score
+CONSENSUS_SHARE = 0.1  # of the mean diagonal of the sub-problem's Hessian
+BALANCED_EPOCHS = 30  # balancing must end (Boyd et al. 2011, 3.4.1)
 OVER_RELAXATION = 1.5
 
 

@@ -99,9 +99,7 @@ def _shard_bounds(
     return bounds
 
 
-BATCHES_PER_EPOCH = 100
-"""Automatic batch size: 1/100 of the joined rows (paper, section 8)."""
-
+BATCHES_PER_EPOCH = 100  # if their size is automatic (paper, section 8)
 PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
 batch is the smaller beside its gradient the more rows the batch has."""

@@ -153,11 +153,8 @@ def is_gram(matrix: npt.NDArray[Any]) -> bool:
     return bool(is_symmetric and (np.abs(matrix) <= bound).all())
 
 
-ALPHA: Final = 2.0
-"""Assumed factor between the cost of the local clustering and the best cost."""
-
-ZERO_COST: Final = 1e-10
-"""Costs below this share of the rows' squares are rounding: features are float32."""
+ALPHA: Final = 2.0  # assumed ratio of the local clustering's cost to the best
+ZERO_COST: Final = 1e-10  # costs below this share of the squares are rounding
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ Solver = Literal["exact", "saga"]
 
 MAX_PASSES: Final = 10_000
 TOLERANCE: Final = 1e-6
-CONSTANT: Final = 1e-12
-"""A column is constant if its deviation is below this share of its size."""
+CONSTANT: Final = 1e-12  # deviation of a constant column, relative to its size
 
 
 def solve(
@@ -113,9 +112,7 @@ def _least_squares(
 LabelArray = npt.NDArray[np.intp]
 
 MAX_STEPS: Final = 300
-STARTS: Final = 10
-"""Runs of k-means++ to choose the best of, as in scikit-learn at the paper's time."""
-
+STARTS: Final = 10  # of k-means++, as in scikit-learn at the paper's time
 _BLOCK_VALUES: Final = 1 << 22
 
 

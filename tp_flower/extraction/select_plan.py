@@ -154,12 +154,9 @@ def _part_text(column: TypedColumn) -> str:
 
 RELATION: Final = "shard"
 GROUPS: Final = "grouped_by"  # column of the canonical text of a sub-query's group
-GROUP: Final = "(group)"
-"""Prefix of a sub-query's grouping columns, which no name in a query has."""
-UNIT: Final = "unit_of_privacy"
-"""Column of the canonical text of a row's unit of privacy."""
-UNIT_OF_ROW: Final = "(unit)"
-"""The column of a shard whose rows were drawn by unit, which no query can name."""
+GROUP: Final = "(group)"  # prefix of grouping columns, in no query's names
+UNIT: Final = "unit_of_privacy"  # column of the canonical text of a row's unit
+UNIT_OF_ROW: Final = "(unit)"  # column of rows drawn by unit, in no query's names
 
 
 @dataclass(frozen=True)
@@ -296,7 +293,6 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
 
 
 def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, str]]]:
-    """Return the relation of the fragment, and the name and SQL of each group."""
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []

@@ -17,7 +17,6 @@ from tp_flower.features.spec import DEFAULTS, MOST_COLUMNS, TREE_DEFAULTS, Encod
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
 Entry = tuple[str, str, str]  # table, column and the text of a spec
-
 KEY_PREFIX: Final = "encode."
 _PIECES: Final = re.compile(r'(?:[^";]|"[^"]*")+')
 _QUOTED: Final = r'"(?:[^"]|"")+"'

@@ -34,9 +34,7 @@ from tp_flower.keyed_hash import HashArray
 Writer = Callable[[columns.Rows, columns.Float32Array], None]
 PositionArray = npt.NDArray[np.intp]
 
-LARGEST: Final = -MISSING
-"""Bound on encoded values, chosen so that a sum of their squares is finite."""
-
+LARGEST: Final = -MISSING  # encoded value: a sum of squares is finite
 OTHER: Final = "(other)"
 _SHOWN_DIGITS: Final = 8
 

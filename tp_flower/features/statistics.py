@@ -29,8 +29,7 @@ from tp_flower.keyed_hash import HashArray, KeyedHasher
 PositionArray = npt.NDArray[np.intp]
 Moments = tuple[int, float, float]
 
-MOST_CATEGORIES: Final = 100_000
-"""Maximum number of categories that one shard lists: 2.4 MB on the wire."""
+MOST_CATEGORIES: Final = 100_000  # that one shard lists: 2.4 MB on the wire
 
 
 @dataclass(frozen=True, eq=False)

@@ -72,8 +72,7 @@ def _check_kinds(
         )
 
 
-Codes = tuple[IntArray, IntArray]
-"""Codes of the left and the right key of a join, by row of their tables."""
+Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 
 
 @dataclass(frozen=True)

@@ -47,11 +47,8 @@ from tp_flower.arrays import BLOCK_ROWS, BoolArray, FloatArray, blocks_of, in_th
 from tp_flower.joins.mapping import TableRows
 from tp_flower.losses import Loss
 
-RESIDUAL_VALUES = 8192
-"""Values per block: few enough for the cache, and for BLAS to start no threads."""
-
+RESIDUAL_VALUES = 8192  # of a block: in the cache, without threads of BLAS
 LEAST_VALUES = 1 << 18  # minimum number of values per thread: some milliseconds of work
-
 IMBALANCE = 10.0
 BALANCE_WINDOW = 3
 

@@ -25,8 +25,7 @@ from tp_flower.learning.conjugate_gradients import LEAST_ROWS
 from tp_flower.losses import Loss
 
 SHRINK: Final = 0.7  # of the steps of least loss, which the training rows flatter
-LONGEST: Final = 1.0
-"""Longer steps would be taken where little is left to learn, and they overfit."""
+LONGEST: Final = 1.0  # longer steps overfit, where little is left to learn
 LEAST_HESSIAN: Final = 1e-12  # A row that is certain still has a curvature
 
 

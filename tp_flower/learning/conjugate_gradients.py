@@ -34,10 +34,8 @@ import numpy as np
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.losses import Loss
 
-SMALL_RISE: Final = 1e-4
-"""Slope along a step, of that where it began, from which one secant step more ends."""
-LEAST_ROWS: Final = 1 << 16
-"""Minimum number of rows per thread: about a millisecond of work."""
+SMALL_RISE: Final = 1e-4  # of the slope's start: above it one secant step more
+LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of

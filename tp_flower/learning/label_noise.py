@@ -46,10 +46,8 @@ from tp_flower.randomness import NoiseSource
 Rates = TypeVar("Rates", float, FloatArray)
 CodeArray = npt.NDArray[np.intp]
 
-MIN_EPSILON: Final = 1e-3
-"""Below it, labels retain nothing that any realistic number of rows could recover."""
-MAX_EPSILON: Final = 100.0
-"""Above it no class ever changes: e^-100 is too small a probability to occur."""
+MIN_EPSILON: Final = 1e-3  # below it no number of rows could recover labels
+MAX_EPSILON: Final = 100.0  # above it no class ever changes
 NOISE_VALUES: Final = 1 << 20  # numbers drawn at a time
 
 

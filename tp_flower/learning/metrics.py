@@ -22,13 +22,8 @@ from tp_flower.learning.label_noise import (
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
 Weights = FloatArray | None  # w, (N,), > 0, of the rows in every mean; None: all alike
-
-LEAST_ROWS = 1 << 16
-"""With fewer, the areas of several classes are computed one after the other."""
-
-SLACK = 0.05
-"""How far beyond its range an estimate may be that counts as the end of the range."""
-
+LEAST_ROWS = 1 << 16  # with fewer, one class is computed after the other
+SLACK = 0.05  # how far beyond its range an estimate counts as the end
 NAN = float("nan")
 
 

@@ -18,23 +18,14 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.learning.metrics import evaluate
-from tp_flower.learning.models.local_model import (
-    Features,
-    LinearModel,
-    LocalModel,
-    rows_of,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.learning.solvers import gram
 from tp_flower.losses import Loss
 from tp_flower.randomness import NoiseSource
 
 POWER_STEPS = 20  # power steps to estimate an MLP's largest curvature
-
-CURVATURE_MARGIN = 4.0
-"""Safety factor for an MLP's curvature, which is measured at the start and grows."""
-
-FINITE_STEP = 1e-3
-"""Step of the gradient difference that replaces a product with the Hessian."""
+CURVATURE_MARGIN = 4.0  # of an MLP's curvature, measured at the start
+FINITE_STEP = 1e-3  # of the difference in place of a Hessian product
 
 
 @dataclass(frozen=True)
@@ -44,14 +35,16 @@ class SiteObjective:
     Evaluating it sets the model's parameters.
     """
 
-    model: LocalModel
-    features: Features
+    model: local_model.LocalModel
+    features: local_model.Features
     labels: FloatArray
     loss: Loss
     base: FloatArray
     l2: float
 
-    def scores(self, features: Features, parameters: FloatArray) -> FloatArray:
+    def scores(
+        self, features: local_model.Features, parameters: FloatArray
+    ) -> FloatArray:
         """Return b + h(theta; x) of rows (k, d), (k, d_c)."""
         self.model.parameters = parameters
         return self.model.scores(features) + self.base
@@ -62,7 +55,7 @@ class SiteObjective:
         """Return the gradient of f at theta, (p,), or with the mean over some rows."""
         features, labels = self.features, self.labels
         if rows is not None:
-            features, labels = rows_of(features, rows), labels[rows]
+            features, labels = local_model.rows_of(features, rows), labels[rows]
         penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
         if not len(labels):
             return penalty
@@ -76,7 +69,7 @@ class SiteObjective:
         return 0.5 * self.l2 * float(penalised @ penalised)
 
     def metrics(
-        self, parameters: FloatArray, features: Features, labels: FloatArray
+        self, parameters: FloatArray, features: local_model.Features, labels: FloatArray
     ) -> dict[str, float]:
         """Return the finite metrics of rows (k, d); {} without rows."""
         if not len(labels):
@@ -89,7 +82,7 @@ class SiteObjective:
         """A bound on the Hessian's largest eigenvalue; for an MLP, an estimate."""
         if not len(self.labels):
             return self.l2
-        if isinstance(self.model, LinearModel):
+        if isinstance(self.model, local_model.LinearModel):
             ones = np.ones(len(self.labels))
             matrix = gram(self.features, ones, intercept=self.model.intercept)
             largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0

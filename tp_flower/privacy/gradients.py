@@ -41,8 +41,7 @@ from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
 
-NOISE_DAMPING: Final = 20.0
-"""The rate is divided by 1 + this * nu: flat between 10 and 30 on flights."""
+NOISE_DAMPING: Final = 20.0  # rate / (1 + this nu): flat from 10 to 30 on flights
 
 ADAM_MEAN, ADAM_SQUARE, ADAM_TINY = 0.9, 0.999, 1e-8
 LINEAR_RATE: Final = 0.01

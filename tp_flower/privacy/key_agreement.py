@@ -59,8 +59,7 @@ _SIMULATED, _RANDOM = b"s", b"r"
 WordArray = npt.NDArray[np.uint64]
 
 FRACTION_BITS: Final = 24
-LARGEST_BITS: Final = 56
-"""A participant's numbers are below 2^56: a sum of 256 is below 2^64."""
+LARGEST_BITS: Final = 56  # of a participant's numbers: 256 stay below 2^64
 MOST_PARTS: Final = 1 << (64 - LARGEST_BITS)
 
 

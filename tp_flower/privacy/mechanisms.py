@@ -77,9 +77,7 @@ SCORE_SUMS: Final = (
 """The scope of scores that leave masked."""
 
 Name = tuple[int, str]  # the part, and the kind of data released
-
-Spend = tuple[int, str, int]
-"""The part, the kind of data, and a key for what is used once (a batch, an epoch)."""
+Spend = tuple[int, str, int]  # part, kind of data, and key of what is used once
 
 
 @dataclass(frozen=True)

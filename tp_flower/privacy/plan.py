@@ -214,7 +214,6 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
 def _multiplier(
     settings: "PrivacyTerms", count: int, sample_rate: float = 1.0
 ) -> float:
-    """Return the noise multiplier that is set, or that the epsilon requires."""
     return settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
         settings.delta,

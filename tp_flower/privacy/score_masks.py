@@ -44,7 +44,6 @@ _WORDS: Final = _BLOCK_BYTES // 4
 _PURPOSE: Final = b"tp_flower score mask v1 "
 
 RANGE_BITS: Final = 10  # the sum of the scores stays within 2^10 times their unit
-
 NO_MASK: Final = -1
 
 

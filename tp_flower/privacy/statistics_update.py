@@ -84,11 +84,8 @@ from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
 
-GRAM_SHARE: Final = 0.3
-"""A's share of the run's 1 / multiplier^2; the epochs share the rest equally."""
-
-DAMPING: Final = 1.0
-"""Added to A's eigenvalues, as a multiple of its noise's expected spectral norm."""
+GRAM_SHARE: Final = 0.3  # of 1 / multiplier^2; the epochs share the rest
+DAMPING: Final = 1.0  # of A's eigenvalues, times its noise's spectral norm
 
 
 @dataclass(frozen=True)

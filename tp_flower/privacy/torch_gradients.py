@@ -30,9 +30,7 @@ from tp_flower.learning.models.local_model import FeatureArray, LocalModel
 from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
 from tp_flower.privacy.gradients import clip_weights
 
-CHUNK_VALUES: Final = 2**24
-"""Row gradients that are held at a time, in numbers: 64 MB in float32."""
-
+CHUNK_VALUES: Final = 2**24  # of row gradients held at a time: 64 MB in float32
 _ROUNDING: Final = 2e-6  # of norms in float32: the clip stays above it
 _NORM: Final = "_norm_sample"  # where Opacus leaves a parameter's norms
 _PROBES: Final = 4

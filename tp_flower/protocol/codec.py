@@ -216,7 +216,6 @@ def _build_part(
 def _build(
     kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None
 ) -> AnyBody:
-    """Return a structure, its values and its arrays checked."""
     try:
         # msgspec checks the type of arrays, and does not copy them
         body = msgspec.convert(fields, kind, dec_hook=lambda _, value: value)

@@ -20,7 +20,6 @@ Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 
 MOST_WIDTH: Final = 1 << 20  # length of a vector
 SealedText = Annotated[AnyArray, f.sealed("sealed")]  # nonce and ciphertext
-
 KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
 
 

@@ -28,8 +28,7 @@ from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.relations import Schema, bind_table
 from tp_flower.query.scope import Local, Scope, expand_stars
 
-Bound = tuple[parsing.SelectItem, Local]
-"""An item of the SELECT list, and its expression over a single table."""
+Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
 
 
 @dataclass(frozen=True)
@@ -234,7 +233,6 @@ def _without_label(
 def _row_key(
     unlabelled: Unlabelled, scope: Scope, settled: Settled
 ) -> list[tuple[str]]:
-    """Return each column of the row key as a key of its table's fragments."""
     table = unlabelled.table
     if table in settled.outer:
         raise QueryError(

@@ -25,12 +25,10 @@ DIALECT = "duckdb"
 MAX_EXPRESSION_CHARACTERS = 20_000
 _MOST_TEXTS, _MOST_CHARACTERS = 256, 1 << 15
 _MOST_DIGITS = 40  # of a number, a date or a truth value as a text
-
 _DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
 """Functions that take the product of the lengths of two texts, in time or memory."""
 
-_Length = tuple[float, float]
-"""A bound on the length of a value: so many columns and so many characters."""
+_Length = tuple[float, float]  # a bound: so many columns, so many characters
 
 _SYNTAX: tuple[type[exp.Expr], ...] = (
     exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,

@@ -286,7 +286,6 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
 
 
 def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
-    """Yield the SELECTs that UNION ALL joins, from left to right."""
     waiting = [tree]
     while waiting:
         tree = waiting.pop()

@@ -82,7 +82,6 @@ def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
 
 
 def _known_type(column: str, name: str) -> str:
-    """Return a type as DuckDB itself writes it, which is certain to be a type."""
     try:
         return str(shared_cursor().type(name))
     except duckdb.Error as error:
@@ -156,7 +155,6 @@ class Relation:
 
 
 def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
-    """Return a piece in which each column is the expression it stands for."""
     holder = exp.Paren(this=piece.parse())
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.what)
@@ -187,7 +185,6 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
 
 
 def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
-    """Return the name under which the sites host a table."""
     name = spell(table.name, tuple(schemas))
     if name is None:
         raise QueryError(
@@ -234,7 +231,6 @@ class _Binder:
         return local_sql(tree, tuple(self._schema), what)
 
     def _item(self, item: Item) -> list[Named]:
-        """Return the columns that an item selects, several if it is a star."""
         if not isinstance(item, StarItem):
             sql = self._local(item.sql, Role.INNER)
             name = item_name(item)

@@ -104,8 +104,7 @@ class Scope:
         )
 
 
-Column = tuple[str, str | None]
-"""The alias of a table, and the name of one of its columns."""
+Column = tuple[str, str | None]  # the alias of a table, the name of a column
 
 
 def expand_stars(

@@ -21,7 +21,6 @@ Cells = tuple[str, ...]
 TWO_TEXTS = frozenset({0, 1})
 
 STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
-
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
 LIGHT, DARK = _TEXTS["light"], _TEXTS["dark"]
@@ -84,8 +83,7 @@ class Code:
 
 
 Block = Table | Figure | Prose | Code
-Blocks = Iterable[Block | None]
-"""Blocks, with None or an empty table in place of what a report lacks."""
+Blocks = Iterable[Block | None]  # None, or an empty table: what a report lacks
 
 
 @dataclass(frozen=True)

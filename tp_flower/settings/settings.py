@@ -107,8 +107,7 @@ PLAIN_SETTINGS: Final = tuple(
 """Settings of these groups."""
 
 SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
-KEYS: Final = tuple(item.key for item in SETTINGS)
-"""Keys of the run config, in its order."""
+KEYS: Final = tuple(item.key for item in SETTINGS)  # of the run config, in its order
 
 
 def conflicts(values: SettingValues) -> Iterator[str]:

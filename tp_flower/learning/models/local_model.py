@@ -32,12 +32,9 @@ Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
 
-CACHED_VALUES = 1 << 18
-"""Features converted to float64 at a time: 2 MB, about a core's cache."""
-SMALL_PRODUCT = 1_000_000
-"""Multiplications below which BLAS starts no threads of its own."""
+CACHED_VALUES = 1 << 18  # converted at a time: 2 MB, about a core's cache
+SMALL_PRODUCT = 1_000_000  # below it BLAS starts no threads of its own
 LEAST_VALUES = 1 << 20  # minimum number of features per thread
-
 FeatureArray = npt.NDArray[np.float32]
 Features: TypeAlias = "FeatureArray | torch.Tensor"
 """Rows (n, d) float32: a tensor on the device that computes a torch model."""

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     import lightgbm
 
 GROUP_ROWS: Final = 100
-BIN_ROWS: Final = 3
-"""Joined rows of a set of categories, and of a bin: LightGBM's defaults."""
+BIN_ROWS: Final = 3  # of a set of categories, and of a bin: LightGBM's
 
 
 class Forest(msgspec.Struct, frozen=True):
