@@ -384,8 +384,10 @@ class RoundStrategy(Strategy):
             request, request.packets.values(), self._progress.sent
         )
         result = self._progress.result or EpochResult(request.epoch, {}, {})
+        elapsed = received_at - self._progress.sent_at
+        # real sites round theirs up
         client_seconds = max((item.seconds for item in answers.values()), default=0.0)
-        waited = received_at - self._progress.sent_at - client_seconds
+        client_seconds = min(client_seconds, elapsed)
         report = RoundReport(
             round=server_round,
             epoch=request.epoch,
@@ -398,7 +400,7 @@ class RoundStrategy(Strategy):
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
             site_seconds=exchange.computing_seconds(answers, self.session.site_names),
-            wait_seconds=max(waited, 0.0),
+            wait_seconds=elapsed - client_seconds,
             residuals=result.residuals,
             validation=result.validation,
         )
