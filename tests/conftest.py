@@ -23,14 +23,14 @@ SHARED = (
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
     *("test_key_sources", "test_privacy_plan", "test_databases"),
     *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
-    "test_fuzz_replies",
+    *("test_fuzz_replies", "test_sessions"),
 )
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
     *("test_deployment", "test_strict_deployment", "test_tables", "test_end_to_end"),
     *("test_kills", "test_flights_databases", "test_mapping", "test_scale"),
-    *("test_sessions", *SHARED),
+    *SHARED,
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""

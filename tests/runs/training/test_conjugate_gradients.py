@@ -5,7 +5,6 @@ import functools
 import numpy as np
 import pytest
 
-from client_apps.handlers import prepare
 from tests.support.examples.store_runs import (
     FRAMES,
     after,
@@ -17,6 +16,7 @@ from tests.support.examples.store_runs import (
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import one_per_site, run_query, whole
 from tests.support.reference.training import conjugate_gradients
+from tp_flower.learning import solvers
 from tp_flower.losses import make_loss
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.settings import PrivacySettings
@@ -69,7 +69,7 @@ def test_a_table_of_few_rows_is_factorised_by_them(monkeypatch):
 
     by_rows = train()
     assert by_rows.strategy.chosen["solver"] == {"o": "columns", "i": "rows"}
-    monkeypatch.setattr(prepare, "factorisation", lambda *_, **__: "columns")
+    monkeypatch.setattr(solvers, "factorisation", lambda *_, **__: "columns")
     np.testing.assert_allclose(by_rows.flat, train().flat, atol=1e-6)
 
 

@@ -33,7 +33,8 @@ SENT_ALONG = {
     "personalised": {"test_split"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
-NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress", "wait_seconds"}
+NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress"}
+NOT_IN_A_PLAIN_RUN |= {"wait_seconds", "channel", "session_seconds"}
 """Read by the app, or by the transport between processes."""
 CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
 OF_OTHER_RUNS = {

@@ -45,7 +45,7 @@ def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
     free = {item.key for item in SETTINGS if item.may_change}
     assert free == {
         *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
-        *("wait-seconds", "progress", "track"),
+        *("wait-seconds", "progress", "track", "channel", "session-seconds"),
     }
 
 
