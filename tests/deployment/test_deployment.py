@@ -11,9 +11,10 @@ from client_apps.app import app
 from client_apps.data.ledger import Ledger
 from client_apps.data.saved_models import SavedModel
 from scripts.data.make_store import main as make_store
+from scripts.deploy.deployment import STORE_FILES, store_entries
 from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
-from tests.support.deployment import STORE_FILES, deployed, store_entries
+from tests.support.deployment import deployed
 from tests.support.policies import OPEN
 from tp_flower.query import Query
 from tp_flower.settings import Settings

@@ -9,8 +9,9 @@ import time
 import pytest
 
 from scripts.data.make_store import main as make_store
+from scripts.deploy.deployment import STORE_FILES, store_entries
 from scripts.run_app import descendants
-from tests.support.deployment import STORE_FILES, deployed, store_entries
+from tests.support.deployment import deployed
 from tests.support.policies import OPEN
 
 SQL = """

@@ -10,9 +10,10 @@ from client_apps import cli
 from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
+from scripts.deploy.deployment import STORE_FILES, store_entries
 from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
-from tests.support.deployment import STORE_FILES, deployed, store_entries
+from tests.support.deployment import deployed
 from tests.support.files import ROOT, case_table, copy_app
 from tp_flower.query import Query
 from tp_flower.settings import Settings

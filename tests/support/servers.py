@@ -8,7 +8,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -18,6 +17,8 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+
+from scripts.deploy.deployment import free_port
 
 USER = "tp_reader"
 PASSWORD = "Pa55-word/of:the@server"  # quoted in every URI: it holds its separators
@@ -142,13 +143,6 @@ def _run(command: str, account: dict[str, int]) -> None:
     done = subprocess.run(command.split(), check=False, **how)
     if done.returncode:
         pytest.fail(f"{command} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-
-
-def free_port() -> int:
-    """Return a port of the loopback that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @contextmanager

@@ -1,0 +1,1 @@
+"""Deployments: the scripts of organisations, and one on loopback for measuring."""
