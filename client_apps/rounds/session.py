@@ -37,16 +37,10 @@ _ADDRESS: Final = re.compile(
 _FAILURES: Final = (OSError, HTTPException, ValueError)
 
 Answer = Callable[[str, RecordDict], RecordDict]  # returns the reply to a message
-Response = tuple[int, int, bytes]
-"""Status, number of the message, and body."""
 
 
 class _SessionEndedError(Exception):
-    """``reason`` is that of the reply that ends the session."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    """The text is the reason in the reply that ends the session."""
 
 
 def hold_session(
@@ -67,7 +61,7 @@ def hold_session(
                 reply = content_bytes(answer(action, content_of(content)))
             number, rounds = current + 1, rounds + 1
     except _SessionEndedError as error:
-        ended = error.reason
+        ended = str(error)
     finally:
         line.close()
     log_event(INFO, "session", ended=ended, rounds=rounds)
@@ -94,7 +88,7 @@ class _Line:
         self._connection = self._connect(wire.LONGEST_WAIT)
         self._wait = wire.LONGEST_WAIT
 
-    def ask(self, number: int, reply: bytes) -> Response:
+    def ask(self, number: int, reply: bytes) -> wire.Response:
         """Return the server's answer, asking again as long as it may be there."""
         path = wire.path_of(self._channel, self._node, number)
         pause, failed = FIRST_PAUSE, 0.0
@@ -140,7 +134,7 @@ class _Line:
 
     def _post(
         self, connection: HTTPConnection, path: str, body: bytes, wait: int
-    ) -> Response:
+    ) -> wire.Response:
         """Return the answer to a request; ValueError if it is not the server's."""
         digest = wire.digest_of(body)
         headers = {
@@ -154,7 +148,7 @@ class _Line:
             raise _SessionEndedError("refused")
         return self._checked(path, response)
 
-    def _checked(self, path: str, response: HTTPResponse) -> Response:
+    def _checked(self, path: str, response: HTTPResponse) -> wire.Response:
         digest = response.getheader(wire.DIGEST, "")
         number = int(response.getheader(wire.NUMBER, "0"))
         expected = wire.sign_answer(self._key, path, response.status, number, digest)

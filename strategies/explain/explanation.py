@@ -20,6 +20,7 @@ numbers, predicted bytes are rounded)::
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
+               waiting {channel: seconds of a deployment, besides computing and network}
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
 
@@ -72,7 +73,7 @@ from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Join
-from tp_flower.reports.records import RoundReport, RunRecord, plain, sum_by_table
+from tp_flower.reports import records
 from tp_flower.settings.run import EXPLAIN
 
 
@@ -110,7 +111,7 @@ class CostEstimate:
     joined: JoinedRows
     encoders: Mapping[str, TableEncoding]
     method: JoinStrategy
-    history: Sequence[RoundReport]
+    history: Sequence[records.RoundReport]
 
     def cost(self) -> Document:
         """Return the entry `cost`; set-up includes the rounds after the epochs."""
@@ -126,6 +127,7 @@ class CostEstimate:
             "set-up": _traffic_dict(set_up),
             "epoch": _traffic_dict(epoch),
             "run": _traffic_dict(run),
+            "waiting": records.waiting_seconds(run.rounds),
         }
 
     @property
@@ -165,8 +167,8 @@ class CostEstimate:
         rounds = [item for item in self.history if item.phase != "finish"]
         traffic = Traffic(
             len(rounds),
-            sum_by_table(item.bytes_up for item in rounds),
-            sum_by_table(item.bytes_down for item in rounds),
+            records.sum_by_table(item.bytes_up for item in rounds),
+            records.sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
         masking = self._preparation(self._trained).masking()
@@ -315,7 +317,7 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
-        record = RunRecord(**self.record_fields, join_steps=joined.steps)
+        record = records.RunRecord(**self.record_fields, join_steps=joined.steps)
         content = {
             **record.content(EXPLAIN),
             "tables": [_table(joined, *of_table) for of_table in columns.items()],
@@ -330,7 +332,7 @@ class Explain(RoundStrategy):
                 releases, self.ledgers, privacy, is_complete=True
             ),
         }
-        return {key: plain(value) for key, value in content.items()}
+        return {key: records.plain(value) for key, value in content.items()}
 
 
 def _saving(

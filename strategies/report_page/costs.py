@@ -6,6 +6,7 @@ from dataclasses import replace
 from strategies.report_page.plots import bar_figure
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_seconds, format_value
+from tp_flower.reports.records import waiting_seconds
 
 TIMES = ("server-seconds", "client-seconds", "wait-seconds")
 TIME_PARTS = ("server", "slowest site", "transfer and waiting")
@@ -29,6 +30,8 @@ def costs(report: blocks.Record) -> blocks.Blocks:
             f"rounds, {format_seconds(total - inside)} outside of them, such as "
             "waiting for the sites to be online."
         )
+    if rounds:
+        yield blocks.Prose(_waiting(len(rounds)))
 
 
 def _estimate(cost: blocks.Record) -> blocks.Block | None:
@@ -42,7 +45,17 @@ def _estimate(cost: blocks.Record) -> blocks.Block | None:
             (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
         )
     title = f"Training by {cost.text('strategy')}, epochs: {cost.count('epochs')}"
-    return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows)
+    waiting = _waiting(int(cost.at("run").amount("rounds")))
+    return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
+
+
+def _waiting(rounds: int) -> str:
+    seconds = waiting_seconds(rounds).items()
+    parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
+    return (
+        f"In a deployment, {blocks.counted(rounds, 'round')} would wait, besides "
+        f"computing and a round trip of the network each: {' or '.join(parts)}."
+    )
 
 
 def _phases(history: list[blocks.Record]) -> blocks.Block | None:

@@ -48,9 +48,6 @@ MOST_THREADS: Final = 500
 ADDRESS: Final = "X-Real-IP"
 _PREFIX: Final = "session-"
 
-Response = tuple[int, int, bytes]
-"""Status, number of the message, and body."""
-
 
 @dataclass
 class Line:
@@ -134,13 +131,13 @@ class SessionGrid:
         with self._lock:
             self._is_closed = True
             self._lock.notify_all()
-            self._lock.wait_for(self._are_over, CLOSING_SECONDS)
+            lines = self.lines.values()
+            self._lock.wait_for(
+                lambda: not any(line.since for line in lines), CLOSING_SECONDS
+            )
         self._server.shutdown()
         self._server.server_close()
         Path(str(self._server.server_address)).unlink(missing_ok=True)
-
-    def _are_over(self) -> bool:
-        return not any(line.since for line in self.lines.values())
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id
@@ -242,7 +239,7 @@ class SessionGrid:
 
     def answer(
         self, line: Line, key: bytes, number: int, body: bytes, seconds: float
-    ) -> Response:
+    ) -> wire.Response:
         """Take the reply to the message before ``number``, and wait for the next."""
         poll, ends = object(), time.monotonic() + seconds
         with self._lock:
@@ -263,7 +260,7 @@ class SessionGrid:
 
     def _response(
         self, line: Line, key: bytes, poll: object, ends: float
-    ) -> Response | None:
+    ) -> wire.Response | None:
         """Return the answer to a request, None while there is none."""
         is_over = line.key != key or not line.since
         if not is_over and (self._is_closed or self._lets_others(line)):
@@ -359,7 +356,8 @@ class _Handler(BaseHTTPRequestHandler):
         )
         length = int(text) if text.isdecimal() and len(text) < 12 else -1
         signature = wire.sign_request(key, self.path, length, digest)
-        if line is None or not key or not self._is_signed(signature):
+        signed = self.headers.get(wire.SIGNATURE)
+        if line is None or not key or not wire.is_signed(signature, signed):
             return self._refuse("not signed with the key of the site's session")
         if not 0 <= length <= wire.MOST_BYTES:
             return self._refuse("too large")
@@ -378,10 +376,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _address(self) -> str:
         return str(self.headers.get(ADDRESS, ""))
 
-    def _is_signed(self, signature: str) -> bool:
-        return wire.is_signed(signature, self.headers.get(wire.SIGNATURE))
-
-    def _send(self, key: bytes, response: Response) -> None:
+    def _send(self, key: bytes, response: wire.Response) -> None:
         status, number, body = response
         digest = wire.digest_of(body)
         signature = wire.sign_answer(key, self.path, status, number, digest)

@@ -31,6 +31,7 @@ MOST_BYTES: Final = 1 << 30
 """Of a body; nginx.conf has the same limit."""
 
 OK, NOTHING, FORBIDDEN, GONE = 200, 204, 403, 410
+Response = tuple[int, int, bytes]  # status, number of the message, and body
 NUMBER: Final = "Tp-Number"
 DIGEST: Final = "Tp-Digest"
 SIGNATURE: Final = "Tp-Signature"

@@ -53,6 +53,9 @@ REPORT_FILE = "report.json"
 REPORT_LINE = "Report: "
 COMPLETED = "completed"
 
+FLOWER_SECONDS = 5.0  # of a round of Flower's messages, whatever it carries
+SESSION_SECONDS = 0.003  # of one in a session; both by scripts/bench_deploy.py
+
 Metrics = Mapping[str, float]
 
 
@@ -171,6 +174,12 @@ class RunReport(RunRecord):
     def epochs(self) -> int:
         """The number of epochs."""
         return max((item.epoch for item in self.history), default=0)
+
+
+def waiting_seconds(rounds: float) -> dict[str, float]:
+    """Return, by channel, what rounds wait besides computing and the network."""
+    over_session = FLOWER_SECONDS + rounds * SESSION_SECONDS
+    return {"session": over_session, "flower": rounds * FLOWER_SECONDS}
 
 
 def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

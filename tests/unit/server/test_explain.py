@@ -283,6 +283,10 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     assert "to be learned from 3 tables" in page
     assert "Training by cg, epochs: 100" in page
     assert "the whole run 206 " in page
+    assert "206 rounds would wait" in page
+    assert "5.62 s (session) or 17 min 10 s (flower)" in page
+    waiting = {"session": 5 + 206 * 0.003, "flower": 206 * 5}
+    assert content["cost"]["waiting"] == pytest.approx(waiting)
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
     totals = dict(columns(content["privacy"]["totals"], "table", "epsilon"))
