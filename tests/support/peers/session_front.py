@@ -16,6 +16,7 @@ from client_apps.app import app
 from strategies.run.channel import SessionGrid
 from strategies.run.grid import InProcessGrid
 from tp_flower import node_config
+from tp_flower.protocol import session_messages as wire
 
 
 class Fault(StrEnum):
@@ -29,6 +30,7 @@ class Fault(StrEnum):
     BODY_CHANGED = "the body is another one"
     UNSIGNED = "the signature is another one"
     ANSWER_CHANGED = "the body of the answer is another one"
+    ANSWER_FORGED = "the front makes up a message, with the right digest"
 
 
 Schedule = Callable[[int], Fault | None]
@@ -106,6 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         changed = content[::-1] if fault is Fault.ANSWER_CHANGED else content
+        if fault is Fault.ANSWER_FORGED and content:
+            changed = wire.write_message("train.forged", wire.read_message(content)[1])
+            digest = wire.digest_of(changed)
+            answered = [(n, digest if n == wire.DIGEST else v) for n, v in answered]
         self._answer(status, answered, changed)
 
     def _arriving(self, fault, path, body, headers):
