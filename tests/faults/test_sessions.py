@@ -94,10 +94,10 @@ def test_a_run_is_the_same_and_takes_one_message_of_flower_per_site(method, fold
 
 
 def test_messages_that_the_front_makes_up_do_not_even_end_a_session(folder):
-    def every_seventh(number):
-        return Fault.ANSWER_FORGED if number % 7 == 0 else None
+    def every_third(number):
+        return Fault.ANSWER_FORGED if number % 3 == 0 else None
 
-    with sessions(sites(), folder, every_seventh) as (grid, front, flower):
+    with sessions(sites(), folder, every_third) as (grid, front, flower):
         trained(grid)
     assert len(front.faults) > 3
     assert Counter(flower.asked) == {(2, "query.session"): 1, (3, "query.session"): 1}
