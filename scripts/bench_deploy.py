@@ -27,7 +27,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.data.make_store import main as make_store  # noqa: E402
-from scripts.deploy.deployment import Deployment, DeploymentError, deployed  # noqa: E402
+from scripts.deploy.deployment import Deployment, DeploymentError, copy_app, deployed  # noqa: E402
 from scripts.deploy.slow_link import SlowLink  # noqa: E402
 from tp_flower.files import write_file  # noqa: E402
 from tp_flower.settings.run import FLOWER, SESSION  # noqa: E402
@@ -55,7 +55,6 @@ SELECT o.quantity AS label, o.discount, i.price, i.weight, c.age
 FROM orders AS o JOIN items AS i ON o.item_id = i.item_id
 JOIN customers AS c ON o.customer_id = c.customer_id
 """
-PACKAGES: Final = ("tp_flower", "strategies", "client_apps")
 TRAINING: Final = {"sql": SQL, "strategy": "sgd", "num-epochs": 1}
 MEGABYTE: Final = 1 << 20
 ROUNDS: Final = {SESSION: {0: 300, MEGABYTE: 60}, FLOWER: {0: 6, MEGABYTE: 3}}
@@ -155,20 +154,16 @@ def _entries(folder: Path, sites: int) -> dict[str, str]:
 
 def _echo_app(folder: Path) -> Path:
     """Return a folder with the app that answers messages with themselves."""
-    folder.mkdir()
-    for package in PACKAGES:
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
-    for path in (ROOT / "LICENSE", ROOT / "scripts" / "deploy" / "tp_echo.py"):
-        shutil.copy(path, folder)
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    file = copy_app(folder) / "pyproject.toml"
+    shutil.copy(ROOT / "scripts" / "deploy" / "tp_echo.py", folder)
+    text = file.read_text(encoding="utf-8")
     for old, new in (
         ("strategies.app:app", "tp_echo:server"),
         ("client_apps.app:app", "tp_echo:client"),
         ('fab-include = ["', 'fab-include = ["tp_echo.py", "'),
     ):
         text = text.replace(old, new)
-    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     return folder
 
 

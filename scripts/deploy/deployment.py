@@ -51,6 +51,17 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def copy_app(folder: Path) -> Path:
+    """Copy what the app bundle is made of into a new folder."""
+    folder.mkdir(parents=True)
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copyfile(ROOT / name, folder / name)
+    for package in ("tp_flower", "strategies", "client_apps"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
+    return folder
+
+
 def store_entries(store: Path, site: str, policy: str = "") -> str:
     """The entries of a site's tables file, each with a policy."""
     return "\n".join(

@@ -11,7 +11,8 @@ import sys
 import pytest
 import yaml
 
-from tests.support.files import ROOT, case_table, copy_app
+from scripts.deploy.deployment import copy_app
+from tests.support.files import ROOT, case_table
 
 CASES = case_table(__file__)
 DEPLOY = ROOT / "scripts" / "deploy"

@@ -10,11 +10,11 @@ from client_apps import cli
 from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
-from scripts.deploy.deployment import STORE_FILES, store_entries
+from scripts.deploy.deployment import STORE_FILES, copy_app, store_entries
 from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
 from tests.support.deployment import deployed
-from tests.support.files import ROOT, case_table, copy_app
+from tests.support.files import ROOT, case_table
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 

@@ -1,6 +1,5 @@
 """The root of the checkout, copies of its app, and case tables: a case a line."""
 
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -20,14 +19,3 @@ def output_of(code: str, *arguments: str) -> str:
     """Return what a program prints in a Python of its own."""
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.check_output(command, cwd=ROOT, text=True)
-
-
-def copy_app(folder: Path) -> Path:
-    """Copy what the app bundle is made of into a new folder."""
-    folder.mkdir(parents=True)
-    for name in ("pyproject.toml", "LICENSE"):
-        shutil.copyfile(ROOT / name, folder / name)
-    for package in ("tp_flower", "strategies", "client_apps"):
-        ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, ignore=ignored)
-    return folder
