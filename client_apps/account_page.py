@@ -43,9 +43,7 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
     return blocks.render_page(head, contents, footer)
 
 
-def _listed(
-    items: Sequence[blocks.Record], columns: Sequence[blocks.Column]
-) -> blocks.Table:
+def _listed(items: Sequence[blocks.Record], columns: Sequence[blocks.Column]) -> blocks.Table:
     left_out = format_count(len(items) - MOST_LINES)
     note = f"{left_out} earlier ones left out." if len(items) > MOST_LINES else ""
     return blocks.tabulate("The latest first", items[:MOST_LINES], columns, note)
@@ -101,10 +99,7 @@ def _digest(head: str, key: str) -> blocks.Column:
 
 
 QUERY = _digest("query", "digest")
-PLACE = [
-    blocks.text_column("time", "time"),
-    blocks.Column("table", _place, is_text=True),
-]
+PLACE = [blocks.text_column("time", "time"), blocks.Column("table", _place, is_text=True)]
 ORIGIN = [
     blocks.Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
     blocks.Column("Flower's run", lambda item: str(item.get("flower-run") or "-")),

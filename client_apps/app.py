@@ -22,12 +22,7 @@ from flwr.common.logger import log
 
 from client_apps.rounds import transaction
 from client_apps.rounds.site import Site
-from client_apps.rounds.transaction import (
-    IncomingRequest,
-    MessageLog,
-    answer_once,
-    record_refusal,
-)
+from client_apps.rounds.transaction import IncomingRequest, MessageLog, answer_once, record_refusal
 from tp_flower.errors import BehindError, SiteError, TPFlowerError, kind_of
 from tp_flower.protocol.codec import add_envelope, decode, encode
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope
@@ -67,10 +62,7 @@ app = ClientApp()
 def answer_of(action: Action) -> transaction.Answer:
     """Import and return the handler of an action."""
     module, _, name = ANSWERS[action].partition(":")
-    return cast(
-        transaction.Answer,
-        getattr(importlib.import_module(f"client_apps.{module}"), name),
-    )
+    return cast(transaction.Answer, getattr(importlib.import_module(f"client_apps.{module}"), name))
 
 
 def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
@@ -119,9 +111,7 @@ def _failed(
         log(ERROR, "".join(traceback.format_exception(error)))
         text = f"{_place(error)}; its text is in the site's log"
     failure = Failure(
-        error=text,
-        kind=kind_of(error),
-        part=None if site is None else site.changes.part,
+        error=text, kind=kind_of(error), part=None if site is None else site.changes.part
     )
     envelope = ReplyEnvelope(
         round=None if request is None else request.number,

@@ -211,9 +211,7 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
     facts = {
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
-        "features": ", ".join(
-            f"{feature.name} = {feature.sql}" for feature in fragment.features
-        ),
+        "features": ", ".join(f"{feature.name} = {feature.sql}" for feature in fragment.features),
         "encoded features": ", ".join(encoder.feature_names),
         "label": fragment.label or "another table's",
         "filters": " AND ".join(fragment.filters) or "none",

@@ -120,9 +120,7 @@ def _title(group: type) -> str:
 
 
 def _comment(text: str) -> str:
-    lines = textwrap.wrap(
-        text, WIDTH - 2, break_long_words=False, break_on_hyphens=False
-    )
+    lines = textwrap.wrap(text, WIDTH - 2, break_long_words=False, break_on_hyphens=False)
     return "\n".join(f"# {line}" for line in lines)
 
 
@@ -188,9 +186,7 @@ def message_table() -> str:
     for action in Action:
         module = ANSWERS[action].partition(":")[0].replace(".", "/")
         rows.append((f"`{action}`", *map(_summary, action.messages), f"`{module}.py`"))
-    return _table(
-        "| message | request | reply | at the site, in `client_apps/` |", rows
-    )
+    return _table("| message | request | reply | at the site, in `client_apps/` |", rows)
 
 
 def _table(head: str, rows: Iterable[Iterable[object]]) -> str:

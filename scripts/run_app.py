@@ -80,8 +80,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and the arguments of `flwr run`."""
     parser = argparse.ArgumentParser(
-        description="Run the Flower app; every other option goes to `flwr run`.",
-        allow_abbrev=False,
+        description="Run the Flower app; every other option goes to `flwr run`.", allow_abbrev=False
     )
     add = parser.add_argument
     text = "write the run's output folder to this file"
@@ -120,9 +119,7 @@ def private_superlink() -> Iterator[Mapping[str, str]]:
     """Run a SuperLink for simulations; give the environment in which flwr finds it."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = str(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory(
-        prefix="tp-flower-", ignore_cleanup_errors=True
-    ) as home:
+    with tempfile.TemporaryDirectory(prefix="tp-flower-", ignore_cleanup_errors=True) as home:
         environment = {
             **os.environ,
             **FLOWER_ENVIRONMENT,

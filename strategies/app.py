@@ -18,12 +18,7 @@ from rich.text import Text
 from strategies import STRATEGIES, Explain
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import use_model
-from strategies.report_page.page import (
-    ReportError,
-    explanation_view,
-    result_view,
-    write_page,
-)
+from strategies.report_page.page import ReportError, explanation_view, result_view, write_page
 from strategies.run.channel import open_channel
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
@@ -75,9 +70,7 @@ def main(grid: Grid, context: Context) -> None:
     console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
 
 
-def act(
-    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
-) -> RenderableType:
+def act(settings: Settings, on_round: RoundListener, grid: Grid, folder: Path) -> RenderableType:
     """Carry out the run's mode and return its view for the console."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
@@ -113,9 +106,7 @@ def train(
             write_json(report_dict(failed), folder)
             page_line(folder)
         if strategy.can_be_resumed:
-            error.add_note(
-                f"A checkpoint is kept. To go on: flwr run . -c 'resume=\"{folder}\"'"
-            )
+            error.add_note(f"A checkpoint is kept. To go on: flwr run . -c 'resume=\"{folder}\"'")
         raise
     report = strategy.report
     write_json(report_dict(report), folder)

@@ -71,9 +71,7 @@ def model_view(manifest: Manifest) -> RenderableType:
             format_count(table.encoded.width),
             format_value(table.share),
             ", ".join(map(format_value, table.mean_score)),
-            ", ".join(
-                f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts
-            ),
+            ", ".join(f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts),
         )
         for table in manifest.tables
     ]

@@ -29,12 +29,7 @@ from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation
 from strategies.training.traffic import TableSize, Traffic, solved_epoch
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.coresets.importance import (
-    CLUSTERS,
-    LEAST_GAMMA_SQUARED,
-    augmented,
-    gamma,
-)
+from tp_flower.coresets.importance import CLUSTERS, LEAST_GAMMA_SQUARED, augmented, gamma
 from tp_flower.coresets.solvers import distdim, solve, weighted_kmeans
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -103,23 +98,17 @@ class SolvedStrategy(JoinStrategy):
         replies = yield self.request(ask(rows, problem.parts))
         weights = problem.weighting.train_rows
         parameters = self.solve(
-            problem,
-            replies,
-            np.ones(problem.train.joined_rows) if weights is None else weights,
+            problem, replies, np.ones(problem.train.joined_rows) if weights is None else weights
         )
         common: dict[int, training_messages.CommonParameters] = {}
         for name, table in problem.tables.items():
-            common |= table.for_all(
-                training_messages.CommonParameters(parameters[name])
-            )
+            common |= table.for_all(training_messages.CommonParameters(parameters[name]))
         message = training_messages.ConsensusRequest(
             more_rounds=0, evaluate=True, scores_number=1, parts=common
         )
         request = ask(message, problem.parts)
         replies = yield self.request(replace(request, phase=EVALUATE))
-        scores = {
-            name: table.gather_scores(replies) for name, table in problem.tables.items()
-        }
+        scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
         train = problem.train_metrics(problem.gather(scores))
         self.finish_epoch(EpochResult(1, train, problem.held_out_metrics(scores).test))
 
@@ -220,8 +209,7 @@ class CoresetKMeans(SolvedStrategy):
         edges = np.cumsum([table.features for table in problem.tables.values()])
         coordinates = np.split(centres, edges[:-1], axis=1)
         return {
-            name: block.ravel()
-            for name, block in zip(problem.tables, coordinates, strict=True)
+            name: block.ravel() for name, block in zip(problem.tables, coordinates, strict=True)
         }
 
 

@@ -192,11 +192,9 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         **vars(exposure),
         **tables,
         "row": "joined row" if by_joined_rows else "row of the site",
-        "scored": "the sum of the tables' scores for every joined row; anew in every "
-        "epoch"
+        "scored": "the sum of the tables' scores for every joined row; anew in every epoch"
         if exposure.is_masked
-        else f"a score per {scored}, computed from the row's features; anew in every "
-        "epoch",
+        else f"a score per {scored}, computed from the row's features; anew in every epoch",
         "shares_of": "words that add up, for the shards alone, to"
         if exposure.privacy.unions == SEALED
         else "numbers of each shard that add up to",
@@ -324,11 +322,7 @@ def privacy_report(
 
 
 def _totals(
-    site: str,
-    accounts: Sequence[Document],
-    settings: PrivacySettings,
-    *,
-    is_complete: bool,
+    site: str, accounts: Sequence[Document], settings: PrivacySettings, *, is_complete: bool
 ) -> Iterable[dict[str, object]]:
     by_source: defaultdict[str, list[tuple[Release, int]]] = defaultdict(list)
     for account in accounts:

@@ -87,8 +87,7 @@ class Mlflow:
         )
         self._run = self._client.create_run(number, run_name=folder.name).info.run_id
         parameters = [
-            Param(key, text[:PARAMETER_CHARACTERS])
-            for key, text in _texts(settings).items()
+            Param(key, text[:PARAMETER_CHARACTERS]) for key, text in _texts(settings).items()
         ]
         self._client.log_batch(self._run, params=parameters)
 

@@ -50,9 +50,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"share: 1 in {SHARE} of the parameters, drawn by commit {_commit()[:7]}"
 
 
-def pytest_collection_modifyitems(
-    config: pytest.Config, items: list[pytest.Item]
-) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the files that take longest first; leave a share of the parameters."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(Path(item.path).stem, len(rank)))

@@ -41,9 +41,7 @@ def effective_rows(weights: FloatArray) -> float:
     return float(weights.sum() ** 2 / (weights @ weights))
 
 
-def class_counts(
-    labels: FloatArray, classes: int, weights: FloatArray | None = None
-) -> FloatArray:
+def class_counts(labels: FloatArray, classes: int, weights: FloatArray | None = None) -> FloatArray:
     """Return how many of N labels each class has, by weight if given, (classes,)."""
     counts = np.bincount(labels.astype(np.intp), weights, minlength=classes)
     scale = 1.0 if weights is None else len(labels) / weights.sum()
@@ -82,9 +80,7 @@ def thread_count() -> int:
     return os.cpu_count() or 1
 
 
-def in_threads(
-    work: Callable[[slice], Result], rows: int, least_rows: int
-) -> list[Result]:
+def in_threads(work: Callable[[slice], Result], rows: int, least_rows: int) -> list[Result]:
     """Return the results of ``work`` on contiguous spans of rows, in their order.
 
     ``work`` is called once per span, on one empty span if there are no rows, and must

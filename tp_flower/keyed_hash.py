@@ -36,9 +36,7 @@ class KeyedHasher:
 
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
-            raise ValueError(
-                f"the secret has {len(self.secret)} bytes, not {KEY_BYTES}"
-            )
+            raise ValueError(f"the secret has {len(self.secret)} bytes, not {KEY_BYTES}")
 
     def purpose(self, name: str) -> "KeyedHasher":
         """Return a hasher for one purpose: HKDF-Expand with one block (RFC 5869)."""

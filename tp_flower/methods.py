@@ -59,9 +59,7 @@ class Method:
 
 _ADMM: Final = Method(ADMM, 12, solves_tables=True)
 _SGD: Final = Method(SGD, 10, sends_gradients=True)
-_CORESET: Final = Method(
-    CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET
-)
+_CORESET: Final = Method(CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET)
 
 METHODS: Final[Mapping[str, Method]] = {
     "admm": _ADMM,

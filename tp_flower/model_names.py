@@ -59,9 +59,7 @@ class ModelVersion:
         """Read ``name@version``."""
         name, _, version = text.partition("@")
         if not version:
-            raise ModelError(
-                f"{_quoted(text)} has no version: write name@version, as `list` does"
-            )
+            raise ModelError(f"{_quoted(text)} has no version: write name@version, as `list` does")
         return cls(name, version)
 
     def folder(self, home: Path) -> Path:

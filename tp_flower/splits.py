@@ -56,8 +56,7 @@ class SplitRule:
         match = _RULE.fullmatch(text)
         if match is None:
             raise ValueError(
-                f'{text!r} is not one of "random", "group(ALIAS.column, ...)", '
-                '"time(ALIAS.column)"'
+                f'{text!r} is not one of "random", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
             )
         columns = tuple(column.strip() for column in match[2].split(","))
         for column in columns:
@@ -83,9 +82,7 @@ class SplitRule:
         }[self.kind]
 
 
-def split_rows(
-    rows: int, test_fraction: float, rng: np.random.Generator
-) -> npt.NDArray[np.bool_]:
+def split_rows(rows: int, test_fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
     """Return (rows,) bool: which rows of the label table are held out for testing."""
     held_out = np.zeros(rows, dtype=np.bool_)
     held_out[rng.permutation(rows)[: round(rows * test_fraction)]] = True

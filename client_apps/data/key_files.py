@@ -92,9 +92,7 @@ def row_order_key(folder: str | Path) -> bytes:
     return _state_key(folder, ROW_ORDER_KEY, lambda: token_bytes(KEY_BYTES), hint)
 
 
-def _state_key(
-    folder: str | Path, name: str, make: Callable[[], bytes], hint: str
-) -> bytes:
+def _state_key(folder: str | Path, name: str, make: Callable[[], bytes], hint: str) -> bytes:
     path = Path(folder) / name
     if not path.exists():
         try:

@@ -80,8 +80,7 @@ START: Final = "0" * (2 * _CHECKSUM_BYTES)  # the checksum before the first line
 _ROUNDING: Final = 1e-9
 
 _SINCE_CLOSE: Final = (
-    "seq > (SELECT coalesce(max(seq), 0) FROM ledger "
-    "WHERE run = :run AND event = 'close')"
+    "seq > (SELECT coalesce(max(seq), 0) FROM ledger WHERE run = :run AND event = 'close')"
 )
 _OF_RUN: Final = f"run = :run AND {_SINCE_CLOSE}"
 _MOST_USED: Final = f"""
@@ -141,11 +140,7 @@ class Ledger:
         self._checked_in = -1
 
     def reserve(
-        self,
-        run: str,
-        planned: Sequence[Reservation],
-        budgets: Budgets,
-        ident: str = "",
+        self, run: str, planned: Sequence[Reservation], budgets: Budgets, ident: str = ""
     ) -> None:
         """Reserve a run's planned spending, all of it or nothing.
 
@@ -158,9 +153,7 @@ class Ledger:
             totals: dict[str, Costs] = {}
             for item in planned:
                 if item.release.name in reserved_names:
-                    raise BudgetError(
-                        f"{_words(run, item.release.name)} are reserved already"
-                    )
+                    raise BudgetError(f"{_words(run, item.release.name)} are reserved already")
                 reserved_names.add(item.release.name)
                 costs = costs_of(item.release.mechanism, item.limit)
                 totals.setdefault(item.release.source, Counter()).update(costs)
@@ -168,9 +161,7 @@ class Ledger:
             for source, costs in totals.items():
                 _check_budget(connection, run, payers[source], costs, budgets)
             common = {"event": RESERVE, "run": run, "ident": ident}
-            self._append(
-                connection, [common | msgspec.to_builtins(item) for item in planned]
-            )
+            self._append(connection, [common | msgspec.to_builtins(item) for item in planned])
 
     def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
         """Spend from the run's reservations, once for each of ``uses``.
@@ -195,9 +186,7 @@ class Ledger:
                 lines.append({"event": SPEND, "run": run, "ident": ident, **use})
             self._append(connection, lines)
 
-    def charge(
-        self, run: str, release: Release, budgets: Budgets, ident: str = ""
-    ) -> None:
+    def charge(self, run: str, release: Release, budgets: Budgets, ident: str = "") -> None:
         """Spend without a reservation; note releases that another run has paid for.
 
         A repeated ``ident`` of the same source costs nothing. Raises BudgetError if the
@@ -210,11 +199,7 @@ class Ledger:
                     self.note(run, [release])
                 return
             _check_budget(connection, run, release, costs, budgets)
-            line = {
-                "event": CHARGE,
-                "run": run,
-                "release": msgspec.to_builtins(release),
-            }
+            line = {"event": CHARGE, "run": run, "release": msgspec.to_builtins(release)}
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
     def note(self, run: str, releases: Sequence[Release]) -> None:
@@ -247,9 +232,7 @@ class Ledger:
             ]
             self._append(connection, [*lines, {"event": CLOSE, "run": run}])
 
-    def record(
-        self, run: str, event: str, queries: Sequence[Line], quotas: Quotas
-    ) -> None:
+    def record(self, run: str, event: str, queries: Sequence[Line], quotas: Quotas) -> None:
         """Record queries of tables that were answered, once, or refused.
 
         PolicyError beyond the quota of a source whose rows were read; then nothing is
@@ -295,9 +278,7 @@ class Ledger:
         also its ``limit`` and ``used``, the uses of the most used key.
         """
         with self._transaction() as connection:
-            rows = connection.execute(
-                "SELECT line FROM ledger WHERE run = ? ORDER BY seq", (run,)
-            )
+            rows = connection.execute("SELECT line FROM ledger WHERE run = ? ORDER BY seq", (run,))
             return summary(json.loads(line) for (line,) in rows)
 
     def export(self) -> Iterator[str]:
@@ -512,9 +493,7 @@ def _names(connection: Connection, run: str, event: str) -> set[Name]:
     return set(connection.execute(query, {"run": run, "event": event}))
 
 
-def _limit_and_used(
-    connection: Connection, run: str, use: Spend
-) -> tuple[int | None, int]:
+def _limit_and_used(connection: Connection, run: str, use: Spend) -> tuple[int | None, int]:
     """Return an open run's limit for a key, None without one, and its uses so far."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
     limit, used = connection.execute(

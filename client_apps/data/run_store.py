@@ -98,9 +98,7 @@ class SiteStore:
     add to the ``changes`` of the message.
     """
 
-    def __init__(
-        self, root: str, run: str, site: str, *, is_durable: bool = False
-    ) -> None:
+    def __init__(self, root: str, run: str, site: str, *, is_durable: bool = False) -> None:
         self.run = f"{run}-{site}"
         self._root, self._is_durable = root, is_durable
         self._folder = None if root == IN_MEMORY else Path(root) / self.run
@@ -165,9 +163,7 @@ class SiteStore:
         if self._folder is None:
             return
         oldest = time.time() - STALE_SECONDS
-        rows = self._database.fetch(
-            "SELECT run, max(touched) FROM entries GROUP BY run"
-        )
+        rows = self._database.fetch("SELECT run, max(touched) FROM entries GROUP BY run")
         touched = {run: float(last) for run, last in rows if RUN_NAME.fullmatch(run)}
         for folder in self._folder.parent.iterdir():
             # another process may be removing it
@@ -309,9 +305,7 @@ class SiteStore:
         with suppress(FileNotFoundError):
             files = {path.name for path in self._folder.glob(f"*{_SUFFIX}")}
             if files:
-                rows = self._database.fetch(
-                    "SELECT layout FROM entries WHERE run = ?", self.run
-                )
+                rows = self._database.fetch("SELECT layout FROM entries WHERE run = ?", self.run)
                 files -= {place for (text,) in rows for *_, place in json.loads(text)}
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
@@ -352,9 +346,7 @@ class SiteStore:
             numbers[0] = self._insert(run, name, row)
 
         self.changes.add(
-            write,
-            lambda: self._keep(run, name, numbers[0], entry),
-            is_durable=run == _LABELS,
+            write, lambda: self._keep(run, name, numbers[0], entry), is_durable=run == _LABELS
         )
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
@@ -435,10 +427,7 @@ class SiteStore:
 
     def _read(self, run: str, name: str) -> Entry:
         """Return an entry from the database; see ``_load``."""
-        query = (
-            "SELECT meta, layout, checksum, data FROM entries "
-            "WHERE run = ? AND name = ?"
-        )
+        query = "SELECT meta, layout, checksum, data FROM entries WHERE run = ? AND name = ?"
         ((meta, layout, checksum, data),) = self._database.fetch(query, run, name)
         arrays: dict[str, AnyArray] = {}
         large = []
@@ -459,8 +448,7 @@ class SiteStore:
 def lost_state() -> LostStateError:
     """Return the error about missing or damaged state."""
     return LostStateError(
-        "the site has lost its state for this run (was it restarted?); "
-        "start the run again"
+        "the site has lost its state for this run (was it restarted?); start the run again"
     )
 
 

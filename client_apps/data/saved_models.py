@@ -104,13 +104,11 @@ class SavedModel:
             facts: Any = json.loads(files[_FACTS])
             if facts["version"] != VERSION:
                 raise ModelError(
-                    f"the model in {folder} has version {facts['version']!r}, "
-                    f"expected {VERSION}"
+                    f"the model in {folder} has version {facts['version']!r}, expected {VERSION}"
                 )
             if digest and digest_of(files) != digest:
                 raise ModelError(
-                    f"the model in {folder} is not the one that was trained: its "
-                    "digest differs"
+                    f"the model in {folder} is not the one that was trained: its digest differs"
                 )
             return cls(
                 table=str(facts["table"]),
@@ -121,9 +119,7 @@ class SavedModel:
                 versions={str(k): str(v) for k, v in facts["versions"].items()},
             )
         except _MALFORMED as error:
-            raise ModelError(
-                f"the model in {folder} is damaged: {type(error).__name__}"
-            ) from None
+            raise ModelError(f"the model in {folder} is damaged: {type(error).__name__}") from None
 
 
 def part_folder(root: Path, model: ModelVersion, number: int) -> Path:

@@ -20,13 +20,7 @@ from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
 from client_apps.data.database import cannot_write
-from client_apps.data.features import (
-    FEATURES,
-    FEATURES_FILE,
-    CachedFeatures,
-    mapped,
-    rows_of,
-)
+from client_apps.data.features import FEATURES, FEATURES_FILE, CachedFeatures, mapped, rows_of
 from client_apps.data.key_files import row_order_key
 from client_apps.data.run_store import Entry, lost_state
 from tp_flower.arrays import IndexArray, blocks
@@ -81,9 +75,7 @@ class SiteTables:
         content = (folder / SCHEMA_FILE).read_bytes()
         return msgspec.json.decode(content, type=ShardSchema)
 
-    def extract(
-        self, number: int, source: ShardSource, fragment: Fragment
-    ) -> ExtractedShard:
+    def extract(self, number: int, source: ShardSource, fragment: Fragment) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment."""
         if self._cache is None:
             # in memory nothing is written: the entry holds the object itself
@@ -119,12 +111,7 @@ class SiteTables:
         return uuid.uuid4().hex if isinstance(rows, ExtractedShard) else str(rows)
 
     def encode(
-        self,
-        number: int,
-        encoder: SiteEncoder,
-        rows: IndexArray,
-        *,
-        is_private: bool = False,
+        self, number: int, encoder: SiteEncoder, rows: IndexArray, *, is_private: bool = False
     ) -> FeatureArray:
         """Return a participant's features (n, d), memory-mapped where possible.
 
@@ -148,9 +135,7 @@ class SiteTables:
             number, name, shape, lambda: _encoded(extracted, encoder, rows, missing)
         )
 
-    def repeat(
-        self, number: int, features: FeatureArray, place: IndexArray
-    ) -> FeatureArray:
+    def repeat(self, number: int, features: FeatureArray, place: IndexArray) -> FeatureArray:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
         ``features`` (k, d) are those that :meth:`encode` returned for the participant.
@@ -240,10 +225,7 @@ def _features_name(source: str, *facts: object) -> str:
 
 
 def _encoded(
-    extracted: ExtractedShard,
-    encoder: SiteEncoder,
-    rows: IndexArray,
-    missing: Collection[str],
+    extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray, missing: Collection[str]
 ) -> Iterator[FeatureArray]:
     """Yield the features of some rows at a time; each block overwrites the last.
 

@@ -60,9 +60,7 @@ def step_of(site: Site, part: Participant, parts: Mapping[int, AdmmStep]) -> Flo
     return body.step.astype(np.float64)
 
 
-def _theta_update(
-    part: Participant, step: FloatArray, request: AdmmRequest
-) -> AdmmUpdate:
+def _theta_update(part: Participant, step: FloatArray, request: AdmmRequest) -> AdmmUpdate:
     fit, data = request.fit, part.data
     if data.update is Update.GRAM:
         moments = part.moments(step, fit.kappa)
@@ -86,9 +84,7 @@ def _scores(part: Participant, request: AdmmRequest | ConsensusRequest) -> AnyAr
     return part.release_rows(is_tested=request.evaluate)
 
 
-def _solve(
-    part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: float
-) -> None:
+def _solve(part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: float) -> None:
     """Set theta to the exact theta-update of a linear model (Eq. 16).
 
     ``moments`` (d [+ 1], d_c) are of the steps of the table's rows.
@@ -172,11 +168,7 @@ def _fit_by_gradient(
 
 def _fit_torch(part: Participant, problem: FitProblem, fit: LocalFit) -> None:
     # linear models never import torch
-    from tp_flower.learning.models.neural import (
-        FitBudget,
-        TorchModel,
-        fit_least_squares,
-    )
+    from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 
     model = part.model
     if not isinstance(model, TorchModel):
@@ -229,8 +221,6 @@ def _accept(part: Participant, common: CommonParameters, fit: LocalFit | None) -
         total = part.total(common.sum, _parameter_unit(part))
         rho_in = float(part.vectors["rho_in"][0])
         shards, penalised = len(part.union.shards), part.model.penalised
-        part.accept_consensus(
-            consensus_parameters(total, shards, penalised, rho_in, data.l2)
-        )
+        part.accept_consensus(consensus_parameters(total, shards, penalised, rho_in, data.l2))
     else:
         raise SiteError(f"table {part.data.table}: the server may not set its model")

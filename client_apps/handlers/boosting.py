@@ -11,12 +11,7 @@ from tp_flower.errors import MessageError
 from tp_flower.learning.models.trees import TreeModel, grow
 from tp_flower.methods import Growth
 from tp_flower.privacy.plan import MODEL
-from tp_flower.protocol.boost_messages import (
-    BoostReply,
-    BoostRequest,
-    BoostStep,
-    BoostUpdate,
-)
+from tp_flower.protocol.boost_messages import BoostReply, BoostRequest, BoostStep, BoostUpdate
 from tp_flower.protocol.codec import check_sizes
 
 
@@ -60,7 +55,5 @@ def _grown(part: Participant, body: BoostStep, growth: Growth) -> AnyArray:
         if (hessian <= 0.0).any():
             raise MessageError("'hessian' must be above 0: a loss is convex")
     rows, model.binned = float(data.multiplicity.sum()), data.binned
-    part.vectors[GROWN], values = grow(
-        model, data.features, gradient, hessian, rows, growth
-    )
+    part.vectors[GROWN], values = grow(model, data.features, gradient, hessian, rows, growth)
     return part.release_values(values)

@@ -75,11 +75,7 @@ def _unit(part: Participant) -> float:
 
 
 def _direct(
-    site: Site,
-    part: Participant,
-    moments: FloatArray,
-    terms: DescentTerms,
-    place: int | None,
+    site: Site, part: Participant, moments: FloatArray, terms: DescentTerms, place: int | None
 ) -> tuple[AnyArray, AnyArray | None]:
     """Return the scores of v = -B^-1 g, from the table's moments -N (g - beta theta).
 

@@ -192,9 +192,7 @@ class _Columns:
             has_intercept = label is not None
             yield (
                 block,
-                importance.augmented(
-                    self.features[block], label, intercept=has_intercept
-                ),
+                importance.augmented(self.features[block], label, intercept=has_intercept),
             )
 
     @property
@@ -243,18 +241,14 @@ def draw(site: Site, request: DrawRequest) -> DrawReply:
 
 def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
     """Return the scores (n,), given the cost of the clusters of all shards."""
-    clusters = importance.ShardClusters(
-        *(measured.arrays[name] for name in _OF_CLUSTERS)
-    )
+    clusters = importance.ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
     cost = clusters.cost if whole_cost is None else whole_cost
     if cost < clusters.cost * (1.0 - TOLERANCE):
         raise MessageError("'cost' is below the cost of this shard alone")
     return importance.kmeans_scores(clusters, cost)
 
 
-def _leverages(
-    site: Site, number: int, measured: Entry, whole_gram: AnyArray | None
-) -> FloatArray:
+def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | None) -> FloatArray:
     """Return the scores (n,), given the sum of the Gram matrices of all shards."""
     matrix = measured.arrays["gram"]
     if whole_gram is not None:
@@ -304,8 +298,7 @@ def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another shard's."""
     if len(rows) > MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
         raise MessageError(
-            f"array 'rows' must hold at most {MOST_SAMPLED} numbers "
-            f"from -1 to {len(scores) - 1}"
+            f"array 'rows' must hold at most {MOST_SAMPLED} numbers from -1 to {len(scores) - 1}"
         )
     sampled: FloatArray = np.append(scores, 0.0)[rows]
     return sampled

@@ -84,17 +84,13 @@ def _choice(encoders: object) -> TableChoice:
     return parse(encoders, "encoders", lambda it: msgspec.convert(it, TableChoice))
 
 
-def _computed(
-    site: Site, number: int, body: StatisticsPart, choice: TableChoice
-) -> Statistics:
+def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice) -> Statistics:
     """Return the statistics of the requested rows, as far as encoders need them."""
     source, extracted = site.source(number), site.extracted(number)
     rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
     sample = CountedRows(site.hasher(), rows=rows, min_count=source.min_count)
     kinds = _kinds(site, number, choice)
-    fitted = [
-        name for name, kind in kinds.items() if not choice.is_declared(name, kind)
-    ]
+    fitted = [name for name, kind in kinds.items() if not choice.is_declared(name, kind)]
     is_shard = body.shards is not None
     if is_shard or source.policy.epsilon is not None:
         for name in fitted:
@@ -127,8 +123,7 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
     empty = [
         feature
         for feature in plain_features
-        if choice.is_declared(feature.name, "")
-        and extracted.column(feature.name).is_missing.all()
+        if choice.is_declared(feature.name, "") and extracted.column(feature.name).is_missing.all()
     ]
     kinds = {info.name: info.kind for info in extracted.features}
     if empty:
@@ -198,9 +193,7 @@ def _store(site: Site, number: int, encoder: TableEncoder) -> None:
     site.store.save(_ENCODER.format(number), Entry({}, fitted))
 
 
-def fitted_encoder(
-    site: Site, number: int, sealed: AnyArray | None = None
-) -> SiteEncoder:
+def fitted_encoder(site: Site, number: int, sealed: AnyArray | None = None) -> SiteEncoder:
     """Return the encoder of a part's table; ``sealed`` if another shard has fitted it.
 
     Raises:

@@ -29,12 +29,7 @@ from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
-from tp_flower.protocol.inference_messages import (
-    ScoredPart,
-    ScorePart,
-    ScoreReply,
-    ScoreRequest,
-)
+from tp_flower.protocol.inference_messages import ScoredPart, ScorePart, ScoreReply, ScoreRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
 from tp_flower.query import Fragment
@@ -45,8 +40,7 @@ from tp_flower.sources.policy import SCORES
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the requested rows, one each."""
     scored = {
-        number: _scored(site, number, body, request)
-        for number, body in site.each(request.parts)
+        number: _scored(site, number, body, request) for number, body in site.each(request.parts)
     }
     ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
@@ -83,9 +77,7 @@ def _scored(
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)
-    planned = ledger_entries.release(
-        site, number, Action.SCORE, use.what, scope, use.mechanism
-    )
+    planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)
     return ScoredPart(rows=len(rows), scores=sent), planned
 
 
@@ -148,15 +140,11 @@ def check_row_key(names: Sequence[str], keys: int) -> None:
         )
 
 
-def _keys_of_rows(
-    row_key: Sequence[str], extracted: ExtractedShard
-) -> tuple[ExtractedKey, ...]:
+def _keys_of_rows(row_key: Sequence[str], extracted: ExtractedShard) -> tuple[ExtractedKey, ...]:
     return extracted.keys[len(extracted.keys) - len(row_key) :]
 
 
-def _plain_key(
-    row_key: Sequence[str], extracted: ExtractedShard
-) -> dict[str, pa.Array]:
+def _plain_key(row_key: Sequence[str], extracted: ExtractedShard) -> dict[str, pa.Array]:
     """Return the columns of a row key in the clear, (n,) each."""
     keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
     return {name: _on_rows(key, _values(key)) for name, key in keys}
@@ -194,9 +182,7 @@ def leave_hashes(
         name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
         folder = root / PREDICTIONS / name
         try:
-            write_predictions(
-                pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE
-            )
+            write_predictions(pa.table(columns), folder / f"part-{number}.parquet", {}, PRIVATE)
         except OSError as error:
             raise cannot_write(folder, error) from error
     return hashes

@@ -53,9 +53,7 @@ class PersonalisedModel:
         return personalised_messages.SiteMetrics(train, test)
 
 
-def personalised_models(
-    site: Site, base: Sequence[float]
-) -> Iterator[PersonalisedModel]:
+def personalised_models(site: Site, base: Sequence[float]) -> Iterator[PersonalisedModel]:
     """Yield the site's models, with the base score (d_c,) from the request."""
     for part in site.parts():
         entry = site.store.load(f"part-{part.number}")

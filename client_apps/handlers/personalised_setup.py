@@ -15,11 +15,7 @@ import numpy as np
 
 from client_apps.data.features import forget, place
 from client_apps.handlers.encoding import fitted_encoder
-from client_apps.handlers.personalised import (
-    LOCAL_LABELS,
-    PersonalisedModel,
-    personalised_models,
-)
+from client_apps.handlers.personalised import LOCAL_LABELS, PersonalisedModel, personalised_models
 from client_apps.operator.participant import Participant, ShardData, make_model
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
@@ -63,9 +59,7 @@ def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> Lab
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
         )
-    is_classes = task == "classification" or (
-        task == "auto" and label.kind in ("boolean", "text")
-    )
+    is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
             raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
@@ -144,9 +138,7 @@ def _summary_noise(request: PersonaliseRequest) -> float:
     try:
         return noise_multiplier(epsilon, delta)
     except ValueError as error:
-        raise SiteError(
-            f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}"
-        ) from None
+        raise SiteError(f"graph-epsilon = {epsilon:g}, delta = {delta:g}: {error}") from None
 
 
 def _planned(
@@ -166,11 +158,7 @@ def _planned(
 
 
 def _start(
-    site: Site,
-    number: int,
-    body: PersonalisePart,
-    request: PersonaliseRequest,
-    multiplier: float,
+    site: Site, number: int, body: PersonalisePart, request: PersonaliseRequest, multiplier: float
 ) -> PersonalisedPart:
     source, extracted = site.source(number), site.extracted(number)
     # sums and gradients of labels tell the label of a row, in two requests
@@ -205,9 +193,7 @@ def _start(
         device=body.device,
     )
     base, trained_labels = np.zeros(spec.outputs), labels[:count]
-    objective = sites.SiteObjective(
-        model, data.trained, trained_labels, loss, base, body.l2
-    )
+    objective = sites.SiteObjective(model, data.trained, trained_labels, loss, base, body.l2)
     curvature = objective.largest_curvature
     site.start(
         Participant(number, data, model, {}, site.releaser(number, data.plan)),
@@ -276,9 +262,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
     )
 
 
-def _summary(
-    site: Site, model: PersonalisedModel, request: SummariseRequest
-) -> FloatArray:
+def _summary(site: Site, model: PersonalisedModel, request: SummariseRequest) -> FloatArray:
     multiplier = model.noise_multiplier
     features = np.asarray(on_host(model.objective.features))
     if model.summary == BY_DATA:

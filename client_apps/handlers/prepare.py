@@ -36,12 +36,7 @@ from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import (
-    NUMPY_KINDS,
-    LinearModel,
-    ModelSpec,
-    on_host,
-)
+from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, ModelSpec, on_host
 from tp_flower.learning.models.trees import TreeModel
 from tp_flower.methods import DP_SGD, LINEAR, METHODS, NOISY_STATISTICS, TREES, Method
 from tp_flower.model_names import ModelVersion, software
@@ -61,11 +56,7 @@ from tp_flower.privacy.plan import (
 from tp_flower.privacy.sealed_sums import ShardUnion, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
-from tp_flower.protocol.inference_messages import (
-    FinishedPart,
-    FinishReply,
-    FinishRequest,
-)
+from tp_flower.protocol.inference_messages import FinishedPart, FinishReply, FinishRequest
 from tp_flower.protocol.training_messages import (
     LEAST_SCALE,
     Outline,
@@ -91,8 +82,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
     parts = {n: part for n, (part, _) in prepared.items()}
     ledger_entries.set_aside(
-        site,
-        ledger_entries.planned_releases(site, parts, method.family, privacy, fitted),
+        site, ledger_entries.planned_releases(site, parts, method.family, privacy, fitted)
     )
     for number, (part, _) in site.each(prepared):
         ledger_entries.note_unmatched(site, number, part.data.masks)
@@ -138,9 +128,7 @@ def _prepare_part(
         batches,
         sends_sums=update is Update.SUM and not privacy.covers_features,
     )
-    features = site.tables.encode(
-        number, encoder, rows.positions, is_private=is_private
-    )
+    features = site.tables.encode(number, encoder, rows.positions, is_private=is_private)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
@@ -218,10 +206,7 @@ def _union(
 
 def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
     """Refuse mechanisms whose cost per row is unknown for the method."""
-    covered = {
-        "features": privacy.covers_features,
-        "predictions": privacy.covers_predictions,
-    }
+    covered = {"features": privacy.covers_features, "predictions": privacy.covers_predictions}
     if any(covered.values()) and method.only_model:
         raise SiteError(f"the run asks for noise, and {method.family!r} has none")
     if any(covered.values()) and not method.sends_a_row_once:
@@ -234,10 +219,7 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 
 def _schedule(
-    body: PreparePart,
-    request: PrepareRequest,
-    batches: training_rows.Batches,
-    spec: ModelSpec,
+    body: PreparePart, request: PrepareRequest, batches: training_rows.Batches, spec: ModelSpec
 ) -> Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity
@@ -277,11 +259,7 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
 
 
 def _check_model(
-    policy: Policy,
-    outline: Outline,
-    privacy: PrivacyTerms,
-    update: Update,
-    spec: ModelSpec,
+    policy: Policy, outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec
 ) -> None:
     """Refuse models that are not allowed or solvable, or have no private mechanism.
 
@@ -296,13 +274,10 @@ def _check_model(
         )
     only = METHODS[outline.strategy].only_model
     if (only and spec.kind != only) or (spec.kind == TREES and only != TREES):
-        raise MessageError(
-            f"strategy {outline.strategy!r} does not train models {spec.kind!r}"
-        )
+        raise MessageError(f"strategy {outline.strategy!r} does not train models {spec.kind!r}")
     if spec.kind == CENTRES_MODEL and not is_given:
         raise MessageError(
-            f"a model of kind {spec.kind!r} takes update {by_server!r}, not "
-            f"{update.value!r}"
+            f"a model of kind {spec.kind!r} takes update {by_server!r}, not {update.value!r}"
         )
     if is_given and spec.kind not in NUMPY_KINDS:
         raise MessageError(
@@ -397,9 +372,7 @@ def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
     return {
         "largest_curvature": trace if len(data.batch_start) > 1 else 0.0,
         "mean_curvature": trace / max(len(model.penalised) // shared, 1),
-        "gradient_noise": gradients.noise_multiplier * data.plan.unit_norm
-        if gradients
-        else 0.0,
+        "gradient_noise": gradients.noise_multiplier * data.plan.unit_norm if gradients else 0.0,
     }
 
 

@@ -130,9 +130,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         group_hashes=_group_hashes(site, source, fragment) if body.groups else None,
         label_values=values,
         weight=_weight(site, number, fragment, extracted),
-        row_hashes=leave_hashes(site, number, body.row_key, extracted)
-        if body.row_key
-        else None,
+        row_hashes=leave_hashes(site, number, body.row_key, extracted) if body.row_key else None,
         **split,
     )
 
@@ -151,9 +149,7 @@ def _checked_keys(
     guard.check_fragment(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do
-        guard.check_fragment(
-            site, source, replace(fragment, weight=fragment.keys[-1][0])
-        )
+        guard.check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
     return groups
 
 

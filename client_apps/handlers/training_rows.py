@@ -98,9 +98,7 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request selects by masks: each row of the table once."""
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
-    positions = np.concatenate(
-        [np.flatnonzero(trained), np.flatnonzero(tested & ~trained)]
-    )
+    positions = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
     count = int(np.count_nonzero(trained))
     check_sizes(body, trained=count)
     multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
@@ -117,16 +115,12 @@ def read_multiplicity(
     if masses is None:
         counts = required(multiplicity, "multiplicity")
         if counts.max(initial=0) > joined_rows:
-            raise MessageError(
-                f"array 'multiplicity' must hold numbers from 1 to {joined_rows}"
-            )
+            raise MessageError(f"array 'multiplicity' must hold numbers from 1 to {joined_rows}")
         return counts.astype(np.int64)
     # the sum may have been rounded
     largest = joined_rows * (1.0 + np.finfo(np.float32).eps)
     if masses.size and not (masses.min() > 0.0 and masses.max() <= largest):
-        raise MessageError(
-            f"array 'masses' must hold weights above 0 and at most {joined_rows}"
-        )
+        raise MessageError(f"array 'masses' must hold weights above 0 and at most {joined_rows}")
     return masses.astype(np.float64)
 
 
@@ -183,12 +177,7 @@ def read_batches(body: PreparePart, trained: int) -> Batches:
 
 
 def check_training_rows(
-    source: ShardSource,
-    table: str,
-    rows: TrainingRows,
-    batches: Batches,
-    *,
-    sends_sums: bool,
+    source: ShardSource, table: str, rows: TrainingRows, batches: Batches, *, sends_sums: bool
 ) -> None:
     """Refuse to train on too few rows of the table, or to send sums over too few."""
     check_rows(source, rows.trained_positions, f"the model of table {table!r}")

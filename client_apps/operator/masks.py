@@ -84,15 +84,11 @@ def score_masks(
         return None
     sides, unmatched = body.joins, body.unmatched
     if bare := sorted(set(range(len(join_keys))) - {side.key for side in sides}):
-        raise MessageError(
-            f"'joins' has no side of join keys {bare}: they mask nothing"
-        )
+        raise MessageError(f"'joins' has no side of join keys {bare}: they mask nothing")
     masks = []
     for side in sides:
         if side.key >= len(join_keys):
-            raise MessageError(
-                f"'joins' names join key {side.key}; the table has {len(join_keys)}"
-            )
+            raise MessageError(f"'joins' names join key {side.key}; the table has {len(join_keys)}")
         key, group_key = join_keys[side.key], keys(side.group)
         codes, hashes = key.hashed_whole(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
         codes = codes[rows]
@@ -103,9 +99,7 @@ def score_masks(
         else:
             lacking = codes < 0
         if lacking.any():
-            raise MessageError(
-                f"{int(lacking.sum())} rows take part in {side.group} without a key"
-            )
+            raise MessageError(f"{int(lacking.sum())} rows take part in {side.group} without a key")
         used, places = np.unique(codes[codes >= 0], return_inverse=True)
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places

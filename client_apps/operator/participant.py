@@ -38,15 +38,7 @@ from tp_flower.learning.models.local_model import (
 )
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.mechanisms import Spend, private_scores
-from tp_flower.privacy.plan import (
-    BATCH_SCORES,
-    GRADIENTS,
-    GRAM,
-    MODEL,
-    MOMENTS,
-    SCORES,
-    PartPlan,
-)
+from tp_flower.privacy.plan import BATCH_SCORES, GRADIENTS, GRAM, MODEL, MOMENTS, SCORES, PartPlan
 from tp_flower.privacy.score_masks import RowIndex, ScoreMasks
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
@@ -178,17 +170,11 @@ class ShardData:
             union=union,
         )
 
-    def entry(
-        self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]
-    ) -> Entry:
+    def entry(self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]) -> Entry:
         """Return the entry that :meth:`read` reads, with more arrays and values."""
         arrays = {"features": on_host(self.features), **further_arrays}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
-        meta = {
-            **further,
-            "model": msgspec.to_builtins(self.spec),
-            "update": str(self.update),
-        }
+        meta = {**further, "model": msgspec.to_builtins(self.spec), "update": str(self.update)}
         meta |= {name: getattr(self, name) for name in _VALUES}
         meta["privacy"] = msgspec.to_builtins(self.plan)
         if self.solver is not None:
@@ -299,9 +285,7 @@ class Participant:
 
     def release_values(self, values: FloatArray) -> AnyArray:
         """Return what all rows' scores change by to send, (n, d_c)."""
-        return self._encoded(
-            self.finite(values), self.data.masks, slice(None), "scores"
-        )
+        return self._encoded(self.finite(values), self.data.masks, slice(None), "scores")
 
     def _noisy_scores(self, features: Features, batch: int | None = None) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
@@ -319,9 +303,7 @@ class Participant:
         """
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
-            raise errors.MessageError(
-                f"'scores-number' is {number}; the run is at {before[0]:.0f}"
-            )
+            raise errors.MessageError(f"'scores-number' is {number}; the run is at {before[0]:.0f}")
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
 
     @property
@@ -359,9 +341,7 @@ class Participant:
         if data.plan.statistics is None:
             self.releaser.check_clear(MOMENTS)
             return self._weighted_sum(step)
-        return (
-            self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
-        )
+        return self.releaser.moments(data.rows(intercept=intercept), kappa * step) / kappa
 
     def _weighted_sum(self, values: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
@@ -555,9 +535,5 @@ def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
     """Return the state vectors that training by ``update`` needs besides theta."""
     zeros = np.zeros(len(model.parameters))
     if update is Update.CONSENSUS:
-        return {
-            "theta": model.parameters,
-            "consensus": model.parameters,
-            "consensus_duals": zeros,
-        }
+        return {"theta": model.parameters, "consensus": model.parameters, "consensus_duals": zeros}
     return {"momentum": zeros}

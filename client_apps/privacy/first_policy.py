@@ -37,16 +37,14 @@ _RULES: Final[Mapping[str, str]] = {
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
     "result of a function that the server names; listed, it runs here",
-    'releases.scores = "clear"': "this table's scores of every row, which tell its "
-    "features",
+    'releases.scores = "clear"': "this table's scores of every row, which tell its features",
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",
     'releases.rows = "clear"': "encoded features of sampled rows",
     "coefficients = true": "coefficients of a linear model, or gains of trees",
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
-    "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 "
-    "hours",
+    "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
     "approved-queries = []": "no answer but to queries that you have approved",
     "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
     "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
@@ -106,7 +104,5 @@ def first_policies(sources: Iterable[ShardSource], table: str) -> str:
         if source.table == table or not (table or source.has_policy):
             shards.setdefault(source.table, []).append(source)
     return "".join(
-        f"{line}\n"
-        for name, parts in shards.items()
-        for line in first_policy(name, parts)
+        f"{line}\n" for name, parts in shards.items() for line in first_policy(name, parts)
     )

@@ -59,9 +59,7 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
 
 
-def list_query(
-    site: Site, number: int, source: ShardSource, fragment: Fragment
-) -> None:
+def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment) -> None:
     """List a part's fragment for the site's ledger, whatever becomes of it."""
     text = fragment_text(fragment)
     site.queries[number] = {
@@ -119,15 +117,10 @@ def check_plan(
     be masked, models sealed.
     """
     hidden = {MODELS: is_sealed, SCORES: is_masked}
-    covered = privacy and {
-        MODELS: privacy.covers_features,
-        SCORES: privacy.covers_predictions,
-    }
+    covered = privacy and {MODELS: privacy.covers_features, SCORES: privacy.covers_predictions}
     for kind in kinds:
         is_private = bool(covered and covered.get(kind))
-        source.policy.check_release(
-            kind, is_private=is_private, is_masked=hidden.get(kind, False)
-        )
+        source.policy.check_release(kind, is_private=is_private, is_masked=hidden.get(kind, False))
 
 
 def source_id(source: ShardSource) -> str:

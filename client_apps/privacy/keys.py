@@ -144,9 +144,7 @@ def _secret(
 def key_groups(names: list[str], keys: int) -> list[str]:
     """Return the groups named in a request, one for each of ``keys`` join keys."""
     if len(names) != keys:
-        raise MessageError(
-            f"'key-groups' must name a group for each of the {keys} join keys"
-        )
+        raise MessageError(f"'key-groups' must name a group for each of the {keys} join keys")
     return names
 
 
@@ -169,9 +167,7 @@ def _site_keys(site: Site) -> SiteKeys:
     if site.store.has(_KEYS):
         run = KeyPair(site.store.load(_KEYS).arrays[_KEYS].tobytes())
     elif site.store.has(_PUBLIC):
-        raise SiteError(
-            "the site's key of this run is gone: it works once; start the run again"
-        )
+        raise SiteError("the site's key of this run is gone: it works once; start the run again")
     else:
         run = KeyPair()
         for name, key in ((_KEYS, run.private), (_PUBLIC, run.public)):

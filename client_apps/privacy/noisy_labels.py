@@ -39,9 +39,7 @@ from tp_flower.query import Fragment
 from tp_flower.randomness import NoiseSource
 from tp_flower.sources.policy import LABELS
 
-_OTHERWISE: Final = (
-    "which rows there are; what features, keys and filters tell of a label"
-)
+_OTHERWISE: Final = "which rows there are; what features, keys and filters tell of a label"
 _BOOLEANS: Final = {"false": 0.0, "true": 1.0}
 
 
@@ -157,9 +155,7 @@ def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> No
     log(WARNING, "%s; noise took their place", text)
 
 
-def _name(
-    release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn
-) -> str:
+def _name(release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:
     """Return a digest of everything that a draw, and its cost, depends on."""
     document = fragment.to_json()
     rows = [document[key] for key in ("label", "filters", "subquery")]

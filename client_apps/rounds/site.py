@@ -73,11 +73,7 @@ class Round:
     """
 
     def __init__(
-        self,
-        last: CommittedRound | None,
-        key: Callable[[], bytes],
-        number: int,
-        digest: str,
+        self, last: CommittedRound | None, key: Callable[[], bytes], number: int, digest: str
     ) -> None:
         self.number, self.digest = number, digest
         before = "" if last is None else last.history
@@ -102,9 +98,7 @@ class Round:
 
     def committed(self) -> CommittedRound:
         """Return the round as it is committed."""
-        return CommittedRound(
-            self.number, self.digest, self._history, self.arrays, self.is_over
-        )
+        return CommittedRound(self.number, self.digest, self._history, self.arrays, self.is_over)
 
 
 def later(history: str, *facts: object) -> str:
@@ -159,9 +153,7 @@ class Site:
         """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
 
-    def bind(
-        self, number: int, position: int, fragment: "Fragment", join_keys: int = 0
-    ) -> None:
+    def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
         meta: dict[str, object] = {
             "position": position,
@@ -318,9 +310,7 @@ class Site:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()
 
-    def start(
-        self, part: Participant, arrays: Mapping[str, AnyArray], **meta: object
-    ) -> None:
+    def start(self, part: Participant, arrays: Mapping[str, AnyArray], **meta: object) -> None:
         """Store a participant whose training begins, with the method's further state.
 
         Its features replace its rows.

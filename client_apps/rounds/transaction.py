@@ -43,14 +43,7 @@ from tp_flower.protocol.codec import add_envelope, decode, encode, read_envelope
 from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import NO_RUN, Action, ReplyEnvelope, RequestEnvelope
-from tp_flower.protocol.packet import (
-    Packet,
-    message_bytes,
-    open_parcel,
-    pack,
-    parcel_of,
-    unpack,
-)
+from tp_flower.protocol.packet import Packet, message_bytes, open_parcel, pack, parcel_of, unpack
 
 # made once: json.dumps makes an encoder per call
 _JSON: Final = json.JSONEncoder(sort_keys=True)
@@ -81,15 +74,12 @@ class IncomingRequest:
             raise errors.SiteError(f"malformed request: {error}") from None
         run, number, after = envelope.run, envelope.round, envelope.after
         if run == NO_RUN:
-            raise errors.SiteError(
-                f"malformed request: 'run' is {run!r}, which is not a run"
-            )
+            raise errors.SiteError(f"malformed request: 'run' is {run!r}, which is not a run")
         if action is Action.DESCRIBE and number:
             raise errors.SiteError(f"malformed request: 'round' of {action} must be 0")
         if after is not None and after >= number and action is not Action.DESCRIBE:
             raise errors.SiteError(
-                f"malformed request: 'after' is {after}, but must be below 'round', "
-                f"{number}"
+                f"malformed request: 'after' is {after}, but must be below 'round', {number}"
             )
         return cls(action, run, number, after, packet)
 
@@ -151,9 +141,7 @@ def _answered_once(
     return reply
 
 
-def _is_answered(
-    request: IncomingRequest, message: Request, last: CommittedRound | None
-) -> bool:
+def _is_answered(request: IncomingRequest, message: Request, last: CommittedRound | None) -> bool:
     """Return whether the committed round has the reply to a request.
 
     Raises for an older request, for another request with the same number, and for one
@@ -219,8 +207,7 @@ def _record_answers(site: Site, request: IncomingRequest, packet: Packet) -> Non
     sent = packet.payload_bytes()
     common = {**_common(site, request), "ident": request.digest}
     lines = [
-        {**common, **query, "bytes": sent.get(part, 0)}
-        for part, query in site.queries.items()
+        {**common, **query, "bytes": sent.get(part, 0)} for part, query in site.queries.items()
     ]
     site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
 
@@ -241,8 +228,7 @@ def record_refusal(
         queries = [{"part": site.changes.part}]
     common = {**_common(site, request), "reason": reason[:MOST_CHARACTERS]}
     lines = [
-        {**common, **query, "query": query.get("query", "")[:MOST_CHARACTERS]}
-        for query in queries
+        {**common, **query, "query": query.get("query", "")[:MOST_CHARACTERS]} for query in queries
     ]
     try:
         with site.store.together(site.features.make_room):
@@ -272,11 +258,7 @@ def _encoded(site: Site, reply: Reply) -> Packet:
         return encode(reply)
     except errors.MessageError as error:
         site.changes.part = error.part
-        kind = (
-            errors.DivergedError
-            if isinstance(error, errors.RangeError)
-            else errors.SiteError
-        )
+        kind = errors.DivergedError if isinstance(error, errors.RangeError) else errors.SiteError
         raise kind(f"the site's reply cannot be sent: {error}") from None
 
 

@@ -103,8 +103,7 @@ def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
     if len(places) != 1:
         listed = ", ".join(str(path.relative_to(root)) for path in places)
         raise StaleFaultError(
-            f"the snippet is found {len(places)} times ({listed or 'nowhere'}): "
-            f"{fault.old!r}"
+            f"the snippet is found {len(places)} times ({listed or 'nowhere'}): {fault.old!r}"
         )
     return places[0]
 

@@ -67,11 +67,7 @@ def write_tables(folder: Path, shards: Shards, policy: str = "") -> Path:
         for place, site in parts:
             keys = {"path": place} if isinstance(place, str) else place
             values = {**keys, "site": site, **({"policy": policy} if policy else {})}
-            lines += [
-                name,
-                *(f"{key} = {_toml(value)}" for key, value in values.items()),
-                "",
-            ]
+            lines += [name, *(f"{key} = {_toml(value)}" for key, value in values.items()), ""]
     path = folder / TABLES_FILE
     path.write_text("\n".join(lines), encoding="utf-8")
     return path
@@ -124,9 +120,7 @@ def find_file(folder: Path, *names: str) -> Path:
 def check_columns(path: Path, columns: Sequence[str], needed: Iterable[str]) -> None:
     """Raise DataError unless a file has the columns that are needed."""
     if missing := [column for column in needed if column not in columns]:
-        raise DataError(
-            f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}"
-        )
+        raise DataError(f"{path} lacks {', '.join(missing)}; it has {', '.join(columns)}")
 
 
 def script(

@@ -110,9 +110,7 @@ def read_sources(tables: str) -> tuple[ShardSource, ...]:
     return load_tables(tables) if tables else flights_sources()
 
 
-def join_tables(
-    query: Query, settings: Settings, sources: Sequence[ShardSource]
-) -> JoinedTable:
+def join_tables(query: Query, settings: Settings, sources: Sequence[ShardSource]) -> JoinedTable:
     """Join, encode and split all shards as the run with these settings does.
 
     Raises:
@@ -171,9 +169,7 @@ def _split(
     codes = np.append(key.codes, -1)[rows[bound.split_table]]
     if settings.split.kind == splits.GROUP:
         hasher = simulated_hasher(settings.seed).purpose(f"split {settings.seed}")
-        of_values = splits.split_by_hash(
-            hasher.hash_texts(key.texts), _shares(settings)
-        )
+        of_values = splits.split_by_hash(hasher.hash_texts(key.texts), _shares(settings))
         subset = np.append(of_values, np.uint8(splits.TRAIN))[codes]
     else:
         times = np.append(key.numbers(), np.nan)[codes]
@@ -292,8 +288,7 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         columns.append(TypedColumn(f"c{number}", duckdb_type, kind))
     names = ", ".join(column.sql for column in columns)
     items = ", ".join(
-        f"{comparable(column) if column.kind == 'text' else as_number(column)} "
-        f"AS {column.sql}"
+        f"{comparable(column) if column.kind == 'text' else as_number(column)} AS {column.sql}"
         for column in columns
     )
     sorting = f" ORDER BY {order}" if order else ""
@@ -301,8 +296,7 @@ def read_columns(connection: Connection, select: str, order: str = "") -> list[C
         f"SELECT {items} FROM ({select}) AS result({names}){sorting}"
     ).to_arrow_table()
     return [
-        Column(column.kind, _from_arrow(table[column.sql].combine_chunks()))
-        for column in columns
+        Column(column.kind, _from_arrow(table[column.sql].combine_chunks())) for column in columns
     ]
 
 
@@ -334,9 +328,7 @@ def fit_encoder(
     return fit(choice.table, statistics).at_site(sample.hasher)
 
 
-def read_label(
-    label: Column, is_test: BoolArray, settings: Settings
-) -> tuple[FloatArray, Loss]:
+def read_label(label: Column, is_test: BoolArray, settings: Settings) -> tuple[FloatArray, Loss]:
     """Return the labels as numbers or class indices, and the task's loss."""
     categories: Sequence[str] = ()
     if isinstance(label.values, CategoricalColumn):
@@ -344,9 +336,7 @@ def read_label(
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
-    labels = read_labels(
-        [LabelColumn(label.kind, values, tuple(categories))], settings.task
-    )
+    labels = read_labels([LabelColumn(label.kind, values, tuple(categories))], settings.task)
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 

@@ -99,9 +99,7 @@ def fit_ridge(features: Matrix, labels: FloatArray, l2: float) -> LinearFit:
     return LinearFit(theta[:-1, None], theta[-1:])
 
 
-def fit_logistic(
-    features: Matrix, labels: FloatArray, l2: float, **options: Any
-) -> LinearFit:
+def fit_logistic(features: Matrix, labels: FloatArray, l2: float, **options: Any) -> LinearFit:
     """Return scikit-learn's LogisticRegression with options, or its defaults.
 
     The labels are class indices of two or more classes; its C is 1 / (N l2).
@@ -205,9 +203,7 @@ def grow_trees(joined: JoinedTable, settings: Settings, trees: int = TREES) -> A
     )
 
 
-def tree_metrics(
-    joined: JoinedTable, booster: Any, trees: int | None = None
-) -> Metrics:
+def tree_metrics(joined: JoinedTable, booster: Any, trees: int | None = None) -> Metrics:
     """Return the metrics of the held-out rows after the first, or the best, trees."""
     rows, labels = _with_nan(joined)[joined.is_test], joined.labels[joined.is_test]
     scores = booster.predict(rows, raw_score=True, num_iteration=trees)

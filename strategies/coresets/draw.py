@@ -91,10 +91,7 @@ class Party:
 
 
 def draw_coreset(
-    joined: JoinedRows,
-    encoders: Mapping[str, TableEncoding],
-    settings: Settings,
-    importance: str,
+    joined: JoinedRows, encoders: Mapping[str, TableEncoding], settings: Settings, importance: str
 ) -> Generator[Requests, Replies, CoresetSample]:
     """Draw ``settings.coreset_rows`` of the joined training rows."""
     if settings.coreset_kind == UNIFORM:
@@ -161,10 +158,7 @@ def restrict_to_sample(
 
 
 def _measure(
-    joined: JoinedRows,
-    encoders: Mapping[str, TableEncoding],
-    importance: str,
-    settings: Settings,
+    joined: JoinedRows, encoders: Mapping[str, TableEncoding], importance: str, settings: Settings
 ) -> Generator[Requests, Replies, list[Party]]:
     label_table, rows = joined.bound.label_table, joined.train.joined_rows
     # the objective's penalty, N l2, is added to a table's second moments
@@ -183,20 +177,14 @@ def _measure(
                 **arrays,
             )
     request = coreset_messages.MeasureRequest(
-        sensitivities=importance,
-        clusters=settings.clusters,
-        joined_rows=rows,
-        parts=bodies,
+        sensitivities=importance, clusters=settings.clusters, joined_rows=rows, parts=bodies
     )
     replies = yield ask(request, joined.parts)
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
         if importance == REGRESSION:
             added = 1 + max(len(joined.labels.classes), 1)
-            columns = (
-                encoders[table].columns.width,
-                added if table == label_table else 0,
-            )
+            columns = (encoders[table].columns.width, added if table == label_table else 0)
             parties += _parties_of_columns(layout, replies, columns, penalty)
         else:
             parties += _parties_of_clusters(layout, replies, settings.clusters)
@@ -251,9 +239,7 @@ def _parties_of_columns(
     ]
 
 
-def _parties_of_clusters(
-    layout: TableLayout, replies: Replies, clusters: int
-) -> list[Party]:
+def _parties_of_clusters(layout: TableLayout, replies: Replies, clusters: int) -> list[Party]:
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
     caps = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
@@ -292,9 +278,7 @@ def _draw(
 ) -> Generator[Requests, Replies, IntArray]:
     """Return the joined rows that are drawn, (m,)."""
     totals = [party.capped for party in parties]
-    counts = sampling.party_counts(
-        np.array([*totals, float(len(joined.layouts))]), size, rng
-    )
+    counts = sampling.party_counts(np.array([*totals, float(len(joined.layouts))]), size, rng)
     weights = joined.weighting.train_rows
     bodies = {
         party.part.number: coreset_messages.DrawPart(
@@ -311,9 +295,7 @@ def _draw(
         if positions.max(initial=0) >= max(trained, 1):
             raise refuse(part, f"drawn row numbers beyond its {trained} rows")
         table = joined.train.tables[part.table]
-        draws.append(
-            sampling.draw_joined(table, positions + party.rows.start, weights, rng)
-        )
+        draws.append(sampling.draw_joined(table, positions + party.rows.start, weights, rng))
     return np.concatenate(draws)
 
 
@@ -328,9 +310,7 @@ def _weigh(
         bodies[party.part.number] = coreset_messages.WeighPart(
             place=place, rows=own_rows(table_rows, party.rows)
         )
-    request = coreset_messages.WeighRequest(
-        joined_rows=rows, summed=len(parties), parts=bodies
-    )
+    request = coreset_messages.WeighRequest(joined_rows=rows, summed=len(parties), parts=bodies)
     replies = yield ask(request, joined.parts)
     total = np.zeros(len(drawn), np.uint64)
     for party in parties:
@@ -350,9 +330,7 @@ def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.in
     return np.where(is_own, numbers, -1).astype(np.int32)
 
 
-def check_scores(
-    joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float
-) -> None:
+def check_scores(joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float) -> None:
     """Refuse sums of scores that the tables' rows cannot have.
 
     A row's score is at most ``most`` divided by the weight of its joined rows.

@@ -203,20 +203,13 @@ class CostEstimate:
         distinct = rows * (1.0 - (1.0 - 1.0 / rows) ** size)
         labels = max(len(self.joined.labels.classes), 1)
         tables = self._sizes(self.joined)
-        widths = [
-            table.features + (1 + labels if table.has_intercept else 0)
-            for table in tables
-        ]
+        widths = [table.features + (1 + labels if table.has_intercept else 0) for table in tables]
         total = len(tables) + sum(widths)
         has_moments = self.method.importance == REGRESSION
         tally = Tally()
         for table, width in zip(tables, widths, strict=True):
             # the shards of a table share its draws
-            sizes = {
-                "columns": width,
-                "sample": distinct,
-                "drawn": size * width / total,
-            }
+            sizes = {"columns": width, "sample": distinct, "drawn": size * width / total}
             tally.add("up", table, sizes, DrawnPart, "drawn")
             for shard in table.shards:
                 of_shard = {**table.sizes(shard), **sizes}
@@ -253,9 +246,7 @@ class CostEstimate:
                 trained=rows.trained,
                 tested=int(np.count_nonzero(rows.tested)),
                 total=rows.total,
-                batch_rows=expected_batch_rows(
-                    counts[rows.trained_slice], train.joined_rows, batch
-                )
+                batch_rows=expected_batch_rows(counts[rows.trained_slice], train.joined_rows, batch)
                 if batch
                 else 0.0,
             )
@@ -294,9 +285,7 @@ class Explain(RoundStrategy):
 
     @property
     def _method(self) -> JoinStrategy:
-        return JoinStrategy.methods[self.settings.method_name](
-            self.query, self.settings
-        )
+        return JoinStrategy.methods[self.settings.method_name](self.query, self.settings)
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, and make the sites forget."""
@@ -328,16 +317,12 @@ class Explain(RoundStrategy):
             "saving": _saving(joined, columns),
             "cost": estimate.cost(),
             "releases": releases,
-            "privacy": privacy_report(
-                releases, self.ledgers, privacy, is_complete=True
-            ),
+            "privacy": privacy_report(releases, self.ledgers, privacy, is_complete=True),
         }
         return {key: records.plain(value) for key, value in content.items()}
 
 
-def _saving(
-    joined: JoinedRows, columns: Mapping[str, EncodedColumns]
-) -> dict[str, int]:
+def _saving(joined: JoinedRows, columns: Mapping[str, EncodedColumns]) -> dict[str, int]:
     """Return rows and encoded values: in the joined table, and held by the sites."""
     rows, held = joined.mapping.joined_rows, joined.extracted.table_rows
     widths = {name: of_table.width for name, of_table in columns.items()}
@@ -373,9 +358,7 @@ def _table(joined: JoinedRows, name: str, columns: EncodedColumns) -> Document:
 def _join(joined: JoinedRows, join: Join) -> Document:
     """Compare the keys of two tables, regardless of the other joins."""
     keys = joined.extracted.keys
-    left, right = join_codes(
-        join, keys[join.left, join.left_key], keys[join.right, join.right_key]
-    )
+    left, right = join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
     facts: Document = {
         "on": join.text,
         "is-outer": not joined.bound.outer.isdisjoint((join.left, join.right)),

@@ -169,9 +169,7 @@ def decode_manifest(data: object) -> Manifest:
         if file.version != VERSION:
             raise ModelError(f"the manifest has version {file.version}, not {VERSION}")
         if _digest(file.model) != file.sha256:
-            raise ModelError(
-                "the manifest is damaged: its content does not match its digest"
-            )
+            raise ModelError("the manifest is damaged: its content does not match its digest")
         return msgspec.convert(file.model, Manifest)
     # a number that is not finite has no digest
     except (msgspec.ValidationError, ValueError) as error:
@@ -198,9 +196,7 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
     except ModelError as error:
         raise ModelError(f"model {model}: {error} (in {path})") from None
     except FileNotFoundError:
-        raise ModelError(
-            f"model {model} has no {MANIFEST_FILE} in {path.parent}"
-        ) from None
+        raise ModelError(f"model {model} has no {MANIFEST_FILE} in {path.parent}") from None
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError):
@@ -300,9 +296,7 @@ def find_missing(manifest: Manifest, inventory: Inventory) -> Missing:
     gone_tables = set()
     for table in manifest.tables:
         missing = [
-            part.site
-            for part in table.parts
-            if (part.name.lower(), part.site) not in hosted
+            part.site for part in table.parts if (part.name.lower(), part.site) not in hosted
         ]
         if missing:
             sites[table.table] = tuple(dict.fromkeys(missing))

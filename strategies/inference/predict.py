@@ -30,11 +30,7 @@ from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.labels import Labels, gather_labels, loss_of
-from strategies.setup.row_weights import (
-    declared_weighting,
-    row_weights,
-    without_weightless,
-)
+from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
@@ -169,10 +165,7 @@ class ModelStrategy(RoundStrategy):
             has_row_key=joined.extracted.row_hashes is not None,
         )
         return privacy_report(
-            disclosures(exposure),
-            self.ledgers,
-            self.settings.privacy,
-            is_complete=self.is_finished,
+            disclosures(exposure), self.ledgers, self.settings.privacy, is_complete=self.is_finished
         )
 
 
@@ -196,9 +189,7 @@ class Predict(ModelStrategy):
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
         row_key = _column_names(self.settings)
-        joined = yield from join_rows(
-            bound, missing, self.settings, self.inventory, row_key
-        )
+        joined = yield from join_rows(bound, missing, self.settings, self.inventory, row_key)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position

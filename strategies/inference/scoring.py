@@ -92,9 +92,7 @@ def score(
     }
     parts = [part for part in all_parts if masks[part.number].any()]
     unit = manifest.score_unit
-    masking = mask_scores(
-        settings, joined.bound, joined.extracted, joined.mapping, unit
-    )
+    masking = mask_scores(settings, joined.bound, joined.extracted, joined.mapping, unit)
     request = ScoreRequest(
         model_name=manifest.name,
         model_version=manifest.model_version,

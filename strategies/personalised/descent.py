@@ -69,9 +69,7 @@ class Descent:
         """Where the sites compute their gradients, (N, p): float32 numbers."""
         return self.iterate.ahead
 
-    def stepped(
-        self, updates: FloatArray, step: float, *, is_accelerated: bool
-    ) -> Self:
+    def stepped(self, updates: FloatArray, step: float, *, is_accelerated: bool) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
 
         An accelerated step has momentum.

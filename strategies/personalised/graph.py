@@ -26,18 +26,14 @@ from tp_flower.settings import Settings
 from tp_flower.settings.training import BY_ROWS
 
 PENALTY: Final = "penalty"
-_NAMES: Final = frozenset(
-    {"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY}
-)
+_NAMES: Final = frozenset({"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY})
 Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 
 
 class EdgePenalty:
     """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step."""
 
-    def __init__(
-        self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]
-    ) -> None:
+    def __init__(self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]) -> None:
         self.graph, self.penalty = graph, settings.graph_penalty
         self.norm = EdgeNorm(settings.graph_norm)
         self.weights = np.ones(len(graph.edges))
@@ -79,10 +75,7 @@ class SiteGraph:
         left, right = self.graph.edges.T
         is_equal = (models[left] == models[right]).all(axis=1)
         groups = self.graph.groups(is_equal)
-        return [
-            np.flatnonzero(groups == group).tolist()
-            for group in range(groups.max() + 1)
-        ]
+        return [np.flatnonzero(groups == group).tolist() for group in range(groups.max() + 1)]
 
 
 def make_graph(
@@ -111,9 +104,7 @@ def make_graph(
     return SiteGraph("given" if kind == NO_GRAPH else kind, graph, local_metrics)
 
 
-def read_distances(
-    problem: PersonalisedProblem, kind: str, replies: Replies
-) -> FloatArray:
+def read_distances(problem: PersonalisedProblem, kind: str, replies: Replies) -> FloatArray:
     """Return the distances between the sites' summaries, (N, N)."""
     width = problem.table.features + 1
     size = {
@@ -122,12 +113,9 @@ def read_distances(
         BY_MODELS: len(problem.start),
     }[kind]
     summaries = np.array(
-        [array_of(replies, part, "summary", (size,)) for part in problem.parts],
-        np.float64,
+        [array_of(replies, part, "summary", (size,)) for part in problem.parts], np.float64
     )
-    return pairwise_distances(
-        covariances(summaries) if kind == BY_FEATURES else summaries
-    )
+    return pairwise_distances(covariances(summaries) if kind == BY_FEATURES else summaries)
 
 
 def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:

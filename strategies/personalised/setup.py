@@ -93,8 +93,7 @@ def set_up_personalised(
         )
     if bound.weight_table is not None:
         raise QueryError(
-            "strategy 'personalised' weighs all rows of a site alike: leave out "
-            "'AS weight'"
+            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
         )
     (name,) = bound.tables
     choices = encoder_choices(bound, settings)
@@ -102,9 +101,7 @@ def set_up_personalised(
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
-    held_out = [
-        split_rows(rows[part.number], settings.test_fraction, rng) for part in parts
-    ]
+    held_out = [split_rows(rows[part.number], settings.test_fraction, rng) for part in parts]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
     values = read_classes(extracted, parts)
     if len(values) == 1:
@@ -114,10 +111,7 @@ def set_up_personalised(
     classes = tuple(v if isinstance(v, str) else repr(v) for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
-        bound=bound,
-        choices=choices,
-        extracted=extracted,
-        held_out=np.concatenate(held_out),
+        bound=bound, choices=choices, extracted=extracted, held_out=np.concatenate(held_out)
     )
     encoders = yield from fit_encoders(split)
     spec = ModelSpec(
@@ -217,9 +211,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
         classes.update(names)
         is_class.append(label.classes is not None)
     if len(kinds) > 1:
-        raise QueryError(
-            f"the label differs in type between the shards: {sorted(kinds)}"
-        )
+        raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
     if any(is_class) and not all(is_class):
         raise QueryError("only some sites take the label as a class: set task")
     if len(classes) > MAX_CLASSES:
@@ -231,10 +223,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
 
 
 def _label_sums(
-    parts: Sequence[Part],
-    bodies: Sequence[PersonalisedPart],
-    trained: Sequence[int],
-    classes: int,
+    parts: Sequence[Part], bodies: Sequence[PersonalisedPart], trained: Sequence[int], classes: int
 ) -> FloatArray:
     """Return the sums over all sites: rows per class, or count, sum and squares."""
     for part, body, rows in zip(parts, bodies, trained, strict=True):

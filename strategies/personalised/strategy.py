@@ -38,21 +38,13 @@ from strategies.personalised.graph import (
     mean_metrics,
     read_metrics,
 )
-from strategies.personalised.setup import (
-    PersonalisedProblem,
-    personal_mask,
-    set_up_personalised,
-)
+from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
-from tp_flower.protocol.personalised_messages import (
-    Pace,
-    PersonalRequest,
-    TrackParameters,
-)
+from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 
@@ -68,9 +60,7 @@ class Training:
     coordinates that each site has for itself; ``metrics`` are all sites', by track.
     """
 
-    def __init__(
-        self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings
-    ) -> None:
+    def __init__(self, problem: PersonalisedProblem, graph: SiteGraph, settings: Settings) -> None:
         self.problem, self.graph, self.settings = problem, graph, settings
         self._penalty = EdgePenalty(graph.graph, settings, problem.rows)
         self.mask = personal_mask(settings, problem)
@@ -141,9 +131,7 @@ class Training:
             for track, descent in self.descents.items()
         }
         metrics = read_metrics(replies, parts, _METRICS[PERSONAL])
-        return EpochResult(
-            epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test")
-        )
+        return EpochResult(epoch, mean_metrics(metrics, "train"), mean_metrics(metrics, "test"))
 
     def take_metrics(self, replies: Replies) -> None:
         """Record the metrics of the final parameters."""
@@ -224,16 +212,12 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
 
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
-        problem = yield from set_up_personalised(
-            self.query, self.settings, self.inventory
-        )
+        problem = yield from set_up_personalised(self.query, self.settings, self.inventory)
         self.chosen["loss"] = problem.loss.name
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 
-    def epochs(
-        self, problem: PersonalisedProblem
-    ) -> Generator[Requests, Replies, None]:
+    def epochs(self, problem: PersonalisedProblem) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance, if one is set."""
         training = Training(problem, self._graph, self.settings)
         personal = int(training.mask.sum())

@@ -73,10 +73,7 @@ def convergence(report: Record) -> Blocks:
 
 def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
-        lines = [
-            _line(epochs, rows, name, lambda epoch: epoch.number)
-            for rows in (TEST, TRAIN)
-        ]
+        lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
         title = f"{_capitalise(metric_name(name))} by epoch"
         yield line_figure(title, EPOCHS, _axis(name), lines)
     title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
@@ -86,9 +83,7 @@ def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
     yield line_figure(f"{title} by time", SECONDS, axis, lines, COST_NOTE)
 
 
-def _line(
-    epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
-) -> Series:
+def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]) -> Series:
     """Return a part's metric over an axis, labelled with its last value."""
     points = [
         (place(epoch), epoch.metrics[part][metric])

@@ -41,9 +41,7 @@ def _estimate(cost: blocks.Record) -> blocks.Block | None:
     for key, title in ESTIMATES.items():
         traffic = cost.at(key)
         sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
-        rows.append(
-            (title, traffic.count("rounds"), *map(format_bytes, map(sum, sent)))
-        )
+        rows.append((title, traffic.count("rounds"), *map(format_bytes, map(sum, sent))))
     title = f"Training by {cost.text('strategy')}, epochs: {cost.count('epochs')}"
     waiting = _waiting(int(cost.at("run").amount("rounds")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
@@ -98,10 +96,7 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
         for n, way in enumerate(("bytes-up", "bytes-down")):
             for alias, sent in item.at(way).numbers().items():
                 tables[alias][n] += max(sent, 0.0)
-    bars = [
-        (title, tables[alias])
-        for alias, title in blocks.table_titles(report, tables).items()
-    ]
+    bars = [(title, tables[alias]) for alias, title in blocks.table_titles(report, tables).items()]
     note = f"Besides: {format_bytes(overhead)} of headers, both ways."
     title = "Bytes by table and direction"
     return bar_figure(title, bars, format_bytes, DIRECTIONS, note if overhead else "")
@@ -116,9 +111,7 @@ CLEAR_NOTE = (
     "Scores left in the clear: with the models they tell the features of each row, "
     "whatever noise covers other releases."
 )
-GIVEN_NOTE = (
-    "Epsilon is against a server that sides with no site, given the scores' sums: {}."
-)
+GIVEN_NOTE = "Epsilon is against a server that sides with no site, given the scores' sums: {}."
 NOTHING_NOTE = (
     "No mechanism covers what this run released: rows and their columns stayed at "
     "their sites, but what the messages below carry was sent in the clear."
@@ -143,9 +136,7 @@ def privacy(report: blocks.Record) -> blocks.Blocks:
         for node in sorted(ledger.content)
         for account in ledger.items(node)
     ]
-    table = blocks.tabulate(
-        "The sites' ledgers of this run", accounts, LEDGER, is_folded=True
-    )
+    table = blocks.tabulate("The sites' ledgers of this run", accounts, LEDGER, is_folded=True)
     # identical releases are listed once
     yield replace(table, rows=list(dict.fromkeys(table.rows)))
 

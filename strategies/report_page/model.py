@@ -3,12 +3,7 @@
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import bar_figure
 from tp_flower.reports import blocks
-from tp_flower.reports.console import (
-    OWN_MODELS,
-    format_bytes,
-    format_count,
-    format_value,
-)
+from tp_flower.reports.console import OWN_MODELS, format_bytes, format_count, format_value
 
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")
@@ -38,8 +33,7 @@ def _shares(report: blocks.Record) -> blocks.Block | None:
         if (share := tables.at(alias).number("share")) is not None
     }
     bars = [
-        (title, [shares[alias]])
-        for alias, title in blocks.table_titles(report, shares).items()
+        (title, [shares[alias]]) for alias, title in blocks.table_titles(report, shares).items()
     ]
     return bar_figure(
         "Share of the scores' variance, by table",
@@ -72,8 +66,7 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
     note = f"The {len(largest)} largest of {len(bars)}. " if is_cut else ""
     has_trees = any(entry.text("output") == "gain" for entry in entries)
     meaning = (
-        "By how much the splits at the feature lower the loss, summed over the joined "
-        "rows."
+        "By how much the splits at the feature lower the loss, summed over the joined rows."
         if has_trees
         else "Change of the score per unit of the encoded feature; of a standardised "
         "number, per deviation."
@@ -121,9 +114,7 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
         yield blocks.Prose(f"A total was lowered to what it can be: {words}.")
 
 
-def _site_metrics(
-    personal: blocks.Record, sites: list[blocks.Record]
-) -> blocks.Block | None:
+def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks.Block | None:
     models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
     metrics = [key for key in SITE_METRICS if any(key in values for values in measured)]

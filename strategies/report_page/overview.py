@@ -27,12 +27,7 @@ from tp_flower.reports.blocks import (
     tabulate,
     text_column,
 )
-from tp_flower.reports.console import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    format_value,
-)
+from tp_flower.reports.console import format_bytes, format_count, format_seconds, format_value
 from tp_flower.reports.records import COMPLETED
 from tp_flower.settings import Settings
 
@@ -69,18 +64,14 @@ def format_setting(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, Mapping):
-        return ", ".join(
-            f"{key}: {format_setting(item)}" for key, item in value.items()
-        )
+        return ", ".join(f"{key}: {format_setting(item)}" for key, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(format_setting, value))
     return str(value)
 
 
 FAN_OUT = ("min", "median", "mean", "max")
-CLAUSE = re.compile(
-    r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )"
-)
+CLAUSE = re.compile(r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
 
 
 def tables(report: Record) -> Blocks:
@@ -91,9 +82,7 @@ def tables(report: Record) -> Blocks:
     yield list_tables(tables)
     if steps := report.records("join-steps"):
         yield _steps(steps)
-    lines = [
-        (item.text("table"), line) for item in tables for line in item.texts("work")
-    ]
+    lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
     yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
     columns = [
@@ -142,11 +131,7 @@ def list_tables(tables: list[Record]) -> Table:
     """Return the tables of the query, and how their rows are joined."""
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
-    dropped = [
-        f"{item.text('table')}.{name}"
-        for item in tables
-        for name in item.texts("dropped")
-    ]
+    dropped = [f"{item.text('table')}.{name}" for item in tables for name in item.texts("dropped")]
     note = "joined: how many rows of the join a row of the table is in."
     constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)

@@ -151,9 +151,7 @@ MOST_POINTS = 400  # of a line, a tenth of a pixel apart
 BAR_ROW = 31.0
 
 # Markup.format escapes its arguments
-_SVG = Markup(
-    '<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>'
-)
+_SVG = Markup('<svg viewBox="0 0 {:g} {:g}" class="plot" role="img" aria-label="{}">{}</svg>')
 _GROUP = Markup('<g class="s{}">{}</g>')
 _LINE = Markup('<line class="{}" x1="{:.2f}" y1="{:.2f}" x2="{:.2f}" y2="{:.2f}"/>')
 _TEXT = Markup('<text class="{}" x="{:.2f}" y="{:.2f}">{}</text>')
@@ -343,9 +341,7 @@ def spread(heights: Sequence[float], gap: float, most: float) -> list[float]:
     """
     down = accumulate(heights, lambda last, height: max(height, last + gap))
     up = accumulate(
-        reversed(list(down)),
-        lambda below, height: min(height, below - gap),
-        initial=most + gap,
+        reversed(list(down)), lambda below, height: min(height, below - gap), initial=most + gap
     )
     return list(up)[:0:-1]
 
@@ -367,8 +363,7 @@ def bar_figure(
     is_stacked = len(parts) > 1
     head = ("", *parts, "all") if is_stacked else ("", *parts)
     rows = [
-        (name, *map(format_value, (*values, sum(values))[: len(head) - 1]))
-        for name, values in bars
+        (name, *map(format_value, (*values, sum(values))[: len(head) - 1])) for name, values in bars
     ]
     words = (", ".join(map(" ".join, zip(head, row, strict=True))) for row in rows)
     return Figure(

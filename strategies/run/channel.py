@@ -132,9 +132,7 @@ class SessionGrid:
             self._is_closed = True
             self._lock.notify_all()
             lines = self.lines.values()
-            self._lock.wait_for(
-                lambda: not any(line.since for line in lines), CLOSING_SECONDS
-            )
+            self._lock.wait_for(lambda: not any(line.since for line in lines), CLOSING_SECONDS)
         self._server.shutdown()
         self._server.server_close()
         Path(str(self._server.server_address)).unlink(missing_ok=True)
@@ -162,9 +160,7 @@ class SessionGrid:
         """Send the message that opens a session; return whether its node is known."""
         line.close()
         line.key, line.address, line.opened = token_bytes(32), None, time.monotonic()
-        request = wire.SessionRequest(
-            channel=self.channel, key=line.key.hex(), limit=self._seconds
-        )
+        request = wire.SessionRequest(channel=self.channel, key=line.key.hex(), limit=self._seconds)
         content, kind = pack(encode(request)), str(Action.SESSION)
         message = Message(content, line.node, kind, group_id=SESSION)
         line.opening = next(iter(self._grid.push_messages([message])), "") or ""
@@ -202,8 +198,7 @@ class SessionGrid:
             reason = _reason(reply.content)
             if self._must_open:
                 raise SiteError(
-                    f'channel = "session", but node {line.node} cannot open one: '
-                    f"{reason}"
+                    f'channel = "session", but node {line.node} cannot open one: {reason}'
                 )
             log_event(WARNING, "no-session", node=str(line.node), reason=reason)
             # the message is sent again, by Flower, as all others of the run
@@ -258,9 +253,7 @@ class SessionGrid:
                 line.poll, line.heard = None, time.monotonic()
             return response
 
-    def _response(
-        self, line: Line, key: bytes, poll: object, ends: float
-    ) -> wire.Response | None:
+    def _response(self, line: Line, key: bytes, poll: object, ends: float) -> wire.Response | None:
         """Return the answer to a request, None while there is none."""
         is_over = line.key != key or not line.since
         if not is_over and (self._is_closed or self._lets_others(line)):
@@ -351,9 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("no such session")
         line = grid.lines.get(int(path[2], 16))
         key = b"" if line is None else line.key
-        text, digest = (
-            self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST)
-        )
+        text, digest = (self.headers.get(n, "") for n in ("Content-Length", wire.DIGEST))
         length = int(text) if text.isdecimal() and len(text) < 12 else -1
         signature = wire.sign_request(key, self.path, length, digest)
         signed = self.headers.get(wire.SIGNATURE)

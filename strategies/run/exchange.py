@@ -25,13 +25,7 @@ from tp_flower.protocol import codec
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.fields import Reply as ReplyMessage
 from tp_flower.protocol.fields import Request as RequestMessage
-from tp_flower.protocol.messages import (
-    ACTIONS,
-    Action,
-    Failure,
-    ReplyEnvelope,
-    RequestEnvelope,
-)
+from tp_flower.protocol.messages import ACTIONS, Action, Failure, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, header_of, message_bytes, pack
 
 FIRST_POLL_SECONDS: Final = 0.001
@@ -169,8 +163,7 @@ def make_messages(
         Message(
             content=pack(
                 codec.add_envelope(
-                    packet,
-                    RequestEnvelope(run=run, round=number, after=answered.get(node)),
+                    packet, RequestEnvelope(run=run, round=number, after=answered.get(node))
                 )
             ),
             dst_node_id=node,
@@ -262,9 +255,7 @@ class Transport:
     ``addresses`` are the present numbers of nodes that had another one at the start.
     """
 
-    def __init__(
-        self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, grid: Grid, log: RunLog, addresses: Mapping[int, int] | None = None) -> None:
         self._grid, self._log = grid, log
         self._addresses = addresses or {}
         # a grid of sessions knows when a reply comes
@@ -280,9 +271,7 @@ class Transport:
         metadata = reply.metadata
         return self._node_of.get(metadata.reply_to_message_id, metadata.src_node_id)
 
-    def send_and_wait(
-        self, messages: Iterable[Message], timeout: float
-    ) -> list[Message]:
+    def send_and_wait(self, messages: Iterable[Message], timeout: float) -> list[Message]:
         """Send messages and return the replies, in place of a missing one its error."""
         by_node = {m.metadata.dst_node_id: PendingMessage(m) for m in messages}
         pending = by_node.values()

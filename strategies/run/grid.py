@@ -127,9 +127,7 @@ class InProcessGrid(Grid):
             if identifier in self._replies
         ]
 
-    def send_and_receive(
-        self, messages: Iterable[Message], **_: Any
-    ) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], **_: Any) -> Iterable[Message]:
         """Send messages and return their replies, which are there at once."""
         return self.pull_messages(self.push_messages(list(messages)))
 

@@ -37,9 +37,7 @@ class BehindSites(Exception):  # noqa: N818 - what to do next, no failure
 
 
 def collect_replies(
-    request: Requests,
-    replies: Iterable[tuple[int, Message]],
-    site_names: Mapping[int, str],
+    request: Requests, replies: Iterable[tuple[int, Message]], site_names: Mapping[int, str]
 ) -> Replies:
     """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
@@ -88,8 +86,7 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
         where = _site_of(hosted[0]) if hosted else name
         advice = _DIVERGED if isinstance(error, errors.RangeError) else ""
         raise errors.ReplyError(
-            f"{where} sent a reply to {request.action} that cannot be used: "
-            f"{error}{advice}"
+            f"{where} sent a reply to {request.action} that cannot be used: {error}{advice}"
         ) from None
     return answer
 
@@ -105,9 +102,7 @@ def _check_parts(reply: Reply, hosted: set[int]) -> None:
         )
 
 
-def _error_of(
-    request: Requests, failure: Failure, node: int, name: str
-) -> errors.TPFlowerError:
+def _error_of(request: Requests, failure: Failure, node: int, name: str) -> errors.TPFlowerError:
     """Return the error that a site reported, naming the participant it is about."""
     where = name
     for part in request.parts_at(node):
@@ -123,9 +118,7 @@ _ERRORS: Mapping[errors.ErrorKind, type[errors.TPFlowerError]] = {
 }
 
 
-def _crash(
-    request: Requests, message: Message, node: int, name: str
-) -> errors.UnavailableError:
+def _crash(request: Requests, message: Message, node: int, name: str) -> errors.UnavailableError:
     """Return the error of a site that could not answer; SiteError if it would recur."""
     code, lines = message.error.code, (message.error.reason or "").splitlines()
     # the last line of a traceback is the exception
@@ -157,9 +150,7 @@ def _name(node: int, site_names: Mapping[int, str]) -> str:
     return f"site {site_names[node]!r}" if node in site_names else f"node {node}"
 
 
-def array_of(
-    replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]
-) -> AnyArray:
+def array_of(replies: Replies, part: Part, name: str, shape: tuple[int | None, ...]) -> AnyArray:
     """Return a participant's array; None in ``shape`` allows any size."""
     array: AnyArray | None = getattr(replies.parts.get(part.number), name, None)
     if array is None:
@@ -170,8 +161,7 @@ def array_of(
     if not fits:
         expected = ", ".join("any" if size is None else str(size) for size in shape)
         raise errors.ReplyError(
-            f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected "
-            f"({expected})"
+            f"{_site_of(part)} sent {name!r} of shape {array.shape}, expected ({expected})"
         )
     return array
 

@@ -68,12 +68,8 @@ def check_same(settings: Settings, began: Document) -> None:
         if key not in FREE | {"output-dir"} and value != began.get(key)
     }
     if differ:
-        differences = "; ".join(
-            f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items()
-        )
-        raise SettingsError(
-            f"the run resumes with the settings it began with: {differences}"
-        )
+        differences = "; ".join(f"{k}: {began.get(k)!r}, not {v!r}" for k, v in differ.items())
+        raise SettingsError(f"the run resumes with the settings it began with: {differences}")
 
 
 def find_again(

@@ -16,14 +16,7 @@ from typing import Final
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from strategies.run.exchange import (
-    Answer,
-    Replies,
-    Requests,
-    RunLog,
-    Transport,
-    make_messages,
-)
+from strategies.run.exchange import Answer, Replies, Requests, RunLog, Transport, make_messages
 from strategies.run.journal import FOLDER, Frame, Journal
 from strategies.run.replies import collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
@@ -97,9 +90,7 @@ class Session:
                 "started": session.started.isoformat(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
-                "described": [
-                    [node, dict(header)] for node, header in described.items()
-                ],
+                "described": [[node, dict(header)] for node, header in described.items()],
             }
             folder = Path(settings.output_dir) / FOLDER
             try:
@@ -107,8 +98,7 @@ class Session:
             except OSError as error:
                 session.abandon()
                 raise SettingsError(
-                    f"output-dir {settings.output_dir!r} cannot be written: "
-                    f"{error.strerror}"
+                    f"output-dir {settings.output_dir!r} cannot be written: {error.strerror}"
                 ) from error
         return session
 
@@ -215,9 +205,7 @@ class Session:
         answers = {n: Answer.read(request.action, item) for n, item in packets.items()}
         return Replies.of(answers)
 
-    def _bring_up(
-        self, request: Requests, number: int, packets: Mapping[int, Packet]
-    ) -> None:
+    def _bring_up(self, request: Requests, number: int, packets: Mapping[int, Packet]) -> None:
         """Send a round to the sites that lack it; the journal has their replies."""
         lacking = {
             node: packet
@@ -255,9 +243,7 @@ class Session:
         is_resumable = self.journal is not None and may_help
         # the error itself is logged by whoever catches it
         name = type(error).__name__
-        self.log.write(
-            ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable
-        )
+        self.log.write(ERROR, "stop", rounds=rounds, error=name, checkpoint=is_resumable)
         if is_resumable:
             self.close()
             return

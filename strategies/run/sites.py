@@ -19,11 +19,7 @@ from tp_flower.protocol.codec import encode
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
-from tp_flower.protocol.setup_messages import (
-    DescribeReply,
-    DescribeRequest,
-    ShardDescription,
-)
+from tp_flower.protocol.setup_messages import DescribeReply, DescribeRequest, ShardDescription
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
 
@@ -142,11 +138,7 @@ def find_sites(
 
 
 def _describe(
-    grid: Grid,
-    nodes: Sequence[int],
-    wanted: Sequence[str],
-    run: str,
-    settings: Settings,
+    grid: Grid, nodes: Sequence[int], wanted: Sequence[str], run: str, settings: Settings
 ) -> Mapping[int, exchange.Answer]:
     message = DescribeRequest(list(wanted))
     packets = dict.fromkeys(nodes, encode(message))
@@ -168,11 +160,7 @@ def _node_count(answers: Mapping[int, exchange.Answer]) -> int:
 
 
 def _who_is_missing(
-    inventory: Inventory,
-    settings: Settings,
-    missing: Sequence[str],
-    nodes: int,
-    waited: float,
+    inventory: Inventory, settings: Settings, missing: Sequence[str], nodes: int, waited: float
 ) -> str:
     tables = inventory.all_tables
     problems = []
@@ -192,10 +180,7 @@ def _who_is_missing(
 def read_inventory(described: Mapping[int, Packet]) -> Inventory:
     """Return the nodes and shards that packets describe."""
     return _inventory(
-        {
-            n: exchange.Answer.read(Action.DESCRIBE, packet)
-            for n, packet in described.items()
-        }
+        {n: exchange.Answer.read(Action.DESCRIBE, packet) for n, packet in described.items()}
     )
 
 

@@ -220,9 +220,7 @@ class RoundStrategy(Strategy):
         self._progress.result = result
         self.epoch = result.epoch + 1
 
-    def configure_train(
-        self, server_round: int, *_: Any, **__: Any
-    ) -> Iterable[Message]:
+    def configure_train(self, server_round: int, *_: Any, **__: Any) -> Iterable[Message]:
         """Return the messages of the pending request; sites keep their models."""
         if self._progress.pending is None:
             return []
@@ -318,9 +316,7 @@ class RoundStrategy(Strategy):
         except BaseException:
             session.close()
             raise
-        session.log.write(
-            INFO, "finish", rounds=len(self.history), seconds=self.seconds
-        )
+        session.log.write(INFO, "finish", rounds=len(self.history), seconds=self.seconds)
         # whoever has stored the result closes the journal
         session.close()
         session.abandon(session.idle_nodes())

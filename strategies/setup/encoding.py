@@ -27,9 +27,7 @@ class TableEncoding:
     sealed: AnyArray | None = None
 
 
-def fit_encoders(
-    joined: SplitRows,
-) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
+def fit_encoders(joined: SplitRows) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
     """Let the sites fit the encoders; the label table's to its training rows alone."""
     extracted, label_table = joined.extracted, joined.bound.label_table
     trained = {
@@ -38,9 +36,7 @@ def fit_encoders(
     }
     bodies = {}
     for number, (table, parts) in enumerate(extracted.parts.items()):
-        shards = setup_messages.TableShards(
-            table_group(number), [part.number for part in parts]
-        )
+        shards = setup_messages.TableShards(table_group(number), [part.number for part in parts])
         for part in parts:
             bodies[part.number] = setup_messages.StatisticsPart(
                 encoders=msgspec.to_builtins(joined.choices[table]),
@@ -53,10 +49,7 @@ def fit_encoders(
         fits = {s[0].number: _to_merge(extracted, s, replies) for s in sharded}
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
-    return {
-        table: _encoding(joined, parts[0], replies)
-        for table, parts in extracted.parts.items()
-    }
+    return {table: _encoding(joined, parts[0], replies) for table, parts in extracted.parts.items()}
 
 
 def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:
@@ -73,15 +66,10 @@ def _to_merge(
 ) -> setup_messages.FitPart:
     return setup_messages.FitPart(
         shards={
-            str(part.number): setup_messages.OtherShard(
-                part.site, extracted.rows[part.number]
-            )
+            str(part.number): setup_messages.OtherShard(part.site, extracted.rows[part.number])
             for part in parts
         },
-        statistics={
-            str(part.number): array_of(replies, part, "sealed", (None,))
-            for part in parts
-        },
+        statistics={str(part.number): array_of(replies, part, "sealed", (None,)) for part in parts},
     )
 
 

@@ -110,9 +110,7 @@ def extract(
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
     check_groups(grouped, replies)
-    rows = {
-        p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments
-    }
+    rows = {p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments}
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
@@ -177,9 +175,7 @@ def _check_filled(
         is_filtered = any(f.filters or f.subquery for f in fragments)
         after = " after the query's filters" if is_filtered else ""
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
-        raise SchemaError(
-            f"table {table!r} is empty{after}: none of its sites ({sites}) has a row"
-        )
+        raise SchemaError(f"table {table!r} is empty{after}: none of its sites ({sites}) has a row")
 
 
 def _keys(
@@ -193,9 +189,7 @@ def _keys(
     keys = {}
     for table, shards in parts.items():
         for key in range(bound.joined_keys(table)):
-            columns = [
-                read_key(replies, part, key, rows[part.number]) for part in shards
-            ]
+            columns = [read_key(replies, part, key, rows[part.number]) for part in shards]
             keys[table, key] = columns or [none]
     return keys
 
@@ -217,8 +211,7 @@ def relay_secrets(
         for node, site in described.items()
     }
     sealed_groups = {
-        group: [str(node) for node in sorted(members)]
-        for group, members in groups.items()
+        group: [str(node) for node in sorted(members)] for group, members in groups.items()
     }
     led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
@@ -257,9 +250,7 @@ def relay_secrets(
             public_keys=public_keys,
             site_keys=site_keys,
             sealed={
-                group: setup_messages.SealedSecret(
-                    members=members, text=sealed[group][str(node)]
-                )
+                group: setup_messages.SealedSecret(members=members, text=sealed[group][str(node)])
                 for group, members in sealed_groups.items()
                 if str(node) in members
             },
@@ -296,11 +287,7 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     Keys are in one group if joins connect them: the groups are the connected components
     of the graph whose edges are the joins.
     """
-    keys = [
-        (table, number)
-        for table in bound.tables
-        for number in range(bound.joined_keys(table))
-    ]
+    keys = [(table, number) for table in bound.tables for number in range(bound.joined_keys(table))]
     group = {key: number for number, key in enumerate(keys)}
     for join in bound.joins:
         ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
@@ -314,9 +301,7 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
     return groups
 
 
-def join_groups(
-    bound: BoundQuery, parts: Mapping[str, Sequence[Part]]
-) -> dict[str, set[int]]:
+def join_groups(bound: BoundQuery, parts: Mapping[str, Sequence[Part]]) -> dict[str, set[int]]:
     """Return the nodes that share the key of each join: those of its two sides."""
     return {
         join_group(number): {
@@ -368,8 +353,7 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
     """
     for parts in split:
         hashes = [
-            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0)
-            for part in parts
+            np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0) for part in parts
         ]
         distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
         crossing = int(np.count_nonzero(counts > 1))
@@ -393,9 +377,7 @@ def describe_places(extracted: Extracted, table: str) -> tuple[str, ...]:
             pushed = "; ".join(body.pushed) or "the columns only"
             work = f"in {body.engine}: {pushed}. All else in DuckDB at the site"
         sites.setdefault(work, []).append(part.site)
-    return tuple(
-        f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items()
-    )
+    return tuple(f"{', '.join(dict.fromkeys(names))}: {work}" for work, names in sites.items())
 
 
 def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:

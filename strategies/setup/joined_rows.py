@@ -19,13 +19,7 @@ from strategies.setup.problem import PartRows, Weighting
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.joins.joining import JoinStep
-from tp_flower.joins.mapping import (
-    NO_ROW,
-    IntArray,
-    RowWeights,
-    TableMapping,
-    TableRows,
-)
+from tp_flower.joins.mapping import NO_ROW, IntArray, RowWeights, TableMapping, TableRows
 from tp_flower.losses import Loss
 from tp_flower.methods import TREES
 from tp_flower.protocol.packet import pack_bits
@@ -74,11 +68,7 @@ row to train on, and behind each held-out one."""
 
 
 def lay_out(
-    mapping: TableMapping,
-    is_test: BoolArray,
-    extracted: Extracted,
-    *,
-    is_repeated: bool = False,
+    mapping: TableMapping, is_test: BoolArray, extracted: Extracted, *, is_repeated: bool = False
 ) -> tuple[Mappings, dict[str, TableLayout]]:
     """Split the joined rows, and lay out the rows of each table that take part.
 
@@ -238,9 +228,7 @@ class JoinedRows(SplitRows):
         counts = self.train.tables[table].multiplicity
         return counts[counts > 0]
 
-    def laid_out(
-        self, weights: FloatArray | None, *, is_repeated: bool = False
-    ) -> "JoinedRows":
+    def laid_out(self, weights: FloatArray | None, *, is_repeated: bool = False) -> "JoinedRows":
         """Return the joined rows over rows of the tables that are laid out anew."""
         (train, test), layouts = lay_out(
             self.mapping, self.is_test, self.extracted, is_repeated=is_repeated

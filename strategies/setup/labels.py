@@ -42,9 +42,7 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
         other = "privacy.label-classes" if classes else "task = 'classification'"
         raise SettingsError(f"privacy.label-range is for regression: not with {other}")
     if (limits or task == "regression") and privacy.labels != LAPLACE:
-        raise SettingsError(
-            f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}"
-        )
+        raise SettingsError(f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}")
     if task == "regression" and (classes or not limits):
         state = "not privacy.label-classes" if classes else "it is not set"
         raise SettingsError(
@@ -56,9 +54,7 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
     return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
-def gather_labels(
-    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings
-) -> Labels:
+def gather_labels(columns: Sequence[tuple[Part, LabelColumn]], settings: Settings) -> Labels:
     """Combine the label columns of the label table's shards."""
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
@@ -96,9 +92,7 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     if others:
         types = [kind, *others]
         raise QueryError(f"the label differs in type between the shards: {types}")
-    is_classes = task == "classification" or (
-        task == "auto" and kind in {"boolean", "text"}
-    )
+    is_classes = task == "classification" or (task == "auto" and kind in {"boolean", "text"})
     if kind == "text" and not is_classes:
         raise QueryError(
             "the label is text, but the task is regression: CAST it to a number, or "
@@ -109,15 +103,12 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
-            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in "
-            "the query"
+            f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in the query"
         )
     return Labels(values)
 
 
-def _classes(
-    columns: Sequence[LabelColumn], values: FloatArray, *, is_text: bool
-) -> Labels:
+def _classes(columns: Sequence[LabelColumn], values: FloatArray, *, is_text: bool) -> Labels:
     """Number the classes of all shards together, in ascending order."""
     if is_text:
         listed = [name for column in columns for name in column.categories]
@@ -169,7 +160,5 @@ def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
     fitting = [name for name, loss in LOSSES.items() if count in loss.class_counts]
     if wanted not in (AUTO, *fitting):
         label = f"with {count} classes" if count else "of numbers"
-        raise QueryError(
-            f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}"
-        )
+        raise QueryError(f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}")
     return make_loss(fitting[0] if wanted == AUTO else wanted, count)

@@ -45,11 +45,7 @@ class ScoreMasking:
 
 
 def mask_scores(
-    settings: Settings,
-    bound: BoundQuery,
-    extracted: Extracted,
-    mapping: TableMapping,
-    unit: float,
+    settings: Settings, bound: BoundQuery, extracted: Extracted, mapping: TableMapping, unit: float
 ) -> ScoreMasking:
     """Return the masks of scores whose size is about ``unit``, if any are wanted.
 
@@ -80,9 +76,7 @@ def mask_scores(
     return ScoreMasking(point, sides, unmatched)
 
 
-def _without_partner(
-    mapping: TableMapping, table: str, other: str, text: str
-) -> BoolArray:
+def _without_partner(mapping: TableMapping, table: str, other: str, text: str) -> BoolArray:
     """Return which rows (n_i,) of a table have joined rows without the other table."""
     row_of, partner = mapping.tables[table].row_of, mapping.tables[other].row_of
     rows = mapping.tables[table].rows

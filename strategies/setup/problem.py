@@ -212,9 +212,7 @@ class TrainedTable(PreparedTable):
         dtype = np.uint32 if self.is_masked else np.float64
         return np.zeros((self.total_rows, self.outputs), dtype)
 
-    def scores(
-        self, replies: Replies, index: int, name: str, shape: tuple[int, ...]
-    ) -> AnyArray:
+    def scores(self, replies: Replies, index: int, name: str, shape: tuple[int, ...]) -> AnyArray:
         """Return scores that a shard sent: numbers, or masked words of them."""
         part = self.parts[index]
         return addends_of(replies, part, name, shape, is_masked=self.is_masked)
@@ -256,10 +254,7 @@ class TrainedTable(PreparedTable):
         size = len(self.penalised) if numbers is None else numbers
         shape, is_sealed = (size + 1,), self.is_sealed
         return add_shares(
-            [
-                addends_of(replies, part, "share", shape, is_masked=is_sealed)
-                for part in self.summed
-            ]
+            [addends_of(replies, part, "share", shape, is_masked=is_sealed) for part in self.summed]
         )
 
 
@@ -349,9 +344,7 @@ class TrainingProblem(PreparedRun):
         point = self.fixed_point
         return sum_local(self.train.sum_scores, self.base_score, local_scores, point)
 
-    def add_up(
-        self, local_scores: LocalScores, *, is_tested: bool = False
-    ) -> FloatArray:
+    def add_up(self, local_scores: LocalScores, *, is_tested: bool = False) -> FloatArray:
         """Return the sum of scores of the training or the held-out rows, (N, d_c)."""
         mapping = self.test if is_tested and self.test is not None else self.train
         zero = np.zeros_like(self.base_score)

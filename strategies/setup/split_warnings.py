@@ -24,8 +24,7 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
         yield from _constant_labels(joined)
     elif whole := _held_out_whole(joined):
         yield (
-            f"held out whole ({settings.split_name}): {', '.join(whole)}: no training "
-            "row has them"
+            f"held out whole ({settings.split_name}): {', '.join(whole)}: no training row has them"
         )
 
 
@@ -50,10 +49,7 @@ def _constant_labels(joined: JoinedRows) -> Iterator[str]:
         if name == joined.bound.label_table or joined.values.ndim > 1:
             continue
         is_shared = _spread(rows, labelled.astype(np.float64)) > 0
-        if (
-            2 * is_shared.sum() > len(is_shared)
-            and not _spread(rows, joined.values).any()
-        ):
+        if 2 * is_shared.sum() > len(is_shared) and not _spread(rows, joined.values).any():
             yield (
                 f"the label is the same in all joined rows of a row of {name}, and "
                 "random rows hold out some of them: test metrics flatter. Hold out "

@@ -96,8 +96,4 @@ def _by_columns(
     row_of = mapping.tables[bound.split_table].row_of
     # the last value is that of joined rows without a row of the table
     values = np.concatenate([*of_rows, [of_none]])[row_of]
-    return (
-        values.astype(np.uint8)
-        if is_group
-        else splits.split_by_order(values, _shares(settings))
-    )
+    return values.astype(np.uint8) if is_group else splits.split_by_order(values, _shares(settings))

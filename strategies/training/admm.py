@@ -14,12 +14,7 @@ from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
-from strategies.setup.problem import (
-    HeldOutMetrics,
-    LocalScores,
-    TrainedTable,
-    TrainingProblem,
-)
+from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
 from tp_flower.arrays import FloatArray
@@ -60,12 +55,8 @@ class AdmmServer:
         noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
         # both would follow the noise
         self._balances = not settings.rho and not noisy
-        self.over_relaxation = settings.over_relaxation or (
-            1.0 if noisy else OVER_RELAXATION
-        )
-        self._state = admm.initial_state(
-            problem.base_score, problem.train.joined_rows, self.rho
-        )
+        self.over_relaxation = settings.over_relaxation or (1.0 if noisy else OVER_RELAXATION)
+        self._state = admm.initial_state(problem.base_score, problem.train.joined_rows, self.rho)
         self._scores = problem.gather(problem.initial_scores)
         self._epoch = 0
         self._recent: list[admm.Residuals] = []
@@ -91,11 +82,7 @@ class AdmmServer:
         """End an epoch with the new scores h (N, d_c), and metrics of held-out rows."""
         problem = self.problem
         gap = admm.residuals(
-            self._state,
-            scores,
-            self._scores,
-            problem.base_score,
-            problem.weighting.train_rows,
+            self._state, scores, self._scores, problem.base_score, problem.weighting.train_rows
         )
         result = EpochResult(
             epoch=self._epoch,
@@ -146,9 +133,7 @@ class AdmmStrategy(JoinStrategy):
         """Return the schedule, with how often consensus is updated in an epoch."""
         return replace(super().outline(), exchanges=self.settings.inner_rounds)
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], _: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch."""
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
@@ -187,9 +172,7 @@ class AdmmStrategy(JoinStrategy):
             # in the first epoch every shard makes the solver of its table
             gram = table.gram if self.epoch == 1 else None
             steps |= {
-                number: AdmmStep(
-                    block, gram, None if gram is None else table.gram_deviation
-                )
+                number: AdmmStep(block, gram, None if gram is None else table.gram_deviation)
                 for number, block in table.scatter_rows(step).items()
             }
         request = replace(outline, parts=steps)
@@ -209,9 +192,7 @@ class AdmmStrategy(JoinStrategy):
         kappa = server.kappa
         fit = LocalFit(
             kappa=kappa,
-            rho_in={
-                table.name: _inner_penalty(table, kappa) for table in problem.sharded
-            },
+            rho_in={table.name: _inner_penalty(table, kappa) for table in problem.sharded},
             epoch=self.epoch,
             seed=self.settings.seed,
             local_epochs=self.settings.local_epochs,
@@ -266,9 +247,7 @@ class TablePuppetADMM(AdmmStrategy):
 
 def wanted_update(settings: Settings) -> str:
     """Return how sharded tables train together: "auto", "gram" or "consensus"."""
-    required = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(
-        settings.privacy.features
-    )
+    required = {DP_SGD: "consensus", NOISY_STATISTICS: "gram"}.get(settings.privacy.features)
     if required and settings.lou not in ("auto", required):
         raise SettingsError(
             f"lou is {settings.lou!r}, but privacy.features = "

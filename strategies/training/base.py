@@ -32,17 +32,8 @@ from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels
-from strategies.setup.problem import (
-    CoresetSample,
-    PreparedRun,
-    TrainedTable,
-    TrainingProblem,
-)
-from strategies.setup.row_weights import (
-    declared_weighting,
-    row_weights,
-    without_weightless,
-)
+from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
+from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, split_joined
 from strategies.training.prepare import Preparation, prepare
@@ -98,9 +89,7 @@ class Outcome:
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
 
-    def coefficient_facts(
-        self, problem: PreparedRun
-    ) -> dict[str, list[dict[str, object]]]:
+    def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
         """Return the report's facts about the coefficients of the encoded features.
 
         For a standardised number they are per standard deviation. The output is a
@@ -229,10 +218,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
         return FinishRequest(
-            keep_models=True,
-            model_name=name,
-            model_version=version,
-            is_best=self.best.is_last,
+            keep_models=True, model_name=name, model_version=version, is_best=self.best.is_last
         )
 
     def finish_epoch(self, result: EpochResult) -> None:
@@ -329,18 +315,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Return how the shards of a table train together."""
 
     @abstractmethod
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch of some batches."""
 
     def batch_size(self, _: int) -> int:
         """Return B, at most N; 0 without batches."""
         return 0
 
-    def split(
-        self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping
-    ) -> Split:
+    def split(self, bound: BoundQuery, extracted: Extracted, mapping: TableMapping) -> Split:
         """Return which joined rows are held out."""
         parts = extracted.parts.get(bound.split_table, ())
         return split_joined(bound, parts, extracted.replies, mapping, self.settings)
@@ -443,9 +425,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         encoders = yield from fit_encoders(all_rows)
         joined, coreset = all_rows, None
         if settings.coreset_rows:
-            coreset = yield from draw_coreset(
-                all_rows, encoders, settings, self.importance
-            )
+            coreset = yield from draw_coreset(all_rows, encoders, settings, self.importance)
             joined = self.restrict(all_rows, coreset)
         joined = self.training_rows(joined)
         preparation = Preparation(
@@ -503,8 +483,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         for alias, _ in settings.models:
             if alias.lower() not in aliases:
                 raise SettingsError(
-                    f"models names table {alias!r}; the query has "
-                    f"{', '.join(bound.tables)}"
+                    f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
                 )
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
@@ -526,8 +505,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         row_of = mapping.tables[bound.label_table].row_of
         is_test = split.subset != TRAIN
         train_weights, test_weights = (
-            row_weights(weighting, weights, mapping, rows)
-            for rows in (~is_test, is_test)
+            row_weights(weighting, weights, mapping, rows) for rows in (~is_test, is_test)
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
         values = labels.values[row_of]

@@ -32,8 +32,7 @@ class ShardedBatches:
     def __init__(self, plan: BatchPlan, layouts: Layouts) -> None:
         self.plan, self._layouts = plan, layouts
         self._bounds = {
-            name: _shard_bounds(plan.tables[name], layout.rows)
-            for name, layout in layouts.items()
+            name: _shard_bounds(plan.tables[name], layout.rows) for name, layout in layouts.items()
         }
 
     def arrays(self) -> PartArrays:
@@ -70,9 +69,7 @@ class ShardedBatches:
                 arrays[part.number] = row_numbers(summed[rows])
         return arrays
 
-    def gather(
-        self, batch: int, problem: TrainingProblem, replies: Replies
-    ) -> LocalScores:
+    def gather(self, batch: int, problem: TrainingProblem, replies: Replies) -> LocalScores:
         """Return every table's scores (k, d_c) of a batch's distinct rows."""
         scores: dict[str, LocalArray] = {}
         for name, table in problem.tables.items():
@@ -85,9 +82,7 @@ class ShardedBatches:
         return scores
 
 
-def _shard_bounds(
-    table: TableBatches, shards: Sequence[PartRows]
-) -> npt.NDArray[np.int64]:
+def _shard_bounds(table: TableBatches, shards: Sequence[PartRows]) -> npt.NDArray[np.int64]:
     """Return (shards + 1, batches): where each shard's rows start within a batch."""
     total, batches = sum(rows.total for rows in shards), len(table.start) - 1
     batch_of = np.repeat(np.arange(batches), np.diff(table.start))

@@ -39,8 +39,7 @@ from tp_flower.settings.run import STOP
 from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
-    "no table's trees have a split, so that all rows get one score: lower "
-    "min-rows-per-leaf (%d)"
+    "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
 )
 
 
@@ -80,9 +79,7 @@ class TablePuppetBoost(JoinStrategy):
         check_same_rows(model, joined, self.held_out_digest)
         missing = manifest.find_missing(model, self.inventory)
         manifest.without_missing(model, joined.bound, missing, STOP)
-        rows = Joined(
-            joined.bound, joined.extracted, joined.mapping, joined.steps, missing
-        )
+        rows = Joined(joined.bound, joined.extracted, joined.mapping, joined.steps, missing)
         scores = yield from score(rows, model, self.settings, self.inventory)
         is_train = joined.subset == TRAIN
         self._start = scores[is_train], scores[~is_train]
@@ -97,9 +94,7 @@ class TablePuppetBoost(JoinStrategy):
         spec = preparation.spec(table)
         return replace(spec, kind=TREES, intercept=False)
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], _: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch."""
         del is_last
         return boost_epoch(tables)
@@ -127,9 +122,7 @@ class TablePuppetBoost(JoinStrategy):
                 parts=_steps(problem, growing, *boosting.derivatives()),
             )
             replies = yield self.request(ask(request, problem.parts))
-            scores = {
-                name: table.gather_scores(replies) for name, table in growing.items()
-            }
+            scores = {name: table.gather_scores(replies) for name, table in growing.items()}
             # of masked scores only the sum over all tables has a meaning
             sums = [{name: values} for name, values in scores.items()]
             sums = [scores] if problem.fixed_point else sums
@@ -170,9 +163,7 @@ class TablePuppetBoost(JoinStrategy):
         )
 
 
-def check_same_rows(
-    model: manifest.Manifest, joined: JoinedRows, held_out: str
-) -> None:
+def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str) -> None:
     """Refuse a model of another label, or one that has trained on held-out rows."""
     label = manifest.label_text(joined.bound.fragments_of(joined.bound.label_table))
     aspects = {

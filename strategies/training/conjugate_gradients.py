@@ -22,13 +22,7 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, cg_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.conjugate_gradients import (
-    HEADROOM,
-    REST,
-    TOLERANCE,
-    Descent,
-    Products,
-)
+from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
@@ -63,9 +57,7 @@ class TablePuppetCG(JoinStrategy):
         del table, is_linear
         return Update.LOCAL if shards == 1 else Update.GRAM
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], _: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch."""
         del is_last
         return cg_epoch(tables)
@@ -160,15 +152,11 @@ class TablePuppetCG(JoinStrategy):
         for table in problem.sharded:
             place, total = names.index(table.name), table.sum_shares(replies)
             sums |= {
-                part.number: SummedStep(
-                    sum=total, place=place if part is table.parts[0] else None
-                )
+                part.number: SummedStep(sum=total, place=place if part is table.parts[0] else None)
                 for part in table.parts
             }
         parts = [part for part in problem.parts if part.number in sums]
-        return (
-            yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts))
-        )
+        return (yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts)))
 
 
 def _factorisation(table: TrainedTable) -> str:

@@ -25,9 +25,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         # found again by site, table and shard: node numbers change
         shard = shards[part.node, part.shard]
         digest = strategy.outcome.digests.get(part.number, "")
-        return manifest.ModelPart(
-            part.number, part.site, shard.table, shard.index, digest
-        )
+        return manifest.ModelPart(part.number, part.site, shard.table, shard.index, digest)
 
     tables = []
     for name, table in problem.tables.items():

@@ -111,9 +111,7 @@ class BatchStrategy(JoinStrategy):
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
 
-    def epoch_traffic(
-        self, tables: Sequence[TableSize], batches: int, *, is_last: bool
-    ) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch."""
         return sgd_epoch(tables, batches, self.settings, is_last=is_last)
 
@@ -140,16 +138,12 @@ class BatchStrategy(JoinStrategy):
             last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             derivatives = problem.loss.gradient(scores, labels[span])
-            derivatives = (
-                derivatives if weights is None else weights[span] * derivatives
-            )
+            derivatives = derivatives if weights is None else weights[span] * derivatives
             messages = {
                 number: BatchMessages(array)
                 for number, array in batches.scatter(step.batch, derivatives).items()
             }
-            replies = yield from self._exchange(
-                problem, step, len(derivatives), messages
-            )
+            replies = yield from self._exchange(problem, step, len(derivatives), messages)
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
             if not step.ends_epoch:
@@ -210,11 +204,7 @@ class BatchStrategy(JoinStrategy):
         return {name: rate / decay for name, rate in rates.items()}
 
     def _exchange(
-        self,
-        problem: TrainingProblem,
-        step: _Step,
-        rows: int,
-        parts: dict[int, BatchMessages],
+        self, problem: TrainingProblem, step: _Step, rows: int, parts: dict[int, BatchMessages]
     ) -> Generator[Requests, Replies, Replies]:
         """Send Y of a batch (Eq. 10); return the replies with the next scores."""
         self._scores_number += 1
@@ -244,11 +234,7 @@ class BatchStrategy(JoinStrategy):
         return replies.then(step_replies)
 
     def _end_epoch(
-        self,
-        problem: TrainingProblem,
-        step: _Step,
-        replies: Replies,
-        last_scores: FloatArray,
+        self, problem: TrainingProblem, step: _Step, replies: Replies, last_scores: FloatArray
     ) -> float:
         """Record the epoch's metrics; return its training loss."""
         tables = problem.tables.items()

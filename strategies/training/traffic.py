@@ -170,9 +170,7 @@ def _shards(tables: Sequence[TableSize]) -> Iterator[tuple[TableSize, ShardSize]
     return ((table, shard) for table in tables for shard in table.shards)
 
 
-def admm_epoch(
-    tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool
-) -> Traffic:
+def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: bool) -> Traffic:
     """Return the traffic of one epoch of ADMM.
 
     Steps go down, 4 n d_c. Scores come up, 4 m d_c, or 4 n d_c where held-out rows
@@ -257,9 +255,7 @@ def sgd_epoch(
     return tally.traffic(2 * batches if is_sharded else batches)
 
 
-def prepare_round(
-    tables: Sequence[TableSize], batches: int, *, is_masked: bool
-) -> Traffic:
+def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool) -> Traffic:
     """Return the traffic of the last round of set-up.
 
     Which rows are trained and tested goes down as one bit each, and G as 4 n; in VFL
@@ -269,9 +265,7 @@ def prepare_round(
     share for w columns, 8 (w (w + 1) + 1). The sum goes down with the first epoch.
     """
     tally = Tally()
-    has_scores = any(
-        not (table.starts_at_zero or table.update is Update.GIVEN) for table in tables
-    )
+    has_scores = any(not (table.starts_at_zero or table.update is Update.GIVEN) for table in tables)
     for table, shard in _shards(tables):
         batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
         sizes = {**table.sizes(shard), **batch_sizes}

@@ -121,9 +121,7 @@ def parts(finished: Run) -> Iterator[Part]:
         )
 
 
-def arrays_of(
-    finished: Run, part: Part, name: str, *, is_reply: bool
-) -> Iterator[np.ndarray]:
+def arrays_of(finished: Run, part: Part, name: str, *, is_reply: bool) -> Iterator[np.ndarray]:
     for seen in finished.seen:
         if seen.is_reply == is_reply and (part.number, name) in seen.arrays:
             yield seen.arrays[part.number, name]
@@ -159,9 +157,7 @@ def noise_of(multiplier: float, deviation: float) -> dict[str, float]:
     return {"multiplier": multiplier, "deviation": deviation}
 
 
-def weights_of(
-    part: Part, records: np.ndarray, plan: StatisticsPlan | None
-) -> np.ndarray:
+def weights_of(part: Part, records: np.ndarray, plan: StatisticsPlan | None) -> np.ndarray:
     """G, or as much of it as leaves G ||[x, 1]||^2 within the plan's radius, (k,)."""
     if plan is None:
         return part.multiplicity

@@ -27,14 +27,7 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.training.saving import make_manifest
 from tests.support.peers.fuzzing import MARK, Fuzzer
-from tests.support.peers.hostile import (
-    OF_SINGLE_SITES,
-    SHOP,
-    SQL,
-    HostileGrid,
-    Kept,
-    train,
-)
+from tests.support.peers.hostile import OF_SINGLE_SITES, SHOP, SQL, HostileGrid, Kept, train
 from tp_flower.protocol.messages import RUN_DIGITS, Action
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -164,12 +157,7 @@ TRAINING = {
     ),
     "coreset": (
         CoresetKMeans,
-        {
-            "num_epochs": 0,
-            "coreset_kind": "uniform",
-            "clusters": 2,
-            "coreset_solver": "distdim",
-        },
+        {"num_epochs": 0, "coreset_kind": "uniform", "clusters": 2, "coreset_solver": "distdim"},
         {Action.PREPARE: 30, Action.ROWS: 200, Action.CONSENSUS: 30},
     ),
 }

@@ -42,13 +42,7 @@ from tests.support.peers.hostile_runs import (
 )
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.privacy.accounting import epsilon, noise_multiplier
-from tp_flower.privacy.key_agreement import (
-    GroupSecret,
-    KeyPair,
-    PublicKeys,
-    SiteKeys,
-    sealed_name,
-)
+from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys, sealed_name
 from tp_flower.privacy.mechanisms import Gaussian
 from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.protocol.training_messages import PrivacyTerms
@@ -128,9 +122,7 @@ DECLARED = (
 
 # of numbers at the end of what a float can be
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
-@pytest.mark.parametrize(
-    ("action", "site", "method", "features", "settings"), CASES["private"]
-)
+@pytest.mark.parametrize(("action", "site", "method", "features", "settings"), CASES["private"])
 def test_a_malformed_request_of_a_private_run_is_refused(
     tmp_path, action, site, method, features, settings
 ):
@@ -199,16 +191,12 @@ def another_branch(packet):
 
 
 @refusals(REQUESTS, "policy")
-def test_what_is_against_the_policy_is_not_done(
-    tmp_path, run, site, action, change, match
-):
+def test_what_is_against_the_policy_is_not_done(tmp_path, run, site, action, change, match):
     check_refused(tmp_path, run, site, action, change_of(change), match)
 
 
 @refusals(REQUESTS, "shared")
-def test_statistics_that_other_shards_may_not_learn(
-    tmp_path, run, site, action, change, match
-):
+def test_statistics_that_other_shards_may_not_learn(tmp_path, run, site, action, change, match):
     policies = {"customers": "releases = { statistics = 'moments' }"}
     change = change_of(change)
     check_refused(tmp_path, run, site, action, change, match, policies=policies)
@@ -410,17 +398,12 @@ def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
 def test_a_batch_has_a_row_once(tmp_path):
     """Twice, it would add twice what its gradient is clipped to."""
 
-    twice, no_end = (
-        batches([0, 3], [0, 1, 1]),
-        array(US_PART, "batch-start", lambda a: a[:1]),
-    )
+    twice, no_end = (batches([0, 3], [0, 1, 1]), array(US_PART, "batch-start", lambda a: a[:1]))
     changes = {
         "the rows of a batch are not ascending and distinct": twice,
         "'batch-start' does not divide 'batch-rows'": no_end,
     }
-    answers = answers_to(
-        *(tmp_path, "train.prepare", US, changes, TablePuppetSGD), privacy=PRIVATE
-    )
+    answers = answers_to(*(tmp_path, "train.prepare", US, changes, TablePuppetSGD), privacy=PRIVATE)
     assert len(answers) == 2
     for answer in answers:
         answer.check_nothing_left()
@@ -436,9 +419,7 @@ def test_a_batch_goes_by_one_number(tmp_path):
         for number in (-1, -2, 3, 10**6, 1.0, "0", True)
     }
     answers = answers_to(
-        *(tmp_path, "train.sgd", SHOP, changes, TablePuppetSGD),
-        batch_size=4,
-        privacy=PRIVATE,
+        *(tmp_path, "train.sgd", SHOP, changes, TablePuppetSGD), batch_size=4, privacy=PRIVATE
     )
     assert len(answers) == 14
     for answer in answers:
@@ -455,9 +436,7 @@ def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
     other = once("train.admm", US, {"other": header("fit", "kappa", value=0.5)})
     grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
-    with pytest.raises(
-        SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"
-    ):
+    with pytest.raises(SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"):
         train(grid, privacy=EXACT, num_epochs=3)
     assert grid.left.count(("train.admm", US_PART, "share")) == 3
 
@@ -489,9 +468,7 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
         train(HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):
         grid = HostileGrid(tmp_path, policies=policies)
-        with pytest.raises(
-            SiteError, match=rf"spent epsilon {two:.4g} of .* requested"
-        ):
+        with pytest.raises(SiteError, match=rf"spent epsilon {two:.4g} of .* requested"):
             train(grid, privacy=asked)
         trained = {part for action, part, _ in grid.left if action.startswith("train")}
         assert trained <= {ORDERS}

@@ -85,9 +85,7 @@ def share_read(sums, features):
     """
     known, others = features[:KNOWN], features[KNOWN:]
     # the intercept is in every row
-    theta = np.linalg.lstsq(
-        np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None
-    )[0]
+    theta = np.linalg.lstsq(np.column_stack([known, np.ones(KNOWN)]), sums[:KNOWN], rcond=None)[0]
     shares = []
     for least in 10.0 ** -np.arange(1, 10):
         read = (sums[KNOWN:] - theta[-1]) @ np.linalg.pinv(theta[:-1], rcond=least)
@@ -98,9 +96,7 @@ def share_read(sums, features):
 @pytest.mark.parametrize(
     ("epochs", "least", "most"), [(COLUMNS // 2, 0.0, 0.25), (2 * COLUMNS, 0.4, 0.9)]
 )
-def test_honest_epochs_tell_features_once_they_outnumber_them(
-    epochs, least, most, monkeypatch
-):
+def test_honest_epochs_tell_features_once_they_outnumber_them(epochs, least, most, monkeypatch):
     """The limit that PRIVACY.md states: with few features they do not hide for long."""
     assert least <= share_read(*sums_and_features(epochs, monkeypatch)) < most
 

@@ -72,9 +72,7 @@ def of_another_part(packet):
 
 
 def test_refused_scores(trained):
-    changes = {
-        match: change_of(change) for *_, change, match in cases(REQUESTS, "predict")
-    }
+    changes = {match: change_of(change) for *_, change, match in cases(REQUESTS, "predict")}
     changes |= {
         r"min-rows.*scores of table 'o'": arrays(ORDERS, rows=mask(12, 3)),
         "at least 3 are needed": arrays(ORDERS, rows=mask(12, 1, 2)),
@@ -118,9 +116,7 @@ def test_another_tables_part_is_refused(tmp_path):
     first, *others = model.manifest.tables
     swapped = [
         replace(own, parts=(replace(own.parts[0], number=o.number, digest=o.digest),))
-        for own, o in zip(
-            others, [table.parts[0] for table in reversed(others)], strict=True
-        )
+        for own, o in zip(others, [table.parts[0] for table in reversed(others)], strict=True)
     ]
     model.manifest = replace(model.manifest, tables=(first, *swapped))
     with pytest.raises(SiteError, match="its table differs from that of 'c'"):
@@ -169,10 +165,7 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
 
 
 def test_covered_scores_leave_once(trained):
-    changes = {
-        "as it is": lambda packet: packet,
-        "again": arrays(US_PART, rows=mask(3, 0, 1)),
-    }
+    changes = {"as it is": lambda packet: packet, "again": arrays(US_PART, rows=mask(3, 0, 1))}
     _, grid = predict(trained, once("query.score", US, changes), **COVERED)
     first, second = grid.answers
     assert not first.error

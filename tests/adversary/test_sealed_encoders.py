@@ -122,11 +122,7 @@ RUNS = {
     "sgd": (sharded, SQL, {"method": "sgd", "batch_size": 20}),
     "vfl": (sharded, SQL, {"method": "vfl-admm"}),
     "coreset": (sharded, SQL, {"coreset_size": 20}),
-    "personalised": (
-        sharded,
-        ONE_TABLE,
-        {"method": "personalised", "test_fraction": 0.0},
-    ),
+    "personalised": (sharded, ONE_TABLE, {"method": "personalised", "test_fraction": 0.0}),
     "explain": (sharded, SQL, {"method": Explain}),
 }
 
@@ -168,9 +164,7 @@ def swapped(action: str, change: Callable[[Seen], object]) -> str:
 def earlier() -> dict[str, dict]:
     """The sealed texts of a run with the same seed: in a simulation, the same keys."""
     finished = run_query(SQL, one_per_site(sharded(store())), **HOW)
-    return {
-        action: finished.arrays(action) for action in ("query.fit", "train.prepare")
-    }
+    return {action: finished.arrays(action) for action in ("query.fit", "train.prepare")}
 
 
 def sealed_names(seen: Seen, prefix: str) -> list[tuple[int, str]]:
@@ -277,12 +271,7 @@ def test_an_encoder_in_place_of_statistics_is_refused():
             header("parts", 0, "shards", "group", value="table-0"),
             "this site has no key of group 'table-0'",
         ),
-        (
-            "query.fit",
-            UK,
-            header("parts", 0, "shards", value={}),
-            "it has no 'shards/1'",
-        ),
+        ("query.fit", UK, header("parts", 0, "shards", value={}), "it has no 'shards/1'"),
         ("train.prepare", US, array(US_PART, "encoder"), "it has no 'encoder'"),
     ],
     ids=["all sites", "another group", "no shards", "no encoder"],
@@ -402,9 +391,7 @@ def statistics_with(**changes):
         (lambda _: bytes_of(encode(ShardStatistics({}))), "it has no 'part'"),
     ],
 )
-def test_statistics_of_a_hostile_shard_are_checked_by_the_leading_one(
-    tmp_path, change, match
-):
+def test_statistics_of_a_hostile_shard_are_checked_by_the_leading_one(tmp_path, change, match):
     names = STATISTICS, US_PART
     text = with_hostile_shard(tmp_path, "query.fit", UK, names, change)
     assert "the statistics of site 'us' cannot be used: " in text

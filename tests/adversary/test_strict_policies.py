@@ -84,9 +84,7 @@ def test_rows_do_not_leave_as_labels(tmp_path, method, sql, policy, match):
         attack(tmp_path, sql, policy, method)
 
 
-@pytest.mark.parametrize(
-    "action", ["query.extract", "query.statistics", "train.prepare"]
-)
+@pytest.mark.parametrize("action", ["query.extract", "query.statistics", "train.prepare"])
 def test_no_message_is_answered_without_a_policy(tmp_path, action):
     """As if the server had not asked for a description, or the owner changed mind."""
 
@@ -109,8 +107,7 @@ def test_a_budget_lets_no_sensitive_column_be_a_key(tmp_path, key, match):
 
 
 @pytest.mark.parametrize(
-    "features",
-    ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"],
+    "features", ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"]
 )
 def test_few_features_are_no_lattice(tmp_path, features):
     sql = f"SELECT s.days AS label, {features} {JOINED}"

@@ -65,7 +65,5 @@ def test_what_is_killed_is_back_in_seconds_and_changes_nothing(tmp_path):
         assert deployment.finish(run, 300.0)[0] == "finished:completed"
         reports = sorted(deployment.folder.glob("superlink/runs/*/report.json"))
         first, second = (json.loads(path.read_text())["final"] for path in reports)
-        assert second["train"]["loss"] == pytest.approx(
-            first["train"]["loss"], rel=1e-6
-        )
+        assert second["train"]["loss"] == pytest.approx(first["train"]["loss"], rel=1e-6)
         assert took < BACK_SECONDS

@@ -63,10 +63,7 @@ def simulated(store):
     orders = pd.read_csv(store / "orders.csv", parse_dates=["placed"])
     items = pd.read_parquet(store / "items.parquet")
     customers = pd.read_csv(store / "customers_us.csv")
-    sites = {
-        "shop": {"orders": orders},
-        "office": {"items": items, "customers": customers},
-    }
+    sites = {"shop": {"orders": orders}, "office": {"items": items, "customers": customers}}
     strategy = TablePuppetCG(Query.from_sql(SQL), Settings.from_run_config(RUN))
     strategy.start(InProcessGrid(app, sites))
     return strategy.report
@@ -111,9 +108,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
         assert not marker.exists()
         for site in STORE_FILES:
             assert not list(deployment.state(site).glob("flower/apps/*"))
-            assert f"event=refused-app flower-run={run} sha256={sha256}" in (
-                deployment.log(site)
-            )
+            assert f"event=refused-app flower-run={run} sha256={sha256}" in (deployment.log(site))
 
         run = deployment.submit("listed", {**RUN, "min-sites": 2})
         status, details = deployment.finish(run, 600.0)
@@ -122,9 +117,6 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
 
     final, expected = json.loads(report.read_text())["final"], simulated(store)
     assert final["train"].keys() == expected.final_train.keys()
-    for part, metrics in (
-        ("train", expected.final_train),
-        ("test", expected.final_test),
-    ):
+    for part, metrics in (("train", expected.final_train), ("test", expected.final_test)):
         values = [final[part][name] for name in metrics]
         np.testing.assert_allclose(values, list(metrics.values()), rtol=1e-6)

@@ -263,9 +263,7 @@ def damage(name, column):
         run, path = grid.site(US).store.run, grid.database(US)
         query = f"SELECT {column} FROM entries WHERE run = ? AND name = ?"
         ((text,),) = rows_in(path, query, run, name)
-        changed = (
-            flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
-        )
+        changed = flipped(text) if isinstance(text, bytes) else text.replace("e", "f", 1)
         assert changed != text
         query = f"UPDATE entries SET {column} = ? WHERE run = ? AND name = ?"
         rows_in(path, query, changed, run, name)
@@ -455,9 +453,7 @@ class Killed(Sites):
 
 
 @pytest.mark.parametrize("kind", ["covered", "sgd"])
-def test_wherever_a_site_is_killed_the_same_message_does_it_all(
-    tmp_path, check_as_plain, kind
-):
+def test_wherever_a_site_is_killed_the_same_message_does_it_all(tmp_path, check_as_plain, kind):
     grid, strategy = run(tmp_path, kind, Killed, num_epochs=1)
     check_as_plain(grid, strategy, kind, num_epochs=1)
     assert min(grid.kills.values()) >= 5
@@ -465,9 +461,7 @@ def test_wherever_a_site_is_killed_the_same_message_does_it_all(
     for node in grid.contexts:
         query = "SELECT part FROM ledger WHERE event IN ('answer', 'refuse')"
         assert len(rows_in(grid.database(node), query)) == 1
-    assert not {
-        name for node in grid.contexts for name in grid.site(node).store.names()
-    }
+    assert not {name for node in grid.contexts for name in grid.site(node).store.names()}
 
 
 def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
@@ -490,9 +484,7 @@ def test_a_model_that_is_not_finite_stays_as_it_was(tmp_path, monkeypatch):
     assert not answer.arrays
 
 
-def test_messages_that_come_at_once_are_answered_one_after_the_other(
-    tmp_path, check_as_plain
-):
+def test_messages_that_come_at_once_are_answered_one_after_the_other(tmp_path, check_as_plain):
     class AtOnce(Sites):
         def _deliver(self, message):
             if message.metadata.message_type != Action.ADMM:

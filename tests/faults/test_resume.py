@@ -80,9 +80,7 @@ def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
         ("cg", {"validation_fraction": 0.3, "patience": 2, "num_epochs": 20}),
     ],
 )
-def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(
-    tmp_path, name, settings
-):
+def test_a_run_whose_server_was_killed_ends_as_one_that_was_not(tmp_path, name, settings):
     grid = InProcessGrid(app, sites_of(True), state=tmp_path / "whole")
     uninterrupted = strategy_in(tmp_path / "run", name, **settings)
     uninterrupted.start(grid)

@@ -20,13 +20,7 @@ from strategies.run import channel
 from strategies.run.channel import open_channel
 from tests.support.federated import store, store_sql, train
 from tests.support.peers.faulty_runs import place, plain, same_noise
-from tests.support.peers.session_front import (
-    Fault,
-    Front,
-    ThreadedGrid,
-    UnixConnection,
-    sessions,
-)
+from tests.support.peers.session_front import Fault, Front, ThreadedGrid, UnixConnection, sessions
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.node_config import SESSION_FRONT
 from tp_flower.protocol import session_messages as wire
@@ -54,10 +48,7 @@ def folder():
 
 @pytest.fixture(autouse=True)
 def quick():
-    with (
-        patch.object(session, "FIRST_PAUSE", 0.002),
-        patch.object(channel, "LOOK_SECONDS", 0.02),
-    ):
+    with patch.object(session, "FIRST_PAUSE", 0.002), patch.object(channel, "LOOK_SECONDS", 0.02):
         yield
 
 
@@ -290,10 +281,7 @@ def test_a_channel_that_must_be_had_is_refused_where_it_cannot(folder):
             open_channel(flower, "session", 60.0),
         ):
             pass
-        with (
-            patch.dict("os.environ", environment),
-            open_channel(flower, "auto", 60.0) as grid,
-        ):
+        with patch.dict("os.environ", environment), open_channel(flower, "auto", 60.0) as grid:
             assert grid is flower
 
 

@@ -79,9 +79,7 @@ def check_refused(run, site, action, change, match):
 
 
 @refusals(REPLIES, "part")
-def test_a_malformed_part_is_refused_by_site_and_table(
-    run, site, action, change, match
-):
+def test_a_malformed_part_is_refused_by_site_and_table(run, site, action, change, match):
     change = packed(change_of(change))
     check_refused(run, site, action, change, f"{NAMED[site]}.*{match}")
 
@@ -99,9 +97,7 @@ def layout(function):
     def change(_, reply):
         record = reply.content.config_records[MESSAGE]
         entries = function(json.loads(str(record[LAYOUT])))
-        return RecordDict(
-            {MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})}
-        )
+        return RecordDict({MESSAGE: ConfigRecord({**record, LAYOUT: json.dumps(entries)})})
 
     return change
 
@@ -160,10 +156,7 @@ def crash(code, reason, *, by_flower=False):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (
-            crash(2, "Traceback ...\n  File x\nValueError: boom\n\n"),
-            "2): ValueError: boom",
-        ),
+        (crash(2, "Traceback ...\n  File x\nValueError: boom\n\n"), "2): ValueError: boom"),
         (crash(8, STOPPED, by_flower=True), f"8): {STOPPED}"),
         (crash(5, ""), "5): no reason given"),
     ],
@@ -407,9 +400,7 @@ def test_finish_leaves_the_models_alone(tmp_path, method):
     assert nothing_is_left(grid)
 
 
-@pytest.mark.parametrize(
-    "action", ["query.statistics", "train.admm", "train.consensus"]
-)
+@pytest.mark.parametrize("action", ["query.statistics", "train.admm", "train.consensus"])
 def test_failed_run_leaves_nothing(tmp_path, action):
     grid = TamperingGrid(action, US, crash(2, "boom"), state=tmp_path)
     with pytest.raises(SiteError, match="boom"):
@@ -466,14 +457,8 @@ def test_state_folder_that_cannot_be_written(tmp_path):
 @pytest.mark.parametrize(
     ("content", "match"),
     [
-        (
-            f"[tables.customers]\n{OPEN}path = 'a.csv'",
-            r"\(its file\): the file does not",
-        ),
-        (
-            f"[tables.customers]\n{OPEN}uri = 'sqlite:///a.db'\ntable = 't'",
-            r"\(its sqlite\)",
-        ),
+        (f"[tables.customers]\n{OPEN}path = 'a.csv'", r"\(its file\): the file does not"),
+        (f"[tables.customers]\n{OPEN}uri = 'sqlite:///a.db'\ntable = 't'", r"\(its sqlite\)"),
         ("[tables]", "the tables file of the site names no tables"),
     ],
 )

@@ -8,20 +8,10 @@ from pathlib import Path
 import pytest
 
 from scripts.checks import plant_faults
-from scripts.checks.plant_faults import (
-    CAUGHT,
-    LATE,
-    MISSED,
-    STALE,
-    Fault,
-    StaleFaultError,
-    Verdict,
-)
+from scripts.checks.plant_faults import CAUGHT, LATE, MISSED, STALE, Fault, StaleFaultError, Verdict
 
 FAULT = Fault("sum", "a + b", "a - b", ("test_adding.py",))
-TEST = (
-    "from tp_flower.adding import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
-)
+TEST = "from tp_flower.adding import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
 
 
 @pytest.fixture
@@ -38,9 +28,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "fault", plant_faults.read_faults(), ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", plant_faults.read_faults(), ids=lambda fault: fault.name)
 def test_a_fault_fits_the_code(fault: Fault) -> None:
     text = plant_faults.find_snippet(fault).read_text(encoding="utf-8")
     assert plant_faults.find_tests(fault.tests)

@@ -55,10 +55,7 @@ def few_rows(name: str, rows: int) -> dict[str, pd.DataFrame]:
 
 def sites_of(tables: dict[str, pd.DataFrame], *, is_sharded: bool) -> Sites:
     """Deal the tables to sites; sharded, each is cut in two at a third."""
-    cut = {
-        name: pieces(frame, *[len(frame) // 3] * is_sharded)
-        for name, frame in tables.items()
-    }
+    cut = {name: pieces(frame, *[len(frame) // 3] * is_sharded) for name, frame in tables.items()}
     return one_per_site(cut)
 
 
@@ -70,9 +67,7 @@ def run_prepared(output: Path, **changes: Any) -> RunReport:
     return train(grid, settings.sql, settings.method_name, settings=settings).report
 
 
-def prepared_once(
-    main: Callable[[list[str]], int], write: Callable[[Path], Path]
-) -> Any:
+def prepared_once(main: Callable[[list[str]], int], write: Callable[[Path], Path]) -> Any:
     """Return the fixture of a script's output folder, made once from written files."""
 
     @pytest.fixture(scope="module")

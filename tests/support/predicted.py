@@ -44,9 +44,7 @@ def on(layout: Callable[[Frames], dict], frames: Frames) -> NamedSites:
 def wide(features: int, outputs: int, intercept: bool) -> torch.nn.Module:
     """A factory's model."""
     return torch.nn.Sequential(
-        torch.nn.Linear(features, 3),
-        torch.nn.Tanh(),
-        torch.nn.Linear(3, outputs, bias=intercept),
+        torch.nn.Linear(features, 3), torch.nn.Tanh(), torch.nn.Linear(3, outputs, bias=intercept)
     )
 
 
@@ -93,10 +91,7 @@ class Model:
         return scores_of(self.saved(alias), frame)
 
     def reference(
-        self,
-        frames: Mapping[str, pd.DataFrame],
-        source: str,
-        aliases: Collection[str] = (),
+        self, frames: Mapping[str, pd.DataFrame], source: str, aliases: Collection[str] = ()
     ) -> list[tuple[float, ...]]:
         """Return (row of the label table, *scores) of the joined rows, in order.
 
@@ -115,8 +110,7 @@ class Model:
             extra = {f"score_{k}": scores[:, k] for k in range(scores.shape[1])}
             connection.register(name, own.assign(position=own.index, **extra))
         sums = ", ".join(
-            " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases)
-            + f" + {base!r}"
+            " + ".join(f"COALESCE({alias}.score_{k}, 0)" for alias in aliases) + f" + {base!r}"
             for k, base in enumerate(self.manifest.base_score)
         )
         label = self.manifest.label_table

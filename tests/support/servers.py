@@ -28,9 +28,7 @@ SECONDS_TO_START = 60.0
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[sa.URL]:
-    folders = sorted(
-        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name)
-    )
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name))
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders[-1:])])
     programs = ("initdb", "postgres")
     initdb, postgres = (shutil.which(name, path=path) for name in programs)
@@ -69,9 +67,7 @@ def mariadb() -> Iterator[sa.URL]:
         shutil.which(name, path=path) for name in ("mariadb-install-db", "mariadbd")
     )
     if not install or not mariadbd:
-        pytest.skip(
-            "MariaDB is not installed: mariadb-install-db and mariadbd are not found"
-        )
+        pytest.skip("MariaDB is not installed: mariadb-install-db and mariadbd are not found")
     account = _account("mysql")
     with _folder(account) as folder:
         common = ["--no-defaults", f"--datadir={folder}/data"]
@@ -152,9 +148,7 @@ def _server(
     """Run a server until the block ends; enter it once the server answers."""
     log = folder / "log"
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, cwd="/", **account
-        )
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd="/", **account)
     try:
         _wait(process, url, log)
         yield

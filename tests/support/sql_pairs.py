@@ -18,10 +18,7 @@ from tp_flower.sources.shards import ShardSource
 
 FOLDER = Path(__file__).parent / "sql"
 SCRIPT = (FOLDER / "tables.sql").read_text(encoding="utf-8")
-FILES = [
-    tomllib.loads(path.read_text(encoding="utf-8"))
-    for path in sorted(FOLDER.glob("*.toml"))
-]
+FILES = [tomllib.loads(path.read_text(encoding="utf-8")) for path in sorted(FOLDER.glob("*.toml"))]
 PAIRS: list[dict[str, Any]] = [
     {**pair, "sql": " ".join(pair["sql"].split())}
     for file in FILES

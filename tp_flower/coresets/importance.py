@@ -100,9 +100,7 @@ def whitening(gram: FloatArray) -> FloatArray:
     scale = np.divide(1.0, lengths, where=lengths > 0, out=np.zeros_like(lengths))
     values, vectors = np.linalg.eigh(scale[:, None] * gram * scale)
     is_direction = values > RANK_TOLERANCE * values.max(initial=0.0)
-    basis: FloatArray = scale[:, None] * (
-        vectors[:, is_direction] / np.sqrt(values[is_direction])
-    )
+    basis: FloatArray = scale[:, None] * (vectors[:, is_direction] / np.sqrt(values[is_direction]))
     return basis
 
 

@@ -63,9 +63,7 @@ def solve(
         if l1 > 0:
             # 1/(2n) sum w r^2 + alpha (ratio |theta|_1 + (1 - ratio)/2 ||theta||^2)
             alpha, ratio = l1 + l2, l1 / (l1 + l2)
-            model = ElasticNet(
-                alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE
-            )
+            model = ElasticNet(alpha=alpha, l1_ratio=ratio, max_iter=MAX_PASSES, tol=TOLERANCE)
         else:
             # sum w r^2 + alpha ||theta||^2, which is 2 n times ours
             model = Ridge(alpha=l2 * len(scaled), solver="svd")
@@ -73,9 +71,7 @@ def solve(
     return np.append(model.coef_, model.intercept_)
 
 
-def _saga(
-    design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float
-) -> FloatArray:
+def _saga(design: FloatArray, targets: FloatArray, weights: FloatArray, l2: float) -> FloatArray:
     from sklearn.linear_model import Ridge
 
     # scikit-learn's step follows the longest row, regardless of its weight: a large
@@ -93,9 +89,7 @@ def _saga(
     return np.append(model.coef_, middle - mean @ model.coef_)
 
 
-def _least_squares(
-    design: FloatArray, targets: FloatArray, weights: FloatArray
-) -> FloatArray:
+def _least_squares(design: FloatArray, targets: FloatArray, weights: FloatArray) -> FloatArray:
     from sklearn.linear_model import LinearRegression
 
     # without a penalty units do not matter, and must not decide what counts as zero:
@@ -145,9 +139,7 @@ def weighted_kmeans(
     return np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
 
 
-def nearest(
-    points: npt.NDArray[Any], centres: FloatArray
-) -> tuple[LabelArray, FloatArray]:
+def nearest(points: npt.NDArray[Any], centres: FloatArray) -> tuple[LabelArray, FloatArray]:
     """Return each point's nearest centre (n,), and the squared distance to it (n,).
 
     >>> labels, distances = nearest(np.array([[0.0], [7.0]]), np.array([[1.0], [5.0]]))
@@ -188,7 +180,6 @@ def distdim(
     combinations, which = np.unique(labels, axis=0, return_inverse=True)
     totals = np.bincount(which.reshape(-1), weights, minlength=len(combinations))
     grid = np.concatenate(
-        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)],
-        axis=1,
+        [of_party[combinations[:, place]] for place, of_party in enumerate(centres)], axis=1
     )
     return weighted_kmeans(grid, totals, clusters, rng)

@@ -48,10 +48,7 @@ _TEXTS: Final = pa.schema([("t", pa.string())])
 
 
 def extract(
-    source: ShardSource,
-    fragment: Fragment,
-    folder: Path | None = None,
-    order_key: bytes = b"",
+    source: ShardSource, fragment: Fragment, folder: Path | None = None, order_key: bytes = b""
 ) -> ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
@@ -85,9 +82,7 @@ def extract(
 
 def open_extracted(folder: Path) -> ExtractedShard:
     """Return the shard that ``extract`` wrote to a folder."""
-    contents = msgspec.json.decode(
-        (folder / META_FILE).read_bytes(), type=ShardContents
-    )
+    contents = msgspec.json.decode((folder / META_FILE).read_bytes(), type=ShardContents)
     return ExtractedShard(contents, lambda name: pa.OSFile(str(folder / name)))
 
 
@@ -119,10 +114,7 @@ class _Writer:
         columns = [
             *(batch[piece.column] for piece in self._plan.numbers),
             *(self._positions(column, batch[column]) for column in self._plan.listed),
-            *(
-                self._vectors(piece, batch[piece.column])
-                for piece in self._plan.vectors
-            ),
+            *(self._vectors(piece, batch[piece.column]) for piece in self._plan.vectors),
         ]
         self._file.write_batch(pa.record_batch(columns, schema=self._schema))
         self._starts.append(self._starts[-1] + batch.num_rows)
@@ -155,9 +147,7 @@ class _Writer:
                 )
                 for piece in plan.features
             ),
-            label=next(
-                (StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None
-            ),
+            label=next((StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None),
             weight=next((piece.column for piece in plan.weight), None),
             keys=tuple(keys.values()),
             groups=groups,
@@ -217,9 +207,7 @@ def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBa
             if row_columns:
                 row = f"CAST(hash({', '.join(row_columns)}) AS VARCHAR)"
                 order = f"ORDER BY sha256('{order_key.hex()}' || {row})"
-            yield from connection.sql(
-                f"SELECT * FROM unsorted {order}"
-            ).to_arrow_reader(size)
+            yield from connection.sql(f"SELECT * FROM unsorted {order}").to_arrow_reader(size)
         else:
             for _ in opened.chunks():
                 yield from connection.sql(plan.select).to_arrow_reader(size)

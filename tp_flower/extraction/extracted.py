@@ -176,9 +176,7 @@ class LabelColumn:
 class ExtractedShard:
     """The rows of one fragment on one shard; columns are read when they are needed."""
 
-    def __init__(
-        self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]
-    ) -> None:
+    def __init__(self, contents: ShardContents, open_file: Callable[[str], pa.NativeFile]) -> None:
         self.contents, self._open_file = contents, open_file
         self.table, self.features = contents.table, contents.features
         self.rows = contents.starts[-1]
@@ -225,9 +223,7 @@ class ExtractedShard:
         info = next(info for info in self.features if info.name == name)
         return self._feature(info, self._whole(info.column))
 
-    def blocks(
-        self, rows: IndexArray | None, size: int
-    ) -> Iterator[dict[str, FeatureColumn]]:
+    def blocks(self, rows: IndexArray | None, size: int) -> Iterator[dict[str, FeatureColumn]]:
         """Yield all features, ``size`` rows at a time.
 
         ``rows`` are positions, sorted or consisting of a few sorted runs: each run of
@@ -246,10 +242,7 @@ class ExtractedShard:
                     inside = block[first:last] - self._starts[number]
                     pieces.append(read_batch(number).take(inside))
                 table = pa.Table.from_batches(pieces)
-                yield {
-                    info.name: self._feature(info, table[info.column])
-                    for info in self.features
-                }
+                yield {info.name: self._feature(info, table[info.column]) for info in self.features}
 
     def _feature(self, info: StoredColumn, values: pa.ChunkedArray) -> FeatureColumn:
         if info.kind == "text":

@@ -26,9 +26,7 @@ Kind = Literal["number", "text", "time", "boolean", "vector"]
 
 _FLOATS: Final = re.compile(r'FLOAT|REAL|DOUBLE|"NULL"')
 _DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\(\d+, ?(\d+)\)")
-_NUMBER: Final = (
-    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
-)
+_NUMBER: Final = rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
     "boolean": re.compile(r"BOOLEAN"),
@@ -92,8 +90,7 @@ def as_number(column: TypedColumn) -> str:
     number = f"CAST({column.sql} AS DOUBLE)"
     if column.kind == "time":
         number = (
-            f"CASE WHEN isinf({column.sql}) THEN CAST('inf' AS DOUBLE) "
-            f"ELSE epoch({column.sql}) END"
+            f"CASE WHEN isinf({column.sql}) THEN CAST('inf' AS DOUBLE) ELSE epoch({column.sql}) END"
         )
     return f"coalesce({number}, CAST('nan' AS DOUBLE))"
 
@@ -239,8 +236,7 @@ class Plan:
                 ).fetchall()
             except duckdb.Error as error:
                 return SourceError(
-                    f"{self.source}: {name}, {sql}, fails on some value: "
-                    f"{safe_message(error)}"
+                    f"{self.source}: {name}, {sql}, fails on some value: {safe_message(error)}"
                 )
         return None
 
@@ -285,9 +281,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         features=tuple(next(pieces) for _ in features),
         label=tuple(next(pieces) for _ in label),
         weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
-        composites={
-            name: tuple(next(pieces) for _ in parts) for name, parts in composites
-        },
+        composites={name: tuple(next(pieces) for _ in parts) for name, parts in composites},
         filters=fragment.filters,
     )
 
@@ -296,9 +290,7 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     subquery = opened.fragment.subquery
     if subquery is None:
         return RELATION, []
-    groups = [
-        Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)
-    ]
+    groups = [Feature(f"{GROUP} {number}", sql) for number, sql in enumerate(subquery.groups)]
     columns = [*subquery.columns, *groups]
     if source.policy.privacy_unit:
         # a group has the rows of one unit
@@ -318,11 +310,7 @@ def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
 
 
 def typed_piece(
-    source: ShardSource,
-    spelled: tuple[str, str, str],
-    duckdb_type: str,
-    *,
-    can_be_vector: bool,
+    source: ShardSource, spelled: tuple[str, str, str], duckdb_type: str, *, can_be_vector: bool
 ) -> TypedColumn:
     """Return a piece from its name, column and SQL; refuse types without a kind."""
     name, column, sql = spelled

@@ -15,20 +15,13 @@ from dataclasses import replace
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import PolicyError
-from tp_flower.extraction.select_plan import (
-    UNIT_OF_ROW,
-    canonical_text,
-    comparable,
-    typed_piece,
-)
+from tp_flower.extraction.select_plan import UNIT_OF_ROW, canonical_text, comparable, typed_piece
 from tp_flower.query.fragment import Fragment, spell
 from tp_flower.sources.shards import Scan, ShardSource, column_types, connect, scan
 
 
 @contextmanager
-def scan_drawn_rows(
-    source: ShardSource, fragment: Fragment, key: bytes
-) -> Iterator[Scan]:
+def scan_drawn_rows(source: ShardSource, fragment: Fragment, key: bytes) -> Iterator[Scan]:
     """Open a shard to run a fragment on it, or on its drawn rows if it has units.
 
     Raises:

@@ -44,9 +44,7 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
             raise ValueError(
                 f"{piece.strip()!r} is not <table>.<column>=<encoder>, as in {_EXAMPLE}"
             )
-        entries.append(
-            (_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip())
-        )
+        entries.append((_bare(entry["table"]), _bare(entry["column"]), entry["spec"].strip()))
     return tuple(entries)
 
 
@@ -148,10 +146,7 @@ def choose_encoders(
         chosen[alias, name] = str(EncoderSpec.parse(spec))
     return {
         table: TableChoice(
-            table,
-            {name: chosen.get((table, name)) for name in names},
-            max_categories,
-            for_trees,
+            table, {name: chosen.get((table, name)) for name in names}, max_categories, for_trees
         )
         for table, names in features.items()
     }

@@ -65,9 +65,7 @@ class TableEncoder:
     def coded(self) -> tuple[int, ...]:
         """The encoded columns that are codes of categories."""
         owners = [item for item in self.encodings for _ in item.feature_names]
-        return tuple(
-            place for place, item in enumerate(owners) if isinstance(item, CodeEncoding)
-        )
+        return tuple(place for place, item in enumerate(owners) if isinstance(item, CodeEncoding))
 
     @property
     def columns(self) -> int:
@@ -143,9 +141,7 @@ class SiteEncoder:
         if out is None:
             out = np.empty((total, width), dtype=np.float32)
         if out.shape != (total, width) or out.dtype != np.float32:
-            raise ValueError(
-                f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}"
-            )
+            raise ValueError(f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}")
         step = max(256, BLOCK_VALUES // max(1, width))
         for block in blocks(total, step):
             for place, write in writers:
@@ -165,8 +161,7 @@ class SiteEncoder:
         try:
             encoder = TableEncoder.from_json(data["encoder"])
             keys = {
-                str(name): KeyedHasher(bytes.fromhex(key))
-                for name, key in data["keys"].items()
+                str(name): KeyedHasher(bytes.fromhex(key)) for name, key in data["keys"].items()
             }
         except (KeyError, TypeError, ValueError, AttributeError):
             # the text of the error might quote a key
@@ -176,9 +171,7 @@ class SiteEncoder:
                 raise SchemaError(f"no key for the categories of {encoding.name!r}")
         return cls(encoder, keys)
 
-    def _writers(
-        self, columns: Mapping[str, FeatureColumn]
-    ) -> list[tuple[slice, Writer]]:
+    def _writers(self, columns: Mapping[str, FeatureColumn]) -> list[tuple[slice, Writer]]:
         writers = []
         start = 0
         for encoding in self.encoder.encodings:

@@ -88,9 +88,7 @@ class NumberEncoding(_Encoding, frozen=True, tag="number"):
         fill = 0.0 if self.fill is None else self.fill
         are_finite = np.isfinite([self.centre, self.scale, fill]).all()
         if not (are_finite and self.scale > 0 and 0 < self.limit <= LARGEST):
-            raise ValueError(
-                f"{self.name!r}: centre, scale, fill or limit is out of range"
-            )
+            raise ValueError(f"{self.name!r}: centre, scale, fill or limit is out of range")
 
     def _names(self) -> Sequence[str]:
         return (f"length of {self.name}" if self.of_length else self.name,)
@@ -130,11 +128,7 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
     def _names(self) -> Sequence[str]:
         edges = [f"{edge:g}" for edge in self.edges]
         between = [f"{self.name} from {low} to {high}" for low, high in pairwise(edges)]
-        return (
-            f"{self.name} below {edges[0]}",
-            *between,
-            f"{self.name} from {edges[-1]}",
-        )
+        return (f"{self.name} below {edges[0]}", *between, f"{self.name} from {edges[-1]}")
 
     def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
         hot = np.searchsorted(np.array(self.edges), values, side="right")
@@ -367,15 +361,11 @@ def hashes_of(digits: Sequence[str]) -> HashArray:
 
 def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
     if encoding.fill is not None and not 0 <= encoding.fill < width:
-        raise ValueError(
-            f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}"
-        )
+        raise ValueError(f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}")
 
 
 def _write_one_hot(
-    hot: PositionArray,
-    out: columns.Float32Array,
-    values: columns.Float32Array | None = None,
+    hot: PositionArray, out: columns.Float32Array, values: columns.Float32Array | None = None
 ) -> None:
     """Write values (b,), or ones, into the hot columns (b,) from 0 on, else zeros."""
     out[...] = 0.0

@@ -51,9 +51,7 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
         wants_missing = spec is not None and spec.indicator
         if wants_missing and (column.is_declared or 0 < column.count < column.rows):
             encodings.append(MissingEncoding(name))
-    fitted = tuple(
-        name for name, column in statistics.items() if not column.is_declared
-    )
+    fitted = tuple(name for name, column in statistics.items() if not column.is_declared)
     return TableEncoder(table, tuple(encodings), tuple(dropped), fitted)
 
 
@@ -125,9 +123,7 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     return kind(name, digits, fill, bool(has_other), column.kind != "text")
 
 
-_FITTERS: Final[
-    Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitted]]
-] = {
+_FITTERS: Final[Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitted]]] = {
     "standard": _standard,
     "length": _standard,
     "min-max": _min_max,
@@ -138,9 +134,7 @@ _FITTERS: Final[
     "categories": _listed,
     "one-hot": _one_hot,
     CODES: _one_hot,
-    "hash": lambda name, column, spec: HashEncoding(
-        name, spec.columns, column.kind != "text"
-    ),
+    "hash": lambda name, column, spec: HashEncoding(name, spec.columns, column.kind != "text"),
 }
 
 

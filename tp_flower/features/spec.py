@@ -159,12 +159,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "bins": _Rule(NUMERIC, _MEAN_FIRST, (Need.RANGE,), "columns"),
     "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
     "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
-    "categories": _Rule(
-        ("number", "boolean", "text"), ("zero",), argument="categories"
-    ),
-    "one-hot": _Rule(
-        (*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "columns"
-    ),
+    "categories": _Rule(("number", "boolean", "text"), ("zero",), argument="categories"),
+    "one-hot": _Rule((*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "columns"),
     CODES: _Rule((*NUMERIC, "text"), (APART,), (Need.CATEGORIES,), "columns"),
     "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="columns"),
     "length": _Rule(("text",), _MEAN_FIRST, (Need.MOMENTS,)),
@@ -184,8 +180,7 @@ TREE_DEFAULTS: Final[Mapping[str, str]] = {
 }
 """By kind of value, the default encoder of trees."""
 DECLARED_ENCODERS: Final = {
-    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or "
-    "cyclic(<period>)",
+    "number": "range(<low>, <high>), categories(<a>, <b>), hash(<columns>) or cyclic(<period>)",
     "boolean": "range(0, 1)",
     "time": "range(<first day>, <last day>), as in range(1950-01-01, 2013-12-31), "
     "cyclic(<part>), as in cyclic(month), or hash(<columns>)",
@@ -218,9 +213,7 @@ class EncoderSpec:
 
     def __post_init__(self) -> None:
         if (rule := _RULES.get(self.kind)) is None:
-            raise ValueError(
-                f"{self.kind!r} is not an encoder: use one of {', '.join(ENCODERS)}"
-            )
+            raise ValueError(f"{self.kind!r} is not an encoder: use one of {', '.join(ENCODERS)}")
         if rule.argument and not self._is_open:
             getattr(self, rule.argument)
         elif self.argument:
@@ -307,13 +300,9 @@ class EncoderSpec:
         rule = _RULES[self.kind]
         if kind not in rule.fits:
             fitting = [
-                name
-                for name, other in _RULES.items()
-                if kind in other.fits and name != CODES
+                name for name, other in _RULES.items() if kind in other.fits and name != CODES
             ]
-            raise SchemaError(
-                f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}"
-            )
+            raise SchemaError(f"encoder {self} does not fit a {kind}: use {', '.join(fitting)}")
         if self.argument in TIME_PARTS and kind != "time":
             raise SchemaError(
                 f"encoder {self} needs a time: give a {kind} a period, as in cyclic(12)"
@@ -321,9 +310,7 @@ class EncoderSpec:
         self._check_declared(kind)
         if kind == "vector":
             if self.missing not in ("", "zero"):
-                raise SchemaError(
-                    f"missing={self.missing} does not fit a vector: it must be zero"
-                )
+                raise SchemaError(f"missing={self.missing} does not fit a vector: it must be zero")
             return replace(self, missing="zero")
         argument = str(max_categories) if self._is_open else self.argument
         return replace(self, argument=argument, missing=self.missing or rule.missing[0])

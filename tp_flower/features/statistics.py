@@ -57,9 +57,7 @@ class CategoryStatistics:
         chosen, others = ranked[:number], ranked[number:]
         if self.tail:
             smallest = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
-            if len(chosen) < number or smallest <= max(
-                self.tail, self.most[others].max(initial=0)
-            ):
+            if len(chosen) < number or smallest <= max(self.tail, self.most[others].max(initial=0)):
                 raise SchemaError(
                     f"it has more than {MOST_CATEGORIES} different values in a shard, "
                     "so its most frequent ones cannot be determined: encode it with "
@@ -171,11 +169,7 @@ class CountedRows:
 
 
 def feature_statistics(
-    choice: TableChoice,
-    name: str,
-    kind: str,
-    column: columns.FeatureColumn,
-    counted: CountedRows,
+    choice: TableChoice, name: str, kind: str, column: columns.FeatureColumn, counted: CountedRows
 ) -> ColumnStatistics:
     """Return the statistics of a feature that its encoder is fitted to.
 
@@ -210,9 +204,7 @@ def feature_statistics(
         raise SchemaError(f"feature {name!r}: {error}") from None
 
 
-def _with_numbers(
-    statistics: ColumnStatistics, present: FloatArray
-) -> ColumnStatistics:
+def _with_numbers(statistics: ColumnStatistics, present: FloatArray) -> ColumnStatistics:
     """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
     if Need.MOMENTS in statistics.needs:
         mean, m2 = moments_of(present)
@@ -303,9 +295,7 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     )
 
 
-def merge_tables(
-    shards: Sequence[Mapping[str, ColumnStatistics]],
-) -> dict[str, ColumnStatistics]:
+def merge_tables(shards: Sequence[Mapping[str, ColumnStatistics]]) -> dict[str, ColumnStatistics]:
     """Merge the statistics of all columns of a table's shards."""
     merged: dict[str, ColumnStatistics] = {}
     for name in shards[0]:

@@ -21,11 +21,7 @@ from tp_flower.features.statistics import (
     ColumnStatistics,
     declared_statistics,
 )
-from tp_flower.protocol.setup_messages import (
-    MOST_WIDTH,
-    FeatureStatistics,
-    StatisticsOfPart,
-)
+from tp_flower.protocol.setup_messages import MOST_WIDTH, FeatureStatistics, StatisticsOfPart
 
 Item = TypeVar("Item")
 
@@ -67,9 +63,7 @@ def from_wire(
     """
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
-        raise SchemaError(
-            f"statistics of {len(reported)} features, expected {len(names)}"
-        )
+        raise SchemaError(f"statistics of {len(reported)} features, expected {len(names)}")
     columns = {}
     for place, (name, feature) in enumerate(zip(names, reported, strict=True)):
         if feature.name != name:
@@ -87,9 +81,7 @@ class ImpossibleError(ValueError):
     """A statistic that no data can have."""
 
 
-def _counted_column(
-    feature: FeatureStatistics, choice: TableChoice, rows: int
-) -> ColumnStatistics:
+def _counted_column(feature: FeatureStatistics, choice: TableChoice, rows: int) -> ColumnStatistics:
     name, kind = feature.name, feature.kind
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
         raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
@@ -103,9 +95,7 @@ def _counted_column(
     return ColumnStatistics(kind, spec, feature_rows, count)
 
 
-def _with_numbers(
-    column: ColumnStatistics, feature: FeatureStatistics
-) -> ColumnStatistics:
+def _with_numbers(column: ColumnStatistics, feature: FeatureStatistics) -> ColumnStatistics:
     if Need.MOMENTS in column.needs:
         mean, m2 = _present(feature.mean, "mean"), _present(feature.m2, "m2")
         column = replace(column, mean=mean, m2=m2)
@@ -118,10 +108,7 @@ def _with_numbers(
 
 
 def _with_categories(
-    column: ColumnStatistics,
-    feature: FeatureStatistics,
-    sent: StatisticsOfPart,
-    key: str,
+    column: ColumnStatistics, feature: FeatureStatistics, sent: StatisticsOfPart, key: str
 ) -> ColumnStatistics:
     if Need.CATEGORIES not in column.needs:
         return column
@@ -145,9 +132,7 @@ def _array(array: AnyArray | None, name: str) -> AnyArray:
     if array is None:
         raise ImpossibleError(f"array {name} is missing or malformed")
     if len(array) > MOST_CATEGORIES:
-        raise ImpossibleError(
-            f"{len(array)} {name}, at most {MOST_CATEGORIES} are allowed"
-        )
+        raise ImpossibleError(f"{len(array)} {name}, at most {MOST_CATEGORIES} are allowed")
     return array
 
 

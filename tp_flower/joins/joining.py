@@ -56,9 +56,7 @@ def _dense(hashes: npt.NDArray[np.uint64]) -> IntArray:
     return codes
 
 
-def _check_kinds(
-    join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]
-) -> None:
+def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColumn]) -> None:
     kinds = {
         side: sorted({key.kind for key in keys if len(key.hashes)})
         for side, keys in ((join.left, left), (join.right, right))
@@ -124,9 +122,7 @@ def match_table(
 ) -> Match:
     """Find the rows of ``table`` that satisfy all predicates, for every joined row."""
     sides = [
-        (join.right, codes[1], codes[0])
-        if join.left == table
-        else (join.left, codes[0], codes[1])
+        (join.right, codes[1], codes[0]) if join.left == table else (join.left, codes[0], codes[1])
         for join, codes in predicates
     ]
     old = [on_joined(joined[other], codes) for other, codes, _ in sides]
@@ -163,9 +159,7 @@ def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinS
     )
 
 
-def join_table(
-    step: JoinStep, match: Match, joined: Mapping[str, IntArray]
-) -> dict[str, IntArray]:
+def join_table(step: JoinStep, match: Match, joined: Mapping[str, IntArray]) -> dict[str, IntArray]:
     """Return ``row_of`` of all tables after a step; joined rows keep their order."""
     counts, start, order = match.counts, match.start, match.order
     if step.is_outer and step.unmatched_before:
@@ -231,9 +225,7 @@ def build_mapping(
     """
     order = _join_order(joins, list(rows), label_table, outer)
     codes = {
-        number: join_codes(
-            join, keys[join.left, join.left_key], keys[join.right, join.right_key]
-        )
+        number: join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
         for number, join in enumerate(joins)
     }
     joined = {label_table: np.arange(rows[label_table], dtype=np.int32)}
@@ -270,8 +262,7 @@ def _join_order(
             predicates = [
                 number
                 for number, join in enumerate(joins)
-                if table in (join.left, join.right)
-                and {join.left, join.right} <= done | {table}
+                if table in (join.left, join.right) and {join.left, join.right} <= done | {table}
             ]
             if predicates:
                 break

@@ -113,10 +113,7 @@ def admm_step(
 
 
 def score_steps(
-    rows: TableRows,
-    message: FloatArray,
-    kappa: float,
-    inverse: FloatArray | None = None,
+    rows: TableRows, message: FloatArray, kappa: float, inverse: FloatArray | None = None
 ) -> FloatArray:
     """Return target_i - h_i = -seg_i(v) / (kappa G_i), (n_i, d_c); 0 where G_i = 0.
 

@@ -38,11 +38,7 @@ class Boosting:
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        labels: FloatArray,
-        weights: FloatArray | None,
-        start: FloatArray,
+        self, loss: Loss, labels: FloatArray, weights: FloatArray | None, start: FloatArray
     ) -> None:
         self._loss, self._labels, self._weights = loss, labels, weights
         self.scores = np.array(np.broadcast_to(start, (len(labels), start.shape[-1])))
@@ -88,9 +84,7 @@ class Boosting:
         ).x
         return best
 
-    def _moved(
-        self, lengths: FloatArray, directions: Sequence[FloatArray]
-    ) -> FloatArray:
+    def _moved(self, lengths: FloatArray, directions: Sequence[FloatArray]) -> FloatArray:
         scores = self.scores.copy()
         for length, direction in zip(lengths, directions, strict=True):
             scores += length * direction

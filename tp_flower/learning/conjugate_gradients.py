@@ -74,11 +74,7 @@ class Descent:
     """
 
     def __init__(
-        self,
-        loss: Loss,
-        labels: FloatArray,
-        weights: FloatArray | None,
-        base: FloatArray,
+        self, loss: Loss, labels: FloatArray, weights: FloatArray | None, base: FloatArray
     ) -> None:
         self._loss, self._labels, self._weights = loss, labels, weights
         self.curvature = float(loss.curvature(base))
@@ -111,9 +107,7 @@ class Descent:
 
         def fill(span: slice) -> None:
             for block in blocks_of(span, BLOCK_ROWS):
-                out[block] = self._loss.gradient(
-                    self.scores[block], self._labels[block]
-                )
+                out[block] = self._loss.gradient(self.scores[block], self._labels[block])
 
         in_threads(fill, len(out), LEAST_ROWS)
         self._derivatives = out
@@ -132,9 +126,7 @@ class Descent:
         self.direction *= conjugacy
         self.direction += descent
         self._p_p = (
-            products.descent
-            + 2.0 * conjugacy * products.direction
-            + conjugacy**2 * self._p_p
+            products.descent + 2.0 * conjugacy * products.direction + conjugacy**2 * self._p_p
         )
         self.length, self._rest = self._search(conjugacy * self._rest - slope)
         self.scores += self.length * self.direction

@@ -236,9 +236,7 @@ def randomised_response(
     return np.where(is_kept, codes, (codes + steps) % classes)
 
 
-def noisy_argmax(
-    codes: CodeArray, classes: int, epsilon: float, source: NoiseSource
-) -> CodeArray:
+def noisy_argmax(codes: CodeArray, classes: int, epsilon: float, source: NoiseSource) -> CodeArray:
     """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
     out, one_hot = np.empty_like(codes), np.eye(classes)
     for block in blocks(len(codes), max(NOISE_VALUES // classes, 1)):
@@ -281,9 +279,7 @@ class _CorrectedLoss(Loss):
     def curvature(self, base: FloatArray) -> float:
         return self.plain.curvature(base)
 
-    def base_score(
-        self, labels: FloatArray, weights: FloatArray | None = None
-    ) -> FloatArray:
+    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
         return self.plain.base_score(labels, weights)
 
     def gradient(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
@@ -302,9 +298,7 @@ class CorrectedClassLoss(_CorrectedLoss):
     class_counts = SoftmaxLoss.class_counts
     noise: ClassNoise
 
-    def base_score(
-        self, labels: FloatArray, weights: FloatArray | None = None
-    ) -> FloatArray:
+    def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
         """Return the scores of the classes' unbiased rates.
 
         A rate below its own standard error is noise, and is raised to that error.

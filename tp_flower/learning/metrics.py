@@ -85,9 +85,7 @@ def _class_metrics(
         return areas
 
     least = 1 if len(rates) >= LEAST_ROWS else len(classes)
-    areas = [
-        area for part in in_threads(areas_of, len(classes), least) for area in part
-    ]
+    areas = [area for part in in_threads(areas_of, len(classes), least) for area in part]
     accuracy = float(mean(predicted == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
@@ -157,9 +155,7 @@ class Contribution:
     share: float
 
 
-def contributions(
-    sums: Mapping[str, FloatArray], joined_rows: int
-) -> dict[str, Contribution]:
+def contributions(sums: Mapping[str, FloatArray], joined_rows: int) -> dict[str, Contribution]:
     """Return each table's share of the tables' variances, from its sums (2, d_c).
 
         share_i = var(h_i) / sum_k var(h_k)

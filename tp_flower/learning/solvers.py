@@ -35,10 +35,7 @@ LEAST_ROWS = 256
 
 
 def gram(
-    features: "Features | FloatArray",
-    multiplicity: npt.NDArray[Any],
-    *,
-    intercept: bool = False,
+    features: "Features | FloatArray", multiplicity: npt.NDArray[Any], *, intercept: bool = False
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]), which shards may sum.
 
@@ -98,9 +95,7 @@ class RidgeSolver:
     joined_rows: int
 
     @classmethod
-    def from_gram(
-        cls, matrix: FloatArray, joined_rows: int, *, intercept: bool
-    ) -> "RidgeSolver":
+    def from_gram(cls, matrix: FloatArray, joined_rows: int, *, intercept: bool) -> "RidgeSolver":
         """Factorise [T, 1]^T diag(G) [T, 1] (or T^T diag(G) T without intercept)."""
         matrix = matrix / joined_rows
         if not intercept:
@@ -127,9 +122,7 @@ class RidgeSolver:
         Moments are sums of rows, and parameters are, if they begin at 0: what V leaves
         out is never needed.
         """
-        counts, weight, mean = _centre(
-            features, multiplicity, joined_rows, intercept=intercept
-        )
+        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
         rows = np.sqrt(counts)[:, None] * (features - mean)
         _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
         block = np.arange(len(mean))
@@ -145,9 +138,7 @@ class RidgeSolver:
         intercept: bool,
     ) -> "RidgeSolver":
         """Factorise the columns of most variance together, and all others alone."""
-        counts, weight, mean = _centre(
-            features, multiplicity, joined_rows, intercept=intercept
-        )
+        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
         squares = sum(
             counts[span] @ np.square(features[span], dtype=np.float64)
             for span in blocks(len(features), LEAST_ROWS)
@@ -214,11 +205,7 @@ class RidgeSolver:
 
 
 def _centre(
-    features: FeatureArray,
-    multiplicity: npt.NDArray[Any],
-    joined_rows: int,
-    *,
-    intercept: bool,
+    features: FeatureArray, multiplicity: npt.NDArray[Any], joined_rows: int, *, intercept: bool
 ) -> tuple[FloatArray, float, FloatArray]:
     """Return G / N, (n,), and the solver's ``weight`` and ``mean``."""
     counts = multiplicity / joined_rows

@@ -29,9 +29,7 @@ class SimilarityGraph:
     edges: IntArray
 
     @classmethod
-    def from_pairs(
-        cls, names: Sequence[str], pairs: npt.NDArray[np.int64]
-    ) -> "SimilarityGraph":
+    def from_pairs(cls, names: Sequence[str], pairs: npt.NDArray[np.int64]) -> "SimilarityGraph":
         """Make the graph of (M, 2) pairs of positions, in any order, possibly repeated.
 
         >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
@@ -84,9 +82,7 @@ def nearest_neighbours(
     others = np.array(distances, np.float64)
     np.fill_diagonal(others, np.inf)
     nearest = np.argsort(others, axis=1, kind="stable")[:, : min(neighbours, sites - 1)]
-    pairs = np.column_stack(
-        [np.repeat(np.arange(sites), nearest.shape[1]), nearest.ravel()]
-    )
+    pairs = np.column_stack([np.repeat(np.arange(sites), nearest.shape[1]), nearest.ravel()])
     return SimilarityGraph.from_pairs(names, pairs)
 
 

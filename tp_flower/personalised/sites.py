@@ -42,9 +42,7 @@ class SiteObjective:
     base: FloatArray
     l2: float
 
-    def scores(
-        self, features: local_model.Features, parameters: FloatArray
-    ) -> FloatArray:
+    def scores(self, features: local_model.Features, parameters: FloatArray) -> FloatArray:
         """Return b + h(theta; x) of rows (k, d), (k, d_c)."""
         self.model.parameters = parameters
         return self.model.scores(features) + self.base

@@ -74,9 +74,7 @@ def decode_update(code: Bytes, size: int) -> FloatArray:
     return np.repeat(values.astype(np.float64), np.diff(starts, append=size))
 
 
-def code_book(
-    values: FloatArray, counts: IntArray, codes: int
-) -> npt.NDArray[np.float32]:
+def code_book(values: FloatArray, counts: IntArray, codes: int) -> npt.NDArray[np.float32]:
     """Return at most ``codes`` float32 to represent values, ascending and distinct.
 
     k-means in one dimension, with each value, (r,), counted as often as it occurs:
@@ -103,9 +101,7 @@ def code_book(
     return np.unique(book.astype(np.float32))
 
 
-def _nearest(
-    book: npt.NDArray[np.floating], values: npt.NDArray[np.floating]
-) -> IntArray:
+def _nearest(book: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> IntArray:
     wide = book.astype(np.float64)
     return np.searchsorted(0.5 * (wide[1:] + wide[:-1]), values.astype(np.float64))
 
@@ -135,9 +131,7 @@ def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
     bits = (codes - 1).bit_length()
     packed = content[1 + 4 * codes :]
     expected = 1 + 4 * codes + (runs * bits + 7) // 8
-    _check(
-        len(content) == expected, f"has {len(content)} bytes of a code book's values"
-    )
+    _check(len(content) == expected, f"has {len(content)} bytes of a code book's values")
     places = np.unpackbits(packed)
     _check(not places[runs * bits :].any(), "has bits behind its end")
     powers = 1 << np.arange(bits)[::-1]

@@ -49,9 +49,7 @@ _LOSS_INTERVAL: Final = 1e-4  # of the discretised privacy loss, over an epsilon
 _MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overflows
 
 
-def epsilon(
-    mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP
-) -> float:
+def epsilon(mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP) -> float:
     """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
     It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there
@@ -129,9 +127,7 @@ def _least_noise(excess: Callable[[float], float], enough: float) -> float:
     return root
 
 
-def _gaussian_epsilon(
-    gaussians: Sequence[Gaussian], delta: float, accountant: str
-) -> float:
+def _gaussian_epsilon(gaussians: Sequence[Gaussian], delta: float, accountant: str) -> float:
     from dp_accounting import get_epsilon_gaussian
     from dp_accounting.pld import PLDAccountant
 

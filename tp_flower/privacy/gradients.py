@@ -53,10 +53,7 @@ def check_per_row(model: local_model.LocalModel, features: int) -> None:
     """Raise SettingsError if a row's gradient depends on other rows; name the layer."""
     if isinstance(model, local_model.LinearModel):
         return
-    from tp_flower.privacy.torch_gradients import (
-        check_norms_are_whole,
-        check_rows_are_apart,
-    )
+    from tp_flower.privacy.torch_gradients import check_norms_are_whole, check_rows_are_apart
 
     check_rows_are_apart(model, features)
     check_norms_are_whole(model, features)
@@ -230,9 +227,7 @@ def fit_privately(
         features = all_rows[sample]
         residuals = model.scores(features) - problem.target[sample]
         messages = weights[sample] * residuals
-        total = private_sum(
-            model, features, messages, plan.clipped_noise, noise, of_sample
-        )
+        total = private_sum(model, features, messages, plan.clipped_noise, noise, of_sample)
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient
         square = ADAM_SQUARE * square + (1 - ADAM_SQUARE) * gradient**2

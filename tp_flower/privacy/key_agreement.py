@@ -35,10 +35,7 @@ import numpy as np
 import numpy.typing as npt
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
@@ -110,9 +107,7 @@ class GroupSecret:
         value = hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256)
         return cls(value, is_simulated=True)
 
-    def of_run(
-        self, run_id: int, public_keys: Collection[bytes], group: str = RUN_GROUP
-    ) -> bytes:
+    def of_run(self, run_id: int, public_keys: Collection[bytes], group: str = RUN_GROUP) -> bytes:
         """Return the key of one group of a run, which says nothing about any other key.
 
         The public keys of the group's sites in this run are part of it: a site that
@@ -190,11 +185,7 @@ class SiteKeys:
         return PublicKeys(self.run.public, self.site.public if self.site else b"")
 
     def seal(
-        self,
-        secret: GroupSecret,
-        recipient: PublicKeys,
-        run_id: int,
-        group: str = RUN_GROUP,
+        self, secret: GroupSecret, recipient: PublicKeys, run_id: int, group: str = RUN_GROUP
     ) -> bytes:
         """Seal a group's secret so that only the recipient's keys open it."""
         kind = _SIMULATED if secret.is_simulated else _RANDOM
@@ -245,14 +236,10 @@ def _cipher(
     public = sender.run + sender.site + recipient.run + recipient.site
     # all keys have the same length, so the text has only one reading
     info = (_PINNED if sender.site else _AGREED) + public + purpose.encode()
-    return ChaCha20Poly1305(
-        HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged)
-    )
+    return ChaCha20Poly1305(HKDF(hashes.SHA256(), KEY_BYTES, None, info).derive(exchanged))
 
 
-def pair_masks(
-    secret: bytes, part: int, parts: int, count: int, context: bytes
-) -> WordArray:
+def pair_masks(secret: bytes, part: int, parts: int, count: int, context: bytes) -> WordArray:
     """Return the masks that a participant adds to its ``count`` numbers, modulo 2^64.
 
     Every pair has a stream of words: one adds it, the other subtracts it. It is

@@ -20,9 +20,7 @@ from tp_flower.randomness import NoiseSource
 _LARGEST: Final = 1e150  # its square is a number
 
 
-class _Mechanism(
-    msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True
-):
+class _Mechanism(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
     """A mechanism's record; unknown fields are refused, as they may be costs."""
 
 

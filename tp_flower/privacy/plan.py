@@ -120,11 +120,7 @@ class PartPlan:
 
 
 def plan_part(
-    settings: "PrivacyTerms",
-    schedule: Schedule,
-    *,
-    sends: Sequence[str],
-    is_linear: bool,
+    settings: "PrivacyTerms", schedule: Schedule, *, sends: Sequence[str], is_linear: bool
 ) -> PartPlan:
     """Return the plan of a participant, with the noise that its epsilon requires.
 
@@ -147,16 +143,12 @@ def plan_prediction(
 
     The clip is in units of the model's ``output_scale``.
     """
-    schedule = Schedule(
-        epochs=1, output_scale=output_scale, rows_per_unit=rows_per_unit
-    )
+    schedule = Schedule(epochs=1, output_scale=output_scale, rows_per_unit=rows_per_unit)
     scores, uses = _plan_scores(settings, schedule)
     return PartPlan(scores=scores, uses=uses)
 
 
-def _plan_models(
-    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
-) -> PartPlan:
+def _plan_models(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool) -> PartPlan:
     if settings.features == DP_SGD and schedule.sends_gradients:
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
@@ -211,9 +203,7 @@ def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> Pri
     )
 
 
-def _multiplier(
-    settings: "PrivacyTerms", count: int, sample_rate: float = 1.0
-) -> float:
+def _multiplier(settings: "PrivacyTerms", count: int, sample_rate: float = 1.0) -> float:
     return settings.noise_multiplier or noise_multiplier(
         settings.epsilon,
         settings.delta,
@@ -232,9 +222,7 @@ def _unit_norm(schedule: Schedule) -> float:
     return math.sqrt(schedule.rows_per_unit)
 
 
-def _plan_gradients(
-    settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool
-) -> PartPlan:
+def _plan_gradients(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: bool) -> PartPlan:
     """Plan DP-SGD over the server's batches.
 
     The server knows who is in a batch: against it every batch that a row is in counts
@@ -279,6 +267,5 @@ def _plan_scores(
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
     clip = settings.prediction_clip * schedule.output_scale
     return ClippedNoise(clip, sigma), tuple(
-        Use(what, limit, Gaussian(sigma, rows))
-        for what, (limit, rows) in limits.items()
+        Use(what, limit, Gaussian(sigma, rows)) for what, (limit, rows) in limits.items()
     )

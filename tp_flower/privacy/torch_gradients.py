@@ -38,10 +38,7 @@ _CLOSE: Final = 1e-4
 
 
 def clipped_torch_sum(
-    model: LocalModel,
-    features: FeatureArray,
-    messages: FloatArray,
-    clip: float | FloatArray,
+    model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float | FloatArray
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to ``clip`` [(k,)], (p,)."""
     model = _torch_model(model)
@@ -168,9 +165,7 @@ def _sum_in_chunks(
     total = np.zeros(len(model.penalised))
     with _hooked(model.module, ghost=ghost) as hooked:
         for chunk in blocks(len(features), _rows_at_once(hooked)):
-            total += _chunk_sum(
-                model, hooked, features[chunk], messages[chunk], clips[chunk]
-            )
+            total += _chunk_sum(model, hooked, features[chunk], messages[chunk], clips[chunk])
     return total
 
 
@@ -222,9 +217,7 @@ def _chunk_sum(
         finite = weights > 0
         if not finite.any():
             return np.zeros(len(model.penalised))
-        return _chunk_sum(
-            model, hooked, features[finite], messages[finite], clips[finite]
-        )
+        return _chunk_sum(model, hooked, features[finite], messages[finite], clips[finite])
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])

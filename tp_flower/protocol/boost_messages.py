@@ -57,6 +57,4 @@ class BoostReply(Reply, frozen=True):
 
     parts: dict[int, BoostUpdate]
 
-    discloses = (
-        SCORES_DISCLOSED._replace(carries="{scored}, of new trees alone", when=""),
-    )
+    discloses = (SCORES_DISCLOSED._replace(carries="{scored}, of new trees alone", when=""),)

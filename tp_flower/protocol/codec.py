@@ -51,13 +51,9 @@ def encode(message: Message) -> Packet:
     header = _values(message)
     parts: dict[int, PartBody] = getattr(message, PARTS) if layout.part else {}
     if layout.part and layout_of(layout.part).values:
-        header[PARTS] = [
-            {ID: number, **_values(body)} for number, body in parts.items()
-        ]
+        header[PARTS] = [{ID: number, **_values(body)} for number, body in parts.items()]
     arrays = {
-        (number, name): array
-        for number, body in parts.items()
-        for name, array, _ in _arrays(body)
+        (number, name): array for number, body in parts.items() for name, array, _ in _arrays(body)
     }
     packet = Packet(header, arrays)
     decode(type(message), packet)
@@ -126,9 +122,7 @@ def check_positions(array: AnyArray, name: str, rows: int) -> None:
     """Refuse positions beyond the last row."""
     if array.size and array.max() >= rows:
         wire_name = name.replace("_", "-")
-        raise MessageError(
-            f"array {wire_name!r} must hold numbers from 0 to {rows - 1}"
-        )
+        raise MessageError(f"array {wire_name!r} must hold numbers from 0 to {rows - 1}")
 
 
 def required(value: Field | None, name: str) -> Field:
@@ -182,8 +176,7 @@ def _listed(header: Document) -> dict[int, Document]:
         number = item.get(ID) if type(item) is dict else None
         if type(number) is not int or not 0 <= number <= MOST:
             raise MessageError(
-                f"an item of {PARTS!r} has no {ID!r}; allowed: a whole number from 0 "
-                f"to {MOST}"
+                f"an item of {PARTS!r} has no {ID!r}; allowed: a whole number from 0 to {MOST}"
             )
         if number in values:
             raise MessageError(f"part {number} is listed twice")
@@ -192,10 +185,7 @@ def _listed(header: Document) -> dict[int, Document]:
 
 
 def _build_part(
-    kind: type[PartBody],
-    values: Mapping[str, Any],
-    carried: Mapping[str, AnyArray],
-    number: int,
+    kind: type[PartBody], values: Mapping[str, Any], carried: Mapping[str, AnyArray], number: int
 ) -> PartBody:
     layout = layout_of(kind)
     for name in values:
@@ -213,9 +203,7 @@ def _build_part(
     return _build(kind, fields, number)
 
 
-def _build(
-    kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None
-) -> AnyBody:
+def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None) -> AnyBody:
     try:
         # msgspec checks the type of arrays, and does not copy them
         body = msgspec.convert(fields, kind, dec_hook=lambda _, value: value)
@@ -230,9 +218,7 @@ def _build(
     return body
 
 
-def _check_array(
-    name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]
-) -> None:
+def _check_array(name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]) -> None:
     """Compare an array with its declaration; see ``_check_shape``."""
     dtype = _dtype_name(array.dtype)
     if dtype not in (spec.dtype, spec.masked):
@@ -248,9 +234,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.name)
 
 
-def _check_shape(
-    name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]
-) -> None:
+def _check_shape(name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]) -> None:
     """Compare an array's shape with the known sizes; record new ones."""
     if array.ndim != len(spec.shape):
         raise _wrong_form(name, array, spec, {})
@@ -296,9 +280,7 @@ def _wrong_form(
 ) -> MessageError:
     key = name.partition(_FAMILY)[2]
     sizes_text = [str(size).replace("{}", key) for size in spec.shape]
-    shape = " x ".join(
-        f"{sizes[size]} ({size})" if size in sizes else size for size in sizes_text
-    )
+    shape = " x ".join(f"{sizes[size]} ({size})" if size in sizes else size for size in sizes_text)
     return MessageError(
         f"array {name!r} is {array.dtype.name} of shape {array.shape}; allowed: "
         f"{spec.dtype} of shape {shape}"

@@ -26,10 +26,7 @@ class FinishRequest(Request, frozen=True, kw_only=True):
     model_version: str | None = None
 
     discloses = (Discloses("that the run is over, and its name"),)
-    schedule = (
-        *("keep_models", "step", "lengths", "is_best"),
-        *("model_name", "model_version"),
-    )
+    schedule = (*("keep_models", "step", "lengths", "is_best"), *("model_name", "model_version"))
 
 
 class FinishedPart(PartBody, frozen=True):
@@ -55,9 +52,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, FinishedPart]
 
     discloses = (
-        Discloses(
-            "a digest of each part of the model that the site keeps", fields=("digest",)
-        ),
+        Discloses("a digest of each part of the model that the site keeps", fields=("digest",)),
         Discloses(
             "the final coefficients of a table's linear model, or its features' gains "
             "in trees, if the table's policy says that they may be shown",

@@ -53,11 +53,7 @@ class Action(StrEnum):
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply
-    PERSONALISE = (
-        "train.personalise",
-        personal.PersonaliseRequest,
-        personal.PersonaliseReply,
-    )
+    PERSONALISE = ("train.personalise", personal.PersonaliseRequest, personal.PersonaliseReply)
     SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
     PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
     SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply
@@ -69,9 +65,7 @@ class Action(StrEnum):
         return self.request, self.reply
 
 
-ACTIONS: Final[Mapping[type[Request], Action]] = {
-    action.request: action for action in Action
-}
+ACTIONS: Final[Mapping[type[Request], Action]] = {action.request: action for action in Action}
 """The Flower message type that carries a request."""
 
 
@@ -117,7 +111,5 @@ class Failure(Reply, frozen=True, kw_only=True):
     schedule = ("error", "kind", "part")
 
 
-ENVELOPE: Final = frozenset(
-    {*RequestEnvelope.__struct_fields__, *ReplyEnvelope.__struct_fields__}
-)
+ENVELOPE: Final = frozenset({*RequestEnvelope.__struct_fields__, *ReplyEnvelope.__struct_fields__})
 """Fields of a header that do not belong to the message itself."""

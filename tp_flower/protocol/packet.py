@@ -33,9 +33,7 @@ from tp_flower.protocol.fields import Document, between, one_of
 ArrayKey = tuple[int, str]
 
 ALIGNMENT_BYTES = 8
-WIRE_DTYPES = frozenset(
-    {"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"}
-)
+WIRE_DTYPES = frozenset({"uint8", "uint32", "uint64", "int32", "int64", "float32", "float64"})
 
 SMALL_BYTES = 1 << 20
 """Payloads up to this size are a value of the config record: each additional Flower
@@ -84,9 +82,7 @@ def pack(packet: Packet) -> RecordDict:
         entries.append(_entry(part, name, array))
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
-    return _records(
-        _JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size)
-    )
+    return _records(_JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size))
 
 
 def unpack(content: RecordDict) -> Packet:
@@ -260,9 +256,7 @@ def _views(layout: list[Any], view: memoryview) -> dict[ArrayKey, AnyArray]:
         try:
             array: AnyArray = np.ndarray(shape, stored, view, offset)
         except (ValueError, OverflowError):  # one that is too long beside a 0
-            raise ReplyError(
-                f"malformed message: array {name!r} has a bad shape"
-            ) from None
+            raise ReplyError(f"malformed message: array {name!r} has a bad shape") from None
         arrays[part, name] = array
         offset += size + (-size % ALIGNMENT_BYTES)
     if offset != len(view):

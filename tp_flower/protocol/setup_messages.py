@@ -180,9 +180,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     groups: bool
     key_groups: list[KeyGroup]
     label_privacy: LabelTerms | None = None
-    local_label: (
-        Annotated[str, f.one_of("auto", "regression", "classification")] | None
-    ) = None
+    local_label: Annotated[str, f.one_of("auto", "regression", "classification")] | None = None
     row_key: list[f.Name] = []
     split: SplitTerms | None = None
 
@@ -203,9 +201,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, ExtractPart]
 
     discloses = (
-        Discloses(
-            "the query's expressions", fields=("fragment", "key_groups", "row_key")
-        ),
+        Discloses("the query's expressions", fields=("fragment", "key_groups", "row_key")),
     )
     # the message in which the secret was sealed discloses it
     schedule = (
@@ -347,9 +343,7 @@ class StatisticsRequest(Request, frozen=True):
 
     parts: dict[int, StatisticsPart]
 
-    discloses = (
-        Discloses("which rows of {label_table} are held out", fields=("rows",)),
-    )
+    discloses = (Discloses("which rows of {label_table} are held out", fields=("rows",)),)
     schedule = ("encoders", "shards")
 
 
@@ -439,8 +433,7 @@ _COLUMNS = Discloses(
     kinds=("counts",),
 )
 _KINDS = Discloses(
-    "to the other shards of {sharded}, per feature: the kind of value, and the length "
-    "of vectors",
+    "to the other shards of {sharded}, per feature: the kind of value, and the length of vectors",
     fields=("sealed",),
     covered_by="shards",
     when="sharded",
@@ -485,8 +478,7 @@ class FitRequest(Request, frozen=True):
 
     discloses = (
         Discloses(
-            "to the first shard of {sharded}: how many rows the others have",
-            fields=("shards",),
+            "to the first shard of {sharded}: how many rows the others have", fields=("shards",)
         ),
     )
     # the message in which the statistics were sealed discloses them
@@ -500,7 +492,5 @@ class FitReply(Reply, frozen=True):
 
     discloses = (
         _COLUMNS,
-        _KINDS._replace(
-            carries="to the other shards of {sharded}: the encoder of what they told"
-        ),
+        _KINDS._replace(carries="to the other shards of {sharded}: the encoder of what they told"),
     )

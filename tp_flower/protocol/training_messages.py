@@ -197,10 +197,7 @@ def share_disclosed(when: str, carries: str, *kinds: str) -> Discloses:
 def sum_disclosed(when: str, carries: str) -> Discloses:
     """Declare a sum of shares, which the shards of the table use."""
     return Discloses(
-        f"the sum over the shards: {carries}",
-        fields=("sum",),
-        covered_by="models",
-        when=when,
+        f"the sum over the shards: {carries}", fields=("sum",), covered_by="models", when=when
     )
 
 
@@ -232,9 +229,7 @@ class PrepareReply(Reply, frozen=True, kw_only=True):
     parts: dict[int, PreparedPart]
 
     discloses = (
-        share_disclosed(
-            "gram", "second moments of the features of {gram} (Gram)", "gram"
-        ),
+        share_disclosed("gram", "second moments of the features of {gram} (Gram)", "gram"),
         Discloses(
             "scores of every row, untrained model",
             fields=("scores",),
@@ -304,10 +299,7 @@ class AdmmRequest(Request, frozen=True, kw_only=True):
         ),
         sum_disclosed("gram", "second moments of the features of {gram}"),
     )
-    schedule = (
-        *("fit", "more_rounds", "evaluate", "scores_number", "is_best"),
-        "deviation",
-    )
+    schedule = (*("fit", "more_rounds", "evaluate", "scores_number", "is_best"), "deviation")
 
 
 class AdmmUpdate(PartBody, frozen=True):
@@ -362,9 +354,7 @@ class ConsensusRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, CommonParameters]
 
     discloses = (
-        Discloses(
-            "{common}", fields=("parameters",), covered_by="models", when="is_solved"
-        ),
+        Discloses("{common}", fields=("parameters",), covered_by="models", when="is_solved"),
         sum_disclosed("terms", "{terms}"),
     )
     schedule = ("fit", "more_rounds", "evaluate", "scores_number")
@@ -413,8 +403,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "the loss's derivative per {row} of a batch, made from labels and all "
-            "tables' scores",
+            "the loss's derivative per {row} of a batch, made from labels and all tables' scores",
             fields=("messages",),
             covered_by="messages",
         ),
@@ -425,9 +414,7 @@ class SgdRequest(Request, frozen=True, kw_only=True):
 class StepUpdate(PartBody, frozen=True):
     """Scores after a step: of the next batch, of held-out rows, or of all rows."""
 
-    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = (
-        None
-    )
+    batch_scores: Annotated[AnyArray, f.score_words("next_rows", "outputs")] | None = None
     tested_scores: Annotated[AnyArray, f.score_words("tested", "outputs")] | None = None
     scores: Annotated[AnyArray, f.score_words("total", "outputs")] | None = None
 
@@ -439,9 +426,7 @@ class BatchUpdate(StepUpdate, frozen=True):
 
 
 _BATCH_SCORES = SCORES_DISCLOSED._replace(
-    fields=("batch_scores", "tested_scores", "scores"),
-    kinds=("batch-scores", "scores"),
-    when="",
+    fields=("batch_scores", "tested_scores", "scores"), kinds=("batch-scores", "scores"), when=""
 )
 
 

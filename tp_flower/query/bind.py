@@ -166,14 +166,8 @@ class Query:
             table = unlabelled.table or statement.tables[0].alias
             unlabelled = replace(unlabelled, table=table)
             statement = _without_label(statement, unlabelled)
-        relations = {
-            table.alias: bind_table(table, schemas) for table in statement.tables
-        }
-        names = (
-            item.name
-            for item in statement.items
-            if isinstance(item, parsing.SelectItem)
-        )
+        relations = {table.alias: bind_table(table, schemas) for table in statement.tables}
+        names = (item.name for item in statement.items if isinstance(item, parsing.SelectItem))
         scope = Scope(
             columns={alias: relation.columns for alias, relation in relations.items()},
             aliases=tuple(name for name in names if name),
@@ -214,9 +208,7 @@ class Query:
         return BoundQuery(fragments, joins, followed, settled.outer, split_table)
 
 
-def _without_label(
-    statement: parsing.Statement, unlabelled: Unlabelled
-) -> parsing.Statement:
+def _without_label(statement: parsing.Statement, unlabelled: Unlabelled) -> parsing.Statement:
     aliases = [table.alias for table in statement.tables]
     if unlabelled.table not in aliases:
         raise QueryError(
@@ -230,9 +222,7 @@ def _without_label(
     return replace(statement, items=items)
 
 
-def _row_key(
-    unlabelled: Unlabelled, scope: Scope, settled: Settled
-) -> list[tuple[str]]:
+def _row_key(unlabelled: Unlabelled, scope: Scope, settled: Settled) -> list[tuple[str]]:
     table = unlabelled.table
     if table in settled.outer:
         raise QueryError(
@@ -252,9 +242,7 @@ def _row_key(
     return keys
 
 
-def _add_split(
-    columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]
-) -> str:
+def _add_split(columns: Sequence[str], scope: Scope, keys: dict[str, list[tuple[str, ...]]]) -> str:
     if not columns:
         return ""
     pieces = []
@@ -275,9 +263,7 @@ def _check_joined(statement: parsing.Statement, settled: Settled) -> None:
     """Refuse a table that no chain of predicates connects to the first one."""
     order = [table.alias for table in statement.tables]
     inner = [alias for alias in order if alias not in settled.outer]
-    between = {
-        (p.left.table, p.right.table) for p in settled.predicates if p.owner is None
-    }
+    between = {(p.left.table, p.right.table) for p in settled.predicates if p.owner is None}
     joined = {order[0]}
     for _ in inner:
         joined |= {b for a, b in between if a in joined}
@@ -307,17 +293,13 @@ def _make_joins(
         pairs.setdefault(pair, []).append(predicate)
     joins: list[Join] = []
     keys: dict[str, list[tuple[str, ...]]] = {}
-    for left, right in sorted(
-        pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))
-    ):
+    for left, right in sorted(pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))):
         # sorted, so that the order of the conditions does not matter and a composite
         # key to two tables is one key
         parts = sorted(pairs[left, right], key=lambda p: (p.left.sql, p.right.sql))
         text = " AND ".join(p.text for p in pairs[left, right])
         left_key = _index(keys.setdefault(left, []), tuple(p.left.sql for p in parts))
-        right_key = _index(
-            keys.setdefault(right, []), tuple(p.right.sql for p in parts)
-        )
+        right_key = _index(keys.setdefault(right, []), tuple(p.right.sql for p in parts))
         joins.append(Join(left, right, left_key, right_key, text))
     return tuple(joins), keys
 
@@ -357,9 +339,7 @@ def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Featu
     features: dict[str, list[Feature]] = {}
     for (item, local), name in zip(chosen, names, strict=True):
         if local in labels:
-            raise QueryError(
-                f"feature {name!r} is the label itself ({item.sql}): the label leaks"
-            )
+            raise QueryError(f"feature {name!r} is the label itself ({item.sql}): the label leaks")
         features.setdefault(local.table, []).append(Feature(name, local.sql))
     return features
 
@@ -389,9 +369,7 @@ def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:
     ]
     for name, count in Counter(name.lower() for name in names).items():
         if count > 1:
-            raise QueryError(
-                f"{count} features are called {name!r}: give each its own AS name"
-            )
+            raise QueryError(f"{count} features are called {name!r}: give each its own AS name")
     return names
 
 

@@ -55,9 +55,7 @@ class Condition:
         return self.sides[1]
 
 
-def bind_conditions(
-    statement: Statement, scope: Scope
-) -> tuple[list[Condition], Scope]:
+def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition], Scope]:
     """Return all conditions, and the scope for the SELECT list and WHERE.
 
     ON sees the tables joined so far. USING takes its column from the left side, as
@@ -92,9 +90,7 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
         Local(left, local_sql(column, scope.columns[left], what)),
         Local(right, local_sql(column, scope.columns[right], what)),
     )
-    return Condition(
-        sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None
-    )
+    return Condition(sides, f"{left}.{name} = {right}.{name}", join.alias if join.is_left else None)
 
 
 def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
@@ -131,9 +127,7 @@ class Settled:
 
 
 def settle(
-    conditions: Sequence[Condition],
-    left_joined: Collection[str],
-    relations: Mapping[str, Relation],
+    conditions: Sequence[Condition], left_joined: Collection[str], relations: Mapping[str, Relation]
 ) -> Settled:
     """Return filters, equalities and the tables that stay LEFT JOINed, or refuse."""
     outer = _still_outer(conditions, frozenset(left_joined), relations)
@@ -150,9 +144,7 @@ def settle(
 
 
 def _still_outer(
-    conditions: Sequence[Condition],
-    outer: frozenset[str],
-    relations: Mapping[str, Relation],
+    conditions: Sequence[Condition], outer: frozenset[str], relations: Mapping[str, Relation]
 ) -> frozenset[str]:
     """Return the tables that no condition outside their own ON makes INNER."""
     while True:
@@ -168,9 +160,7 @@ def _still_outer(
         outer -= inner
 
 
-def _rejects(
-    condition: Condition, side: Local, relations: Mapping[str, Relation]
-) -> bool:
+def _rejects(condition: Condition, side: Local, relations: Mapping[str, Relation]) -> bool:
     """Return whether a condition never holds if the side's table has no match."""
     types = relations[side.table].types
     if condition.is_filter:
@@ -178,9 +168,7 @@ def _rejects(
     return is_null_on_nulls(side.sql, types)
 
 
-def _check(
-    condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]
-) -> None:
+def _check(condition: Condition, outer: frozenset[str], relations: Mapping[str, Relation]) -> None:
     """Refuse a condition that may hold for a missing row."""
     owner, tables = condition.owner, [side.table for side in condition.sides]
     if not condition.is_filter and owner and owner not in tables:
@@ -207,9 +195,7 @@ def _check(
             )
 
 
-def _with_guards(
-    predicates: Sequence[Condition], guards: Sequence[Condition]
-) -> list[Condition]:
+def _with_guards(predicates: Sequence[Condition], guards: Sequence[Condition]) -> list[Condition]:
     """Return the predicates, with keys that are NULL unless the guards in ON hold."""
     guards_of: dict[Condition, set[str]] = {}
     for guard in guards:

@@ -144,9 +144,7 @@ def parse_statements(sql: str) -> list[exp.Expr]:
 def render(tree: exp.Expr, *, quote: bool = False) -> str:
     """Return DuckDB SQL for ``tree``, with every identifier quoted on request."""
     try:
-        return tree.sql(
-            DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE
-        )
+        return tree.sql(DIALECT, identify=quote, comments=False, unsupported_level=ErrorLevel.RAISE)
     except SqlglotError as error:
         raise QueryError(f"not expressible in DuckDB: {explain(error)}") from error
     except RecursionError as error:

@@ -128,9 +128,7 @@ class SubQuery:
         return SubQuery(
             filters=_mapped(Role.FILTER, f"filter {{}} {inner}", self.filters, change),
             groups=_mapped(Role.GROUP, f"group {{}} {inner}", self.groups, change),
-            having=_mapped(
-                Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change
-            ),
+            having=_mapped(Role.HAVING, f"HAVING condition {{}} {inner}", self.having, change),
             columns=_named(Role.INNER, f"column {{!r}} {inner}", self.columns, change),
         )
 
@@ -146,9 +144,7 @@ class SubQuery:
         by.
         """
         if not self.columns or not self.groups:
-            raise QueryError(
-                f"{where}: a sub-query needs a column and an expression to group by"
-            )
+            raise QueryError(f"{where}: a sub-query needs a column and an expression to group by")
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_checked(columns, where))
         trees = [parse_expression(sql, f"{where}: group") for sql in checked.groups]
@@ -158,9 +154,7 @@ class SubQuery:
                 raise QueryError(f"{where}: group {tree.sql()} names no column")
         for sql in (*(column.sql for column in checked.columns), *checked.having):
             what = f"{where}: sub-query expression {shorten(sql)}"
-            ungrouped = ungrouped_column(
-                parse_expression(sql, what, aggregates=True), trees
-            )
+            ungrouped = ungrouped_column(parse_expression(sql, what, aggregates=True), trees)
             if ungrouped is not None:
                 raise QueryError(
                     f"{what} is refused: column {ungrouped.name!r} is neither in GROUP "
@@ -242,8 +236,7 @@ class Fragment:
         fragment = replace(fragment, subquery=subquery)
         if (canonical := fragment.to_json()) != data:
             raise QueryError(
-                "malformed fragment: expected the fields and lengths of "
-                f"{canonical}; got {data}"
+                f"malformed fragment: expected the fields and lengths of {canonical}; got {data}"
             )
         return fragment
 
@@ -265,22 +258,14 @@ class Fragment:
         return replace(self.map(_checked(columns, where)), subquery=subquery)
 
 
-def _mapped(
-    role: Role, what: str, pieces: Sequence[str], change: Change
-) -> tuple[str, ...]:
-    return tuple(
-        change(Piece(role, what.format(number), sql))
-        for number, sql in enumerate(pieces)
-    )
+def _mapped(role: Role, what: str, pieces: Sequence[str], change: Change) -> tuple[str, ...]:
+    return tuple(change(Piece(role, what.format(number), sql)) for number, sql in enumerate(pieces))
 
 
 def _named(
     role: Role, what: str, features: Sequence[Feature], change: Change
 ) -> tuple[Feature, ...]:
-    return tuple(
-        Feature(f.name, change(Piece(role, what.format(f.name), f.sql)))
-        for f in features
-    )
+    return tuple(Feature(f.name, change(Piece(role, what.format(f.name), f.sql))) for f in features)
 
 
 def _listed(mapping: Callable[[Change], object]) -> list[Piece]:

@@ -143,9 +143,7 @@ _CLAUSE_NAMES = {
     "sample": "USING SAMPLE",
     "locks": "FOR UPDATE",
 }
-_AGGREGATE_FIRST = (
-    "aggregate one table at a time, JOIN (SELECT k, ... FROM t GROUP BY k) AS a"
-)
+_AGGREGATE_FIRST = "aggregate one table at a time, JOIN (SELECT k, ... FROM t GROUP BY k) AS a"
 _ADVICE = {
     "group": _AGGREGATE_FIRST,
     "having": _AGGREGATE_FIRST,
@@ -169,10 +167,7 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
     select = _parse_select(sql)
     sources = [select.args["from_"].this]
     sources += [join.this for join in select.args.get("joins") or ()]
-    tables = [
-        _parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s)
-        for s in sources
-    ]
+    tables = [_parse_derived(s) if isinstance(s, exp.Subquery) else _parse_ref(s) for s in sources]
     _check_aliases(tables)
     items = tuple(_parse_item(tree) for tree in select.expressions)
     _check_items(items, needs_label=needs_label)
@@ -221,9 +216,7 @@ def _check_aliases(tables: Sequence[Table]) -> None:
     seen: set[str] = set()
     for table in tables:
         if table.alias.lower() in seen:
-            raise QueryError(
-                f"two tables are called {table.alias!r}: give each its own alias"
-            )
+            raise QueryError(f"two tables are called {table.alias!r}: give each its own alias")
         seen.add(table.alias.lower())
 
 
@@ -236,21 +229,16 @@ def _check_items(items: Sequence[Item], *, needs_label: bool) -> None:
         raise QueryError("the SELECT list is empty: name a label and features")
     labels = [item.sql for item in items if is_label(item)]
     if len(labels) > 1:
-        raise QueryError(
-            f"the query has {len(labels)} labels, expected one: {', '.join(labels)}"
-        )
+        raise QueryError(f"the query has {len(labels)} labels, expected one: {', '.join(labels)}")
     weights = [item.sql for item in items if is_weight(item)]
     if len(weights) > 1:
         raise QueryError(
-            f"the query has {len(weights)} weights, expected one at most: "
-            f"{', '.join(weights)}"
+            f"the query has {len(weights)} weights, expected one at most: {', '.join(weights)}"
         )
     if any(isinstance(item, StarItem) for item in items):
         return
     if needs_label and not labels:
-        raise QueryError(
-            "the query has no label: write the value to predict as `... AS label`"
-        )
+        raise QueryError("the query has no label: write the value to predict as `... AS label`")
     if len(items) == len(labels) + len(weights):
         raise QueryError("the query has no features: SELECT more than the label")
 
@@ -259,9 +247,7 @@ def _parse_ref(source: exp.Expr) -> TableRef:
     """Return a plain table; anything else that can stand in FROM is refused."""
     sql = shorten(source.sql(DIALECT))
     if not isinstance(source, exp.Table) or not isinstance(source.this, exp.Identifier):
-        raise QueryError(
-            f"only plain tables and sub-queries are supported in FROM: {sql}"
-        )
+        raise QueryError(f"only plain tables and sub-queries are supported in FROM: {sql}")
     if source.args.get("db"):
         raise QueryError(f"write the bare name of the table, not {sql}")
     if source.args.get("joins"):
@@ -297,9 +283,7 @@ def _selects(tree: exp.Expr, what: str) -> Iterator[exp.Select]:
         elif isinstance(tree, exp.Subquery) and clauses_of(tree) == {"this"}:
             waiting.append(tree.this)
         else:
-            raise QueryError(
-                f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}"
-            )
+            raise QueryError(f"{what} is not a SELECT over one table: {shorten(tree.sql(DIALECT))}")
 
 
 def _check_union(union: exp.SetOperation, what: str) -> None:
@@ -356,8 +340,7 @@ def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], 
     odd = [tree for tree in group.expressions if isinstance(tree, special)]
     if odd or clauses_of(group) != {"expressions"}:
         raise QueryError(
-            f"{what}: GROUP BY takes expressions or ALL, not "
-            f"{shorten(group.sql(DIALECT))}"
+            f"{what}: GROUP BY takes expressions or ALL, not {shorten(group.sql(DIALECT))}"
         )
     groups = (_canonical(tree, f"{what}: group") for tree in group.expressions)
     return tuple(groups), False
@@ -384,15 +367,12 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
     return StarItem(table, tuple(excluded))
 
 
-def _conditions(
-    clause: exp.Expr | None, what: str, *, aggregates: bool = False
-) -> tuple[str, ...]:
+def _conditions(clause: exp.Expr | None, what: str, *, aggregates: bool = False) -> tuple[str, ...]:
     if clause is None:
         return ()
     tree = clause.this if isinstance(clause, exp.Where | exp.Having) else clause
     return tuple(
-        _canonical(part, f"{what}: condition", aggregates=aggregates)
-        for part in conjuncts(tree)
+        _canonical(part, f"{what}: condition", aggregates=aggregates) for part in conjuncts(tree)
     )
 
 
@@ -408,9 +388,7 @@ def _parse_join(join: exp.Join) -> JoinClause:
     alias = join.this.alias_or_name
     kind = " ".join(filter(None, (join.method, join.side, join.kind))).upper()
     if kind not in ("", "INNER", "LEFT", "LEFT OUTER"):
-        raise QueryError(
-            f"{kind} JOIN of {alias} is not supported: only INNER and LEFT joins are"
-        )
+        raise QueryError(f"{kind} JOIN of {alias} is not supported: only INNER and LEFT joins are")
     on = join.args.get("on")
     using = tuple(column.name for column in join.args.get("using") or ())
     # sqlglot gives a comma's join no other arguments, not even empty ones

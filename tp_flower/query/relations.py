@@ -20,15 +20,7 @@ from sqlglot import exp
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
-from tp_flower.query.fragment import (
-    Feature,
-    Fragment,
-    Piece,
-    Role,
-    SubQuery,
-    local_sql,
-    spell,
-)
+from tp_flower.query.fragment import Feature, Fragment, Piece, Role, SubQuery, local_sql, spell
 from tp_flower.query.parsing import Branch, Item, StarItem, Table, TableRef, item_name
 from tp_flower.query.scope import Scope, star_columns
 
@@ -148,8 +140,7 @@ class Relation:
             return self.schema
         return output_types(
             " UNION ALL ".join(
-                branch.select.to_sql(typed_nulls(branch.used))
-                for branch in self.branches
+                branch.select.to_sql(typed_nulls(branch.used)) for branch in self.branches
             )
         )
 
@@ -197,9 +188,7 @@ def _hosted(table: TableRef, schemas: Mapping[str, Schema]) -> str:
 class _Binder:
     """Resolves the names in one SELECT of a sub-query."""
 
-    def __init__(
-        self, branch: Branch, schemas: Mapping[str, Schema], what: str
-    ) -> None:
+    def __init__(self, branch: Branch, schemas: Mapping[str, Schema], what: str) -> None:
         self._branch = branch
         self._what = what
         self._name = _hosted(branch.table, schemas)
@@ -240,9 +229,7 @@ class _Binder:
         columns = star_columns(item, self._scope, self._what)
         return [(name, quote_name(name)) for _, name in columns]
 
-    def _named(
-        self, items: Sequence[Named], names: Sequence[str] | None
-    ) -> tuple[Feature, ...]:
+    def _named(self, items: Sequence[Named], names: Sequence[str] | None) -> tuple[Feature, ...]:
         """Return the outputs under the names of the sub-query's first SELECT."""
         if names is not None:
             if len(items) != len(names):
@@ -250,15 +237,11 @@ class _Binder:
                     f"{self._what}: its SELECTs have {len(names)} and {len(items)} "
                     "columns; UNION ALL takes as many of each"
                 )
-            return tuple(
-                Feature(name, sql) for name, (_, sql) in zip(names, items, strict=True)
-            )
+            return tuple(Feature(name, sql) for name, (_, sql) in zip(names, items, strict=True))
         outputs = []
         for name, sql in items:
             if name is None:
-                raise QueryError(
-                    f"{self._what}: give {shorten(sql)} a name, ... AS name"
-                )
+                raise QueryError(f"{self._what}: give {shorten(sql)} a name, ... AS name")
             outputs.append(Feature(name, sql))
         lower = [output.name.lower() for output in outputs]
         for output in outputs:
@@ -330,13 +313,9 @@ class _Binder:
                     f"{what}: {column.name!r} is a column and the name of "
                     f"{shorten(aliased)}: give the expression another AS name"
                 )
-            column.replace(
-                exp.Paren(this=parse_expression(aliased, what, aggregates=True))
-            )
+            column.replace(exp.Paren(this=parse_expression(aliased, what, aggregates=True)))
         return self._local(render(holder.this), Role.HAVING)
 
     def _by_alias(self, name: str, items: Sequence[Named]) -> str | None:
         lower = name.lower()
-        return next(
-            (sql for alias, sql in items if (alias or "").lower() == lower), None
-        )
+        return next((sql for alias, sql in items if (alias or "").lower() == lower), None)

@@ -15,15 +15,7 @@ from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import local_sql, spell
-from tp_flower.query.parsing import (
-    LABEL,
-    WEIGHT,
-    Item,
-    SelectItem,
-    StarItem,
-    is_label,
-    is_weight,
-)
+from tp_flower.query.parsing import LABEL, WEIGHT, Item, SelectItem, StarItem, is_label, is_weight
 
 
 @dataclass(frozen=True)
@@ -93,10 +85,7 @@ class Scope:
 
     def _unknown(self, name: str) -> str:
         if name.lower() in (alias.lower() for alias in self.aliases):
-            return (
-                f"{name!r} is a name of the SELECT list, not a column: "
-                "repeat its expression"
-            )
+            return f"{name!r} is a name of the SELECT list, not a column: repeat its expression"
         names = list(dict.fromkeys(chain.from_iterable(self.columns.values())))
         return (
             f"no table has a column {name!r}{closest(name, names)}; "
@@ -108,11 +97,7 @@ Column = tuple[str, str | None]  # the alias of a table, the name of a column
 
 
 def expand_stars(
-    items: Sequence[Item],
-    scope: Scope,
-    keys: Collection[Local],
-    *,
-    needs_label: bool = True,
+    items: Sequence[Item], scope: Scope, keys: Collection[Local], *, needs_label: bool = True
 ) -> tuple[SelectItem, ...]:
     """Return the SELECT list without stars.
 
@@ -129,9 +114,7 @@ def expand_stars(
         raise QueryError(f"the query has {len(starred)} labels, expected one: {names}")
     labels = selected or [_item(alias, name) for alias, name in starred]
     if needs_label and not labels:
-        raise QueryError(
-            "the query has no label: write the value to predict as `... AS label`"
-        )
+        raise QueryError("the query has no label: write the value to predict as `... AS label`")
     weights = [item for item in items if is_weight(item)]
     hidden = _columns_of([*labels, *weights], keys, scope)
     expanded: list[SelectItem] = []
@@ -166,8 +149,7 @@ def star_columns(star: StarItem, scope: Scope, what: str = "") -> list[tuple[str
         if all(name is None for _, name in spellings):
             names = list(chain.from_iterable(scope.columns[a] for a in named))
             raise QueryError(
-                f"EXCLUDE ({sql}): the star has no such column"
-                f"{closest(column.name, names)}"
+                f"EXCLUDE ({sql}): the star has no such column{closest(column.name, names)}"
             )
         excluded |= spellings
     return [(a, n) for a in tables for n in scope.columns[a] if (a, n) not in excluded]
@@ -179,9 +161,7 @@ def _tables_of(star: StarItem, scope: Scope, what: str = "") -> list[str]:
     return [scope.alias_of(star.table, what or f"{star.table}.*")]
 
 
-def _columns_of(
-    items: Sequence[SelectItem], keys: Collection[Local], scope: Scope
-) -> set[Column]:
+def _columns_of(items: Sequence[SelectItem], keys: Collection[Local], scope: Scope) -> set[Column]:
     """Return the columns that label, weight and keys use."""
     columns = set[Column]()
     for key in keys:

@@ -243,9 +243,7 @@ def mechanism_text(release: Record) -> str:
     return ", ".join([mechanism.text("kind"), *figures])
 
 
-def render_page(
-    head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str
-) -> str:
+def render_page(head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str) -> str:
     """Return a page of sections by title; every text in it is escaped.
 
     ``head`` has the values of the template's ``head``. Empty blocks and sections are

@@ -102,9 +102,7 @@ def text_table(
     title: str | None = None,
 ) -> Table:
     """Return a table; the columns in ``words`` hold words, the others numbers."""
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head)
-    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head))
     for place, text in enumerate(head):
         justify: JustifyMethod = "left" if place in words else "right"
         table.add_column(text, justify=justify, overflow="fold")
@@ -114,9 +112,7 @@ def text_table(
     return table
 
 
-def epoch_line(
-    rounds: Sequence[RoundReport], epochs: int, seconds: float, split: str = ""
-) -> str:
+def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float, split: str = "") -> str:
     """Return the console line of an epoch, ``seconds`` after the first one's start.
 
     Metrics of held-out rows stand beside the name of their ``split``.
@@ -140,9 +136,7 @@ def epoch_line(
     return "  |  ".join(parts)
 
 
-def _metrics_parts(
-    name: str, metrics: Metrics, keys: Sequence[str], split: str = ""
-) -> list[str]:
+def _metrics_parts(name: str, metrics: Metrics, keys: Sequence[str], split: str = "") -> list[str]:
     values = [f"{key} {format_value(metrics[key])}" for key in keys if key in metrics]
     suffix = f" ({split})" if split else ""
     return [f"{name} {' '.join(values)}{suffix}"] if values else []

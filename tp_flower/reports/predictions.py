@@ -25,9 +25,7 @@ ROW: Final = "row"
 ROW_HASH: Final = "row_key"
 _SCORE, _PREDICTION, _PROBABILITY = "score", "prediction", "probability"
 _PARTIAL, _DISTANCE = "is_partial", "distance"
-RESERVED: Final = frozenset(
-    {ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE}
-)
+RESERVED: Final = frozenset({ROW, ROW_HASH, OCCURRENCE, _SCORE, _PREDICTION, _PARTIAL, _DISTANCE})
 """Names that no column of a row key can have."""
 
 
@@ -117,9 +115,7 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     return columns
 
 
-def write_predictions(
-    table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int
-) -> None:
+def write_predictions(table: pa.Table, path: Path, metadata: Mapping[str, str], mode: int) -> None:
     """Write predictions to a file; it appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     file_metadata = {f"tp_flower.{key}": text for key, text in metadata.items()}

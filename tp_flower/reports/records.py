@@ -201,10 +201,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         **report.traffic(),
         "chosen": report.chosen,
         "tables": report.tables,
-        "joined-rows": {
-            "train": report.joined_rows_train,
-            "test": report.joined_rows_test,
-        },
+        "joined-rows": {"train": report.joined_rows_train, "test": report.joined_rows_test},
         "split": report.split,
         "epochs": report.epochs,
         "final": {"train": report.final_train, "test": report.final_test},
@@ -244,11 +241,7 @@ def min_mean_max(counts: npt.NDArray[np.integer]) -> dict[str, float]:
     """
     if not len(counts):
         return {"min": 0, "mean": 0.0, "max": 0}
-    return {
-        "min": int(counts.min()),
-        "mean": float(counts.mean()),
-        "max": int(counts.max()),
-    }
+    return {"min": int(counts.min()), "mean": float(counts.mean()), "max": int(counts.max())}
 
 
 def plain(value: object) -> object:

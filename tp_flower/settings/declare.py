@@ -112,9 +112,7 @@ def items_of(text: str) -> tuple[str, ...]:
 
 
 def list_of(
-    item: Callable[[Any], object],
-    form: str,
-    is_allowed: Callable[[Sequence[Any]], object],
+    item: Callable[[Any], object], form: str, is_allowed: Callable[[Sequence[Any]], object]
 ) -> Callable[[object], object]:
     """Return a function that reads a comma-separated list, or a tuple, of items.
 
@@ -201,9 +199,7 @@ def setting(
     ``allowed`` None means all values of the field's type; a setting without readers has
     those of the group. It ``may_change`` when a run is resumed.
     """
-    return field(
-        default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)}
-    )
+    return field(default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)})
 
 
 def declared(group: type[Any]) -> tuple[Setting, ...]:
@@ -221,16 +217,12 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
     return tuple(settings)
 
 
-def fields_of(
-    settings: Iterable[Setting], config: Mapping[str, object]
-) -> dict[str, object]:
+def fields_of(settings: Iterable[Setting], config: Mapping[str, object]) -> dict[str, object]:
     """Return the values of a run config by field, unread."""
     return {item.field: config[item.key] for item in settings if item.key in config}
 
 
-def read_fields(
-    settings: Iterable[Setting], group: object
-) -> tuple[dict[str, object], list[str]]:
+def read_fields(settings: Iterable[Setting], group: object) -> tuple[dict[str, object], list[str]]:
     """Return a group's values by field, without the refused ones, and their errors."""
     values, problems = {}, []
     for item in settings:

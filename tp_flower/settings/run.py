@@ -23,9 +23,7 @@ FLOWER: Final = "flower"
 SESSION: Final = "session"
 TRACKERS: Final = OneOf(("tensorboard", "mlflow"))
 
-_RESUMED: Final = Readers(
-    modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}"
-)
+_RESUMED: Final = Readers(modes=(TRAIN,), refusal="only training is resumed, not mode {mode!r}")
 _PREDICT_ALONE: Final = Readers(
     modes=(PREDICT,), refusal=f"is for mode {PREDICT!r} only, not {{mode!r}}"
 )
@@ -45,9 +43,7 @@ def model_name(text: str) -> str:
             "at most 64 of a-z, 0-9, '.', '_' and '-'"
         )
     if at and not VERSION.fullmatch(version):
-        raise ValueError(
-            f"{version!r} is not a model version, such as '20261121-093000-1a2b'"
-        )
+        raise ValueError(f"{version!r} is not a model version, such as '20261121-093000-1a2b'")
     return text
 
 
@@ -86,8 +82,7 @@ class RunSettings:
     )
     resume: str = setting(
         "",
-        "Stopped run to resume: its folder, or the folder's name below "
-        "~/.tp_flower/runs/.",
+        "Stopped run to resume: its folder, or the folder's name below ~/.tp_flower/runs/.",
         read_by=_RESUMED,
         may_change=True,
     )
@@ -111,9 +106,7 @@ class RunSettings:
         '"auto": CUDA where there is one.',
         OneOf((AUTO, "cpu", "cuda")),
     )
-    output_dir: str = setting(
-        "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.'
-    )
+    output_dir: str = setting("", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.')
     progress: bool = setting(True, "One console line per epoch.", may_change=True)
     track: str = setting(
         "",
@@ -146,8 +139,7 @@ class SiteSettings:
     )
     min_sites: int = setting(
         0,
-        "SuperNodes that must be online; 0 = as many as it takes to host all tables of "
-        "the query.",
+        "SuperNodes that must be online; 0 = as many as it takes to host all tables of the query.",
         Range(0),
     )
     wait_seconds: float = setting(60.0, "Seconds to wait for the sites.", Range(0))
@@ -169,9 +161,7 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-_FITTING: Final = methods.of_families(
-    methods.ADMM, methods.CG, methods.SGD, methods.BOOST
-)
+_FITTING: Final = methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.BOOST)
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
@@ -223,9 +213,7 @@ class DataSettings:
         may_change=True,
     )
     max_joined_rows: int = setting(
-        200_000_000,
-        "A join of more rows than this is refused before it is built.",
-        Range(1),
+        200_000_000, "A join of more rows than this is refused before it is built.", Range(1)
     )
     test_fraction: float = setting(
         0.2,
@@ -259,8 +247,7 @@ class DataSettings:
     )
     patience: int = setting(
         0,
-        "Epochs without a lower validation loss after which training ends; 0 = train "
-        "on.",
+        "Epochs without a lower validation loss after which training ends; 0 = train on.",
         Range(0),
     )
     row_weight: str = setting(
@@ -276,9 +263,7 @@ class DataSettings:
         ),
     )
     max_categories: int = setting(
-        256,
-        'Categories kept per categorical column; the rarest share "(other)".',
-        Range(2),
+        256, 'Categories kept per categorical column; the rarest share "(other)".', Range(2)
     )
     encoders: tuple[Entry, ...] = setting(
         (),

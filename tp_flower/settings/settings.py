@@ -101,9 +101,7 @@ class SettingValues(
 GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
 """Groups whose keys have no prefix, in the order of the run config."""
 
-PLAIN_SETTINGS: Final = tuple(
-    item for group in GROUPS for item in declare.declared(group)
-)
+PLAIN_SETTINGS: Final = tuple(item for group in GROUPS for item in declare.declared(group))
 """Settings of these groups."""
 
 SETTINGS: Final = (*PLAIN_SETTINGS, *PRIVACY_SETTINGS)
@@ -137,9 +135,7 @@ def _unread(values: SettingValues) -> Iterator[str]:
 
 
 def _conflicts_of_splits(values: SettingValues) -> Iterator[str]:
-    if values.split.columns and not (
-        values.test_fraction or values.validation_fraction
-    ):
+    if values.split.columns and not (values.test_fraction or values.validation_fraction):
         yield (
             f"test-split: {values.test_split!r} needs a test-fraction or a "
             "validation-fraction above 0"
@@ -274,10 +270,7 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
         yield "personal: a list of features needs model 'linear'"
     if values.update_clusters and not values.update_penalty:
         yield "update-clusters: needs encoded updates: set update-penalty above 0"
-    if values.graph_epsilon and values.graph not in (
-        methods.BY_DATA,
-        methods.BY_FEATURES,
-    ):
+    if values.graph_epsilon and values.graph not in (methods.BY_DATA, methods.BY_FEATURES):
         yield (
             "graph-epsilon: noise is for the summaries of graph "
             f"{methods.BY_DATA!r} and {methods.BY_FEATURES!r}, not for {values.graph!r}"
@@ -287,10 +280,7 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
 def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
     mode = values.mode
     if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
-        yield (
-            f"model-name: mode {mode!r} takes a name without '@version', which "
-            "training assigns"
-        )
+        yield (f"model-name: mode {mode!r} takes a name without '@version', which training assigns")
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,7 @@ from typing import ClassVar, Final
 from tp_flower import methods
 from tp_flower.losses import LOSSES
 from tp_flower.protocol.coreset_messages import MOST_CLUSTERS, MOST_SAMPLED
-from tp_flower.settings.declare import (
-    Form,
-    OneOf,
-    Range,
-    Readers,
-    items_of,
-    list_of,
-    setting,
-)
+from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, list_of, setting
 from tp_flower.settings.run import AUTO, model_name
 
 GRAM: Final = "gram"
@@ -32,19 +24,14 @@ class AdmmSettings:
 
     admm_form: str = setting(
         "sharing",
-        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in '
-        "the paper).",
+        'ADMM over the tables: "sharing" (converges for every rho) or "jacobi" (as in the paper).',
         OneOf(("sharing", "jacobi")),
     )
     rho: float = setting(
-        0.0,
-        "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.",
-        Range(0),
+        0.0, "ADMM penalty; 0 = from the curvature of the loss, then residual balancing.", Range(0)
     )
     over_relaxation: float = setting(
-        0.0,
-        "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5, or 1 under noise.",
-        Range(0, 2),
+        0.0, "ADMM over-relaxation, below 2; 1 = off, 0 = 1.5, or 1 under noise.", Range(0, 2)
     )
     lou: str = setting(
         AUTO,
@@ -52,9 +39,7 @@ class AdmmSettings:
         '(any model), or "auto": gram where the table\'s model is linear.',
         OneOf((AUTO, GRAM, "consensus")),
     )
-    inner_rounds: int = setting(
-        1, "Rounds of consensus between shards per epoch.", Range(1)
-    )
+    inner_rounds: int = setting(1, "Rounds of consensus between shards per epoch.", Range(1))
     local_epochs: int = setting(
         0,
         "Passes over a shard's rows in one local update of a non-linear model; 0 = 4 "
@@ -82,9 +67,7 @@ class SgdSettings:
         Range(0),
         Readers(methods.of_families(methods.ADMM, methods.SGD, methods.PERSONAL)),
     )
-    momentum: float = setting(
-        0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD
-    )
+    momentum: float = setting(0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD)
     decay: float = setting(
         1.0,
         "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e); "
@@ -105,9 +88,7 @@ _ITERATIVE: Final = Readers(
 
 
 def _model(model: object) -> str:
-    if isinstance(model, str) and (
-        model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)
-    ):
+    if isinstance(model, str) and (model in (methods.LINEAR, MLP) or _FACTORY.fullmatch(model)):
         return model
     raise ValueError(f"{model!r} is not a model: it must be {_MODEL_FORMS}")
 
@@ -115,9 +96,7 @@ def _model(model: object) -> str:
 def _models(value: object) -> tuple[tuple[str, str], ...]:
     pairs = value
     if isinstance(value, str):
-        pairs = tuple(
-            tuple(part.strip() for part in item.split("=")) for item in items_of(value)
-        )
+        pairs = tuple(tuple(part.strip() for part in item.split("=")) for item in items_of(value))
     if not isinstance(pairs, tuple) or not all(len(p) == 2 and all(p) for p in pairs):
         example = '"flights=mlp, planes=linear"'
         raise ValueError(f"{value!r} is not a list such as {example}")
@@ -163,8 +142,7 @@ class ModelSettings:
     )
     models: tuple[tuple[str, str], ...] = setting(
         (),
-        "Tables with another model than `model`, by alias: "
-        '"flights=mlp, planes=linear".',
+        'Tables with another model than `model`, by alias: "flights=mlp, planes=linear".',
         _MODELS,
     )
     hidden_sizes: tuple[int, ...] = setting(
@@ -206,9 +184,7 @@ class BoostSettings:
         "Share of its best fit that a tree adds, above 0.",
         Range(0, 1.0 + 1e-9, includes_low=False),
     )
-    min_rows_per_leaf: int = setting(
-        20, "Joined rows that a leaf has at least.", Range(1, 1 << 31)
-    )
+    min_rows_per_leaf: int = setting(20, "Joined rows that a leaf has at least.", Range(1, 1 << 31))
     boost_from: str = setting(
         "",
         "Saved model to start from, trained on the same query and the same rows "
@@ -236,8 +212,7 @@ class CoresetSettings:
         Range(0, MOST_SAMPLED + 1),
         Readers(
             methods.JOINING,
-            refusal="needs joined rows; strategy {strategy!r} trains on every row: "
-            "leave it 0",
+            refusal="needs joined rows; strategy {strategy!r} trains on every row: leave it 0",
         ),
     )
     coreset_kind: str = setting(
@@ -266,8 +241,7 @@ class CoresetSettings:
         "together with l2 an elastic net.",
         Range(0),
         Readers(
-            ("coreset-ridge",),
-            refusal="strategy {strategy!r} has no such penalty: leave it 0",
+            ("coreset-ridge",), refusal="strategy {strategy!r} has no such penalty: leave it 0"
         ),
     )
 
@@ -291,9 +265,7 @@ def named_coordinates(personal: str) -> tuple[str, ...]:
 def _personal(text: str) -> str:
     parts = items_of(text)
     if not all(parts):
-        raise ValueError(
-            f"{text!r} has an empty name: list features such as 'age, (intercept)'"
-        )
+        raise ValueError(f"{text!r} has an empty name: list features such as 'age, (intercept)'")
     if twice := {name for name in parts if parts.count(name) > 1}:
         raise ValueError(f"names {', '.join(sorted(twice))} more than once")
     single = {EVERYTHING, LAST} & set(parts)
@@ -334,14 +306,10 @@ class PersonalisedSettings:
         Form('"data", "features", "models", edges, or a path', _graph),
     )
     graph_penalty: float = setting(
-        0.01,
-        "lambda: penalty on the difference along an edge; 0 = independent models.",
-        Range(0),
+        0.01, "lambda: penalty on the difference along an edge; 0 = independent models.", Range(0)
     )
     graph_norm: str = setting(
-        "2",
-        'Norm of the difference along an edge: "1", "2" or "inf".',
-        OneOf(("1", "2", "inf")),
+        "2", 'Norm of the difference along an edge: "1", "2" or "inf".', OneOf(("1", "2", "inf"))
     )
     graph_weights: str = setting(
         "equal",
@@ -351,8 +319,7 @@ class PersonalisedSettings:
     )
     graph_neighbours: int = setting(
         5,
-        "Neighbours that each site chooses; two sites have an edge if either chose the "
-        "other.",
+        "Neighbours that each site chooses; two sites have an edge if either chose the other.",
         Range(1),
     )
     graph_epsilon: float = setting(
@@ -374,7 +341,5 @@ class PersonalisedSettings:
         Range(0, 257),
     )
     baselines: bool = setting(
-        True,
-        "Also train one model for all sites, and a model of each site alone, for "
-        "comparison.",
+        True, "Also train one model for all sites, and a model of each site alone, for comparison."
     )

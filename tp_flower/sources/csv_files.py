@@ -116,13 +116,9 @@ def _dialect(sniffed: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def csv_call(
-    path: str, nulls: Nulls, dialect: Mapping[str, str], types: Mapping[str, str]
-) -> str:
+def csv_call(path: str, nulls: Nulls, dialect: Mapping[str, str], types: Mapping[str, str]) -> str:
     """Return the ``read_csv(...)`` that reads a file with all its columns' types."""
-    columns = ", ".join(
-        f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items()
-    )
+    columns = ", ".join(f"{quote_text(name)}: {quote_text(kind)}" for name, kind in types.items())
     options = {
         **dialect,
         "skip": "0",

@@ -63,11 +63,7 @@ _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
 _OF_MOMENTS: Final = frozenset({Need.MOMENTS, Need.CATEGORIES})
-_HOW: Final = {
-    LABELS: "privacy.labels",
-    MODELS: "privacy.features",
-    SCORES: "privacy.predictions",
-}
+_HOW: Final = {LABELS: "privacy.labels", MODELS: "privacy.features", SCORES: "privacy.predictions"}
 
 
 @dataclass(frozen=True)
@@ -216,9 +212,7 @@ class Policy:
 
         Features of the same columns count as one.
         """
-        columns = {
-            read.column.lower() for read in reads(fragment) if read.role is Role.FEATURE
-        }
+        columns = {read.column.lower() for read in reads(fragment) if read.role is Role.FEATURE}
         count = len(fragment.features)
         if count and min(count, len(columns)) < self.min_features:
             raise _refused(
@@ -266,9 +260,7 @@ class Policy:
                 "it is a share of the rows",
             )
 
-    def check_statistics(
-        self, table: str, feature: str, kind: str, spec: EncoderSpec
-    ) -> None:
+    def check_statistics(self, table: str, feature: str, kind: str, spec: EncoderSpec) -> None:
         """Refuse an encoder that is fitted to finer statistics than may leave.
 
         The statistics of any such encoder include the number of missing values. With a
@@ -286,16 +278,13 @@ class Policy:
         )
         raise _refused(
             f"releases.{STATISTICS} = {level}",
-            f"encoder {spec} of {table}.{feature} is fitted to "
-            f"{' and '.join(sorted(finer))}",
+            f"encoder {spec} of {table}.{feature} is fitted to {' and '.join(sorted(finer))}",
             f"{allowed}; set encoders = "
             f"'{render_entries([(table, feature, '<encoder>')])}' with one that needs "
             f"no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
-    def check_release(
-        self, kind: str, *, is_private: bool, is_masked: bool = False
-    ) -> None:
+    def check_release(self, kind: str, *, is_private: bool, is_masked: bool = False) -> None:
         """Refuse a kind of release that may not leave, or not without noise or mask.
 
         ``is_masked`` says that the server cannot read it: masked scores, sealed sums.
@@ -336,13 +325,9 @@ STRICT: Final[Mapping[str, object]] = {
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)
-BUDGETED: Final = Releases(
-    labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE
-)
+BUDGETED: Final = Releases(labels=PRIVATE, statistics=NEVER, models=PRIVATE, scores=PRIVATE)
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
-MISSING: Final = Policy(
-    columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER)
-)
+MISSING: Final = Policy(columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER))
 """The policy of a table that has none."""
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
 _PLAIN: Final = "the column itself may be joined on and grouped by"
@@ -356,9 +341,7 @@ def _refused(rule: str, request: str, allowed: str) -> PolicyError:
     return PolicyError(f"the table's policy ({rule}) refuses: {request}; {allowed}")
 
 
-def read_policy(
-    common: Mapping[str, object], shard: Mapping[str, object], where: str
-) -> Policy:
+def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where: str) -> Policy:
     """Return a shard's policy, from its table's entry in the file and its own."""
     where = f"the policy of {where}"
     policies = [entry["policy"] for entry in (common, shard) if "policy" in entry]
@@ -434,9 +417,7 @@ def _check_consistent(policy: Policy, where: str) -> None:
     for name in policy.join_only:
         for key in ("labels", "weights", "filters"):
             if _has(getattr(policy, key) or (), name):
-                raise SourceError(
-                    f"{where}: column {name!r} is in 'join-only' and in {key!r}"
-                )
+                raise SourceError(f"{where}: column {name!r} is in 'join-only' and in {key!r}")
     releases = policy.releases
     has_clear_weights = releases.level(WEIGHTS) == CLEAR and releases.labels != CLEAR
     if has_clear_weights and policy.weights is None:

@@ -32,11 +32,7 @@ from tp_flower.sources.csv_files import csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.policy import SIMULATED
-from tp_flower.sources.tables_file import (
-    PARQUET_SUFFIXES,
-    file_suffix,
-    read_tables_file,
-)
+from tp_flower.sources.tables_file import PARQUET_SUFFIXES, file_suffix, read_tables_file
 from tp_flower.sources.tables_file import ShardSource as ShardSource
 
 
@@ -116,9 +112,7 @@ def _registered(token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
     try:
         return _FRAMES[token]
     except KeyError:
-        raise SourceError(
-            f"no data frames are registered under {token!r} here"
-        ) from None
+        raise SourceError(f"no data frames are registered under {token!r} here") from None
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
@@ -170,9 +164,7 @@ def flights_sources() -> tuple[ShardSource, ...]:
     """The shards of the built-in flights federation, whose rows are public."""
     # invariant: organisations in order EWR, JFK, LGA, registry, directory
     return tuple(
-        ShardSource(
-            table=table, site=site, index=index, path=str(path), policy=SIMULATED
-        )
+        ShardSource(table=table, site=site, index=index, path=str(path), policy=SIMULATED)
         for table, files in flights_tables().items()
         for index, (site, path) in enumerate(files.items())
     )
@@ -286,9 +278,7 @@ def _check_readable(source: ShardSource, path: str) -> None:
         reason = error.strerror
         raise SourceError(f"{source}: the file cannot be read: {reason}") from error
     if is_empty:
-        problem = (
-            "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
-        )
+        problem = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
         raise SourceError(f"{source}: the {problem}")
 
 
@@ -301,9 +291,7 @@ def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
         )
 
 
-def _replacements(
-    connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str
-) -> str:
+def _replacements(connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str) -> str:
     """Return the SELECT list that gives columns the types of the tables file."""
     if not source.types:
         return "*"

@@ -147,13 +147,9 @@ def read_tables_file(path: str) -> tuple[ShardSource, ...]:
     entries.refuse_unknown(document, ("tables",), f"the tables file {file}")
     tables = document.get("tables")
     if not isinstance(tables, dict) or not tables:
-        raise SourceError(
-            f"the tables file {file} names no tables: expected [tables.<name>]"
-        )
+        raise SourceError(f"the tables file {file} names no tables: expected [tables.<name>]")
     return tuple(
-        source
-        for name, entry in tables.items()
-        for source in _table_sources(file, name, entry)
+        source for name, entry in tables.items() for source in _table_sources(file, name, entry)
     )
 
 
@@ -206,10 +202,7 @@ def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
     if not isinstance(shards, list) or not shards:
         raise SourceError(f"'shards' in {where} must be a non-empty list of shards")
     common = {key: value for key, value in common.items() if key != "shards"}
-    return [
-        _shard_source(file, name, index, common, shard)
-        for index, shard in enumerate(shards)
-    ]
+    return [_shard_source(file, name, index, common, shard) for index, shard in enumerate(shards)]
 
 
 def _shard_source(
@@ -234,9 +227,7 @@ def _shard_source(
     folder = file.absolute().parent
     for key in _OF_DATABASES:
         if is_file and key in merged:
-            raise SourceError(
-                f"{key!r} of {where} is for databases, and 'path' names a file"
-            )
+            raise SourceError(f"{key!r} of {where} is for databases, and 'path' names a file")
     return ShardSource(
         table=table,
         site=entry.site or f"{table}-{index}",
@@ -255,9 +246,7 @@ def _file(entry: _ShardEntry, folder: Path, where: str) -> str:
     path = str(folder / Path(entry.path).expanduser())
     is_plain = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
     if entry.table and is_plain:
-        raise SourceError(
-            f"'table' of {where} is for DuckDB files and databases, not for {path}"
-        )
+        raise SourceError(f"'table' of {where} is for DuckDB files and databases, not for {path}")
     if not entry.table and not entry.path.endswith(("/", os.sep)):
         file_suffix(path)
     return path
@@ -291,13 +280,9 @@ def _read_uri(file: Path, where: str) -> str:
         text = file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise SourceError(
-            f"'uri-file' of {where}: {file} cannot be read: {reason}"
-        ) from None
+        raise SourceError(f"'uri-file' of {where}: {file} cannot be read: {reason}") from None
     if "${" in text:
-        raise SourceError(
-            f"'uri-file' of {where}: {file} must hold the URI, no ${{...}}"
-        )
+        raise SourceError(f"'uri-file' of {where}: {file} must hold the URI, no ${{...}}")
     return text
 
 
@@ -311,9 +296,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
     parts_of_name = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
     full_name = ".".join(f'"{q}"' if q else bare for q, bare in parts)
     if full_name != name or len(parts) > 3:
-        raise SourceError(
-            f"'table' of {where} is {name!r}: expected a name, or schema.name"
-        )
+        raise SourceError(f"'table' of {where} is {name!r}: expected a name, or schema.name")
     return tuple(quoted or bare for quoted, bare in parts_of_name)
 
 

@@ -17,14 +17,7 @@ from unittest.mock import patch
 import numpy as np
 
 from scripts.bench.datasets import Dataset, at_hand, lahman
-from scripts.bench.harness import (
-    Options,
-    Outcome,
-    Sites,
-    SkippedSuite,
-    first_within,
-    train,
-)
+from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
 from strategies.training.saving import make_manifest
@@ -72,9 +65,7 @@ def with_ids(dataset: Dataset) -> Dataset:
     return replace(dataset, name=name, title=title, sql=sql)
 
 
-def boosted(
-    dataset: Dataset, settings: Settings, sites: Sites | None = None
-) -> list[RoundReport]:
+def boosted(dataset: Dataset, settings: Settings, sites: Sites | None = None) -> list[RoundReport]:
     """Return the reports of the rounds of training."""
     strategy = train(dataset.sql, settings, sites or dataset.join_only())
     return [item for item in strategy.report.history if item.train]
@@ -110,9 +101,7 @@ def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
     values = [item.test[metric] for item in reports]
     _compare(outcome, dataset, values, hundred, best)
     rows = sum(len(frame) for frame in dataset.tables.values())
-    sent = max(
-        sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in reports
-    )
+    sent = max(sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in reports)
     outcome.check(f"{title}: bytes of a round per row", sent / rows, 32)
     name = f"{title}: seconds of a run over those of join and {TREES} trees"
     outcome.check(name, seconds / seconds_of_join(dataset, settings), 1.0)
@@ -125,9 +114,7 @@ def _compare(
     metric, title = dataset.metric, dataset.title
     outcome.facts |= {
         f"{title}: {metric} by round": values,
-        f"{title}: {metric} of LightGBM on the join, 100 and {TREES} trees": [
-            *(hundred, best)
-        ],
+        f"{title}: {metric} of LightGBM on the join, 100 and {TREES} trees": [*(hundred, best)],
     }
     # of an AUC more is better
     sign, unit = (-1.0, 1.0) if metric == "auc" else (1.0, best)

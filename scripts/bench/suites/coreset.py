@@ -156,9 +156,7 @@ def ridge_problem(joined: JoinedTable) -> Problem:
     )
 
 
-def squares(
-    features: Float32Array, labels: FloatArray, theta: FloatArray
-) -> FloatArray:
+def squares(features: Float32Array, labels: FloatArray, theta: FloatArray) -> FloatArray:
     """Return (X theta + b - y)^2 of theta and b (d + 1, k), (N, k)."""
     scores = features @ theta[:-1].astype(np.float32) + theta[-1]
     errors: FloatArray = (scores - labels[:, None]) ** 2
@@ -195,9 +193,7 @@ def kmeans_problem(joined: JoinedTable) -> Problem:
     )
 
 
-def measure_problem(
-    dataset: Dataset, config: dict[str, Any], problem: Problem
-) -> Results:
+def measure_problem(dataset: Dataset, config: dict[str, Any], problem: Problem) -> Results:
     """Return the costs of all sizes, and the bytes of a run of each kind."""
     sizes: dict[str, dict[str, dict[str, float]]] = {}
     tables = len(dataset.tables)
@@ -205,9 +201,7 @@ def measure_problem(
         of_kind = sizes[f"{kind}-{problem.solver}"] = {}
         for size in SIZES:
             rngs = [np.random.default_rng([k, size]) for k in range(REPEATS)]
-            costs = [
-                problem.cost(problem.draw(kind, size, tables, rng), rng) for rng in rngs
-            ]
+            costs = [problem.cost(problem.draw(kind, size, tables, rng), rng) for rng in rngs]
             mean, std = float(np.mean(costs)), float(np.std(costs, ddof=1))
             of_kind[str(size)] = {"mean": mean, "std": std}
     return {
@@ -217,9 +211,7 @@ def measure_problem(
     }
 
 
-def run_of(
-    dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str
-) -> Results:
+def run_of(dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str) -> Results:
     """Run the strategy at `MAIN_SIZE` over a site per table that lets rows leave.
 
     Returns the cost; and the bytes of choosing the rows, of the rows, and of all else,
@@ -267,9 +259,7 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         yield name, path
 
 
-def check_limits(
-    outcome: Outcome, dataset: Dataset, problem: Problem, facts: Results
-) -> None:
+def check_limits(outcome: Outcome, dataset: Dataset, problem: Problem, facts: Results) -> None:
     """Check the costs of samples, of the run, and of random parameters."""
     main, name = str(MAIN_SIZE), f"{dataset.title}, {problem.solver}"
     cost, uniform = (facts["sizes"][f"{kind}-{problem.solver}"] for kind in "CU")

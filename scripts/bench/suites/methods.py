@@ -127,8 +127,7 @@ def curve_of(history: Sequence[RoundReport], metric: str) -> pd.DataFrame:
         [
             (
                 *(item.epoch, item.test.get(metric, math.nan), 1),
-                item.overhead_bytes
-                + sum((*item.bytes_up.values(), *item.bytes_down.values())),
+                item.overhead_bytes + sum((*item.bytes_up.values(), *item.bytes_down.values())),
             )
             for item in history
         ],
@@ -172,8 +171,7 @@ def summary(dataset: Results, curve: pd.DataFrame) -> Results:
             "rounds": rounds,
             "bytes": sent,
             "communication-seconds": {
-                network.name: network.seconds(rounds, sent)
-                for network in PAPER_NETWORKS
+                network.name: network.seconds(rounds, sent) for network in PAPER_NETWORKS
             },
         }
     return facts

@@ -103,9 +103,7 @@ def snowflake(number: int) -> tuple[Mapping[str, pd.DataFrame], str, str]:
     return {"f": facts, **tables}, sql, task
 
 
-def _dimension(
-    draw: np.random.Generator, rows: int
-) -> tuple[pd.DataFrame, pd.DataFrame | None]:
+def _dimension(draw: np.random.Generator, rows: int) -> tuple[pd.DataFrame, pd.DataFrame | None]:
     """Return a dimension table, and mostly one that its rows nearly determine."""
     kinds = draw.integers(0, draw.integers(2, rows + 1), rows)
     columns = {"id": np.arange(rows), "x": draw.normal(size=rows)}

@@ -17,14 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from scripts.bench.datasets import Dataset, at_hand, flights
-from scripts.bench.harness import (
-    Options,
-    Outcome,
-    Sites,
-    participants_of,
-    problem_of,
-    train,
-)
+from scripts.bench.harness import Options, Outcome, Sites, participants_of, problem_of, train
 from strategies.run.grid import InProcessGrid
 from strategies.setup.labels import label_plan
 from strategies.setup.problem import TrainingProblem
@@ -97,9 +90,7 @@ class Task:
     def mean_metrics(self, runs: Iterable[Settings]) -> Mapping[str, float]:
         """Return the means of the runs' test metrics by the true labels."""
         truth = self.truth.test_labels
-        metrics = [
-            evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs
-        ]
+        metrics = [evaluate(self.truth.loss, self.run(settings)[1], truth) for settings in runs]
         return {key: fmean(each[key] for each in metrics) for key in self.metrics}
 
 
@@ -130,9 +121,7 @@ def measure_privacy(options: Options) -> Outcome:
     return outcome
 
 
-def _private(
-    task: Task, clear: Settings, mechanism: str
-) -> Iterator[tuple[str, Settings]]:
+def _private(task: Task, clear: Settings, mechanism: str) -> Iterator[tuple[str, Settings]]:
     """Yield title and settings of private runs, the papers' setting last."""
     for epsilon in EPSILONS:
         privacy = PrivacySettings(features=mechanism, epsilon=epsilon, delta=DELTA)
@@ -154,13 +143,9 @@ def noises(task: Task) -> Iterator[tuple[str, PrivacySettings]]:
     limits = task.label_range
     for mechanism in ("laplace",) if limits else ("randomised-response", "laplace"):
         for epsilon in LABEL_EPSILONS:
-            privacy = PrivacySettings(
-                labels=mechanism, label_epsilon=epsilon, label_range=limits
-            )
+            privacy = PrivacySettings(labels=mechanism, label_epsilon=epsilon, label_range=limits)
             yield f"{mechanism}, epsilon {epsilon:g}", privacy
-    papers = PrivacySettings(
-        labels="laplace", label_noise=PAPER_LABEL_NOISE, label_range=limits
-    )
+    papers = PrivacySettings(labels="laplace", label_noise=PAPER_LABEL_NOISE, label_range=limits)
     plan = label_plan(replace(task.settings, privacy=papers))
     epsilon = plan.epsilon if plan else 0.0
     title = f"laplace, lambda {PAPER_LABEL_NOISE:g} (epsilon {epsilon:.2f})"
@@ -185,9 +170,7 @@ def measure_labels(options: Options) -> Outcome:
                 for repeat in range(options.repeats):
                     # a draw is kept for its plan: each repeat has one of its own
                     epsilon = privacy.label_epsilon * (1.0 + 1e-12 * repeat)
-                    drawn = replace(
-                        privacy, label_epsilon=epsilon, label_correction=is_corrected
-                    )
+                    drawn = replace(privacy, label_epsilon=epsilon, label_correction=is_corrected)
                     runs.append(replace(task.settings, privacy=drawn))
                 for key, value in task.mean_metrics(runs).items():
                     outcome.facts[f"{name}: {key}, {kind}"] = value

@@ -21,11 +21,7 @@ from scripts.bench.suites.optimum import measure_optimum
 from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
-from scripts.bench.suites.scale import (
-    measure_gpu,
-    measure_linearity,
-    measure_paper_scale,
-)
+from scripts.bench.suites.scale import measure_gpu, measure_linearity, measure_paper_scale
 
 SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,

@@ -36,9 +36,7 @@ def measure_rounds(_: Options) -> Outcome:
     outcome = Outcome()
     for title, sites in (("2 sites", together), ("8 sites", apart)):
         runs = [_run(sites) for _ in range(REPEATS)]
-        fastest, cpu = (
-            min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu")
-        )
+        fastest, cpu = (min(run[clock].mean() for run in runs) for clock in ("seconds", "cpu"))
         outcome.facts[f"rounds per second, {title}"] = 1 / fastest
         outcome.facts[f"rounds per second of CPU, {title}"] = 1 / cpu
         if sites is together:

@@ -233,16 +233,13 @@ def measure_gpu(options: Options, epochs: int = GPU_EPOCHS) -> Outcome:
         outcome.facts["gpu"] = "no GPU here: CUDA was not measured"
     for method in GPU_METHODS:
         runs = {
-            device: in_process_of_its_own(
-                run_on_device, str(tables), epochs, method, device
-            )
+            device: in_process_of_its_own(run_on_device, str(tables), epochs, method, device)
             for device in (CPU, CUDA)[: 1 + has_gpu]
         }
         outcome.facts |= {f"{method}, {device}": run for device, run in runs.items()}
         if has_gpu:
             speed, loss = (
-                runs[CPU][key] / runs[CUDA][key]
-                for key in ("epoch-seconds", "train-loss")
+                runs[CPU][key] / runs[CUDA][key] for key in ("epoch-seconds", "train-loss")
             )
             outcome.facts[f"{method}: times as fast as on the CPU"] = speed
             title = f"{method}: training loss on the GPU off the CPU's"

@@ -24,13 +24,7 @@ from tp_flower.errors import SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.features.statistics import category_purpose
 from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher, hex_texts
-from tp_flower.privacy.key_agreement import (
-    GroupSecret,
-    KeyPair,
-    PublicKeys,
-    SiteKeys,
-    sealed_name,
-)
+from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys, sealed_name
 from tp_flower.query import Fragment, Query
 from tp_flower.sources.shards import load_tables, register_frames
 
@@ -316,9 +310,7 @@ def test_two_runs_share_nothing(tmp_path, source):
         for context in grid.contexts.values():
             context.run_id = 9
         train(grid, SQL)
-    first, second = (
-        set().union(*map(rows_as_bytes, grid.hashes().values())) for grid in grids
-    )
+    first, second = (set().union(*map(rows_as_bytes, grid.hashes().values())) for grid in grids)
     assert len(first) == len(second) == ROWS
     assert not first & second
 
@@ -327,10 +319,7 @@ def test_two_groups_share_nothing(tmp_path):
     # customers and items have the same numbers
     grid = federation(tmp_path, "agreed", ALL)
     train(grid, THREE)
-    found = {
-        (node, name): rows_as_bytes(array)
-        for (node, _, name), array in grid.hashes().items()
-    }
+    found = {(node, name): rows_as_bytes(array) for (node, _, name), array in grid.hashes().items()}
     orders, customers, items = (grid.nodes[name] for name in frames())
     assert len(found) == 4
     by_customer = [found[orders, "hashes/0"], found[customers, "hashes/0"]]

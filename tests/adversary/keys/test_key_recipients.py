@@ -78,9 +78,7 @@ def recipients(grid, name):
     return line["groups"]
 
 
-def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(
-    tmp_path, caplog
-):
+def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_so(tmp_path, caplog):
     server = OneMore()
     caplog.set_level("INFO", "flwr")
     grid = KeyedGrid(tmp_path, AB, server)
@@ -92,10 +90,7 @@ def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_s
     assert set(grid.secrets.values()) == {key}
     for name in grid.nodes:
         listed = recipients(grid, name)
-        assert {group: len(keys) for group, keys in listed.items()} == {
-            "run": 3,
-            "join-0": 3,
-        }
+        assert {group: len(keys) for group, keys in listed.items()} == {"run": 3, "join-0": 3}
         assert PublicKeys(server.pair.run.public).fingerprint in listed["run"]
     assert len(re.findall(r"event=keys .*run:3:[0-9a-f]{8}:", caplog.text)) >= 2
 

@@ -83,10 +83,7 @@ def test_leader_that_seals_no_secret(sealed, error, match):
 
 @pytest.mark.parametrize(
     ("key", "match"),
-    [
-        ("00", "'public-keys' is {.*'3': '00'}; allowed"),
-        ("00" * 32, "not an X25519 key"),
-    ],
+    [("00", "'public-keys' is {.*'3': '00'}; allowed"), ("00" * 32, "not an X25519 key")],
 )
 def test_public_key_that_is_none(key, match):
     def put(seen):

@@ -113,12 +113,8 @@ TREES = sorted({*WORLDS} - {"triangle", "ring"})
 CASES = [(name, *how) for name in TREES for how in (TWO_EPOCHS, MODULO_4)]
 
 
-@pytest.mark.parametrize(
-    ("name", "base", "names"), [*CASES, ("triangle", 2, ["1 scores"])]
-)
-def test_databases_look_the_same_if_and_only_if_their_sums_are(
-    monkeypatch, name, base, names
-):
+@pytest.mark.parametrize(("name", "base", "names"), [*CASES, ("triangle", 2, ["1 scores"])])
+def test_databases_look_the_same_if_and_only_if_their_sums_are(monkeypatch, name, base, names):
     assert told(monkeypatch, *world(name), base, names) == (0, 0)
 
 

@@ -45,9 +45,7 @@ def fit(grid, kind, **more):
     loss, strategy, settings = RUNS[kind]
     settings = {"num_epochs": 3, "device": "cpu", **settings, **more}
     sql = federated.store_sql(loss)
-    return federated.train(
-        grid, sql, strategy, task="regression", loss=loss, **settings
-    )
+    return federated.train(grid, sql, strategy, task="regression", loss=loss, **settings)
 
 
 @pytest.mark.parametrize("kind", RUNS)
@@ -108,9 +106,7 @@ def sums_of(seen):
 def words_of(seen):
     """The sealed shares of a reply."""
     return [
-        key
-        for key, array in seen.arrays.items()
-        if key[1] == "share" and array.dtype == np.uint64
+        key for key, array in seen.arrays.items() if key[1] == "share" and array.dtype == np.uint64
     ]
 
 

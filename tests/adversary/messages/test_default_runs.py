@@ -69,9 +69,7 @@ def beyond(fields):
 @pytest.mark.parametrize("layout", [whole, sharded])
 @pytest.mark.parametrize("model", ["linear", "mlp"])
 @pytest.mark.parametrize("method", of_families(ADMM, CG, SGD))
-def test_the_server_receives_no_statistics_models_or_scores_of_a_table(
-    method, model, layout
-):
+def test_the_server_receives_no_statistics_models_or_scores_of_a_table(method, model, layout):
     if method == CG and model != "linear":
         pytest.skip("it has linear models only")
     how = {"batch_size": 60} if method in ("sgd", "vfl-sgd") else {}

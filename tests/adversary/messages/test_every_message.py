@@ -91,9 +91,7 @@ NO_JOINS = header(*PART, "joins", value=[])
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
-OUT_OF_RANGE = (
-    r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train"
-)
+OUT_OF_RANGE = r"a score is out of range; the run's fixed point allows up to [\d.e+]+: train"
 SUM = "sum is not that of the shares of all 2 shards"
 ATTACKS = {
     # a hidden column by another case of the table's name

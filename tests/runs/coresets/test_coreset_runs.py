@@ -20,16 +20,7 @@ from tests.support.federated import (
     whole,
 )
 from tests.support.peers.faulty_runs import same_noise
-from tests.support.peers.hostile import (
-    ORDERS,
-    SHOP,
-    US,
-    US_PART,
-    HostileGrid,
-    array,
-    header,
-    train,
-)
+from tests.support.peers.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
 from tp_flower.protocol.messages import Action
@@ -44,10 +35,7 @@ SPLITS = {"whole": whole, "sharded": sharded}
 
 def frames():
     """The store, whose rows know their numbers."""
-    return {
-        name: frame.assign(number=np.arange(len(frame)))
-        for name, frame in store().items()
-    }
+    return {name: frame.assign(number=np.arange(len(frame))) for name, frame in store().items()}
 
 
 def one_hot(labels):
@@ -126,9 +114,7 @@ def numbers_of(finished: Run, split) -> list[tuple]:
     behind = []
     for alias in TABLES:
         known = np.flatnonzero(finished.trained[alias])
-        numbers = np.concatenate(
-            [own["number"] for own in split(frames())[TABLES[alias]]]
-        )
+        numbers = np.concatenate([own["number"] for own in split(frames())[TABLES[alias]]])
         row_of = federation.train.tables[alias].row_of
         behind.append(np.append(numbers[known], -1)[row_of])
     return list(zip(*(own.tolist() for own in behind), strict=True))
@@ -238,9 +224,7 @@ def test_the_server_sees_sums_of_scores_alone():
 def test_a_sample_of_all_rows_is_the_run_without_one():
     sites, how = one_per_site(sharded(store())), {"num_epochs": 3, "tolerance": 1e-12}
     everything = {"coreset_size": 10_000, "coreset_kind": "uniform"}
-    plain, every = (
-        run("squared", sites, **how, **coreset) for coreset in ({}, everything)
-    )
+    plain, every = (run("squared", sites, **how, **coreset) for coreset in ({}, everything))
     assert every.losses == plain.losses
     # it takes no message, and reads no row
     for one, other in zip(plain.history, every.history, strict=True):
@@ -317,10 +301,7 @@ def test_a_total_that_no_columns_have_is_capped_and_told():
 
 ODD = {
     "a negative total": ({Action.MEASURE: with_facts("c", total=-1)}, "'total'"),
-    "no total": (
-        {Action.MEASURE: with_facts("c", total=None)},
-        "sent no sum of its sensitivities",
-    ),
+    "no total": ({Action.MEASURE: with_facts("c", total=None)}, "sent no sum of its sensitivities"),
     "rows beyond its own": (
         {Action.DRAW: with_arrays(lambda p, a: a + np.uint32(99 * (p == 1)))},
         r"sent drawn row numbers beyond its \d+ rows",
@@ -380,9 +361,7 @@ def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_a_policy_that_keeps_scores_keeps_sensitivities(
-    tmp_path, monkeypatch, is_forgotten
-):
+def test_a_policy_that_keeps_scores_keeps_sensitivities(tmp_path, monkeypatch, is_forgotten):
     if is_forgotten:
         # what a handler has not checked is refused when it is written down
         checked = "client_apps.handlers.coreset.check_plan"

@@ -92,9 +92,7 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     admm = solve("admm", sharded, num_epochs=300, tolerance=1e-9, **own)
     np.testing.assert_allclose(solved.flat, admm.flat, atol=1e-6)
     for of in ("train", "test"):
-        found, expected = (
-            getattr(own.strategy.report.history[-2], of) for own in (solved, admm)
-        )
+        found, expected = (getattr(own.strategy.report.history[-2], of) for own in (solved, admm))
         assert found == pytest.approx(expected, rel=1e-6)
     phases = [item.phase for item in solved.history[-3:]]
     assert phases == ["rows", "evaluate", "finish"]
@@ -128,17 +126,14 @@ def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
 def test_saga_comes_to_the_same_as_the_exact_solver():
     own = {"coreset_kind": "uniform", "coreset_size": 50, "l2": 0.1, "sql": WEIGHTED}
     exact, saga = (
-        solve("coreset-ridge", coreset_solver=solver, **own)
-        for solver in ("exact", "saga")
+        solve("coreset-ridge", coreset_solver=solver, **own) for solver in ("exact", "saga")
     )
     assert saga.strategy.chosen["coreset-solver"] == "saga"
     np.testing.assert_allclose(saga.flat, exact.flat, atol=1e-3)
 
 
 def test_ridge_is_not_for_classes():
-    with pytest.raises(
-        errors.QueryError, match=r"squared loss of numbers, .* 'logistic': use"
-    ):
+    with pytest.raises(errors.QueryError, match=r"squared loss of numbers, .* 'logistic': use"):
         solve("coreset-ridge", sql=store_sql("logistic"), **ALL)
 
 
@@ -155,12 +150,8 @@ def test_what_is_known_of_the_assumption_is_in_the_report():
     assert facts["warnings"] == []
 
 
-@pytest.mark.parametrize(
-    ("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")]
-)
-def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(
-    layout, solver, tmp_path
-):
+@pytest.mark.parametrize(("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")])
+def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(layout, solver, tmp_path):
     frames = store()
     own = {"clusters": 3, "coreset_size": 40, "coreset_solver": solver}
     sites = on(layout, frames)
@@ -270,9 +261,7 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
     sql = CLUSTERS.replace("JOIN items", "LEFT JOIN items")
-    with pytest.raises(
-        errors.QueryError, match="clusters whole rows, but the query LEFT JO"
-    ):
+    with pytest.raises(errors.QueryError, match="clusters whole rows, but the query LEFT JO"):
         solve("coreset-kmeans", sql=sql)
 
 
@@ -283,9 +272,7 @@ def test_rows_leave_where_the_policy_says_so(strategy, own, policy, refused, tmp
     grid = WatchedGrid([federated.write_site(tmp_path, tables, policies)])
     sql = SQL if strategy == "coreset-ridge" else CLUSTERS
     with pytest.raises(errors.SiteError, match=refused) if refused else nullcontext():
-        federated.train(
-            grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own
-        )
+        federated.train(grid, sql, strategy, num_epochs=0, coreset_kind="uniform", **own)
     assert bool(grid.sent(Action.ROWS)) == (not refused)
 
 

@@ -58,9 +58,7 @@ def sites(folder, policy=""):
     shop = "[tables.o]\npath='o.csv'\nsite='shop'\n"
     (folder / "shop.toml").write_text(shop + OPEN)
     shards = "".join(
-        f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n"
-        for name in tables
-        if name != "o"
+        f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n" for name in tables if name != "o"
     )
     rules = f"[tables.c]\n{OPEN}"
     if policy:
@@ -116,10 +114,9 @@ def test_manifest_says_what_the_sites_keep(trained):
 def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
     folder, strategy = trained
     if method is not None:
-        how = {
-            TablePuppetBoost: {"min_rows_per_leaf": 1},
-            TablePuppetSGD: {"batch_size": 10},
-        }.get(method, {})
+        how = {TablePuppetBoost: {"min_rows_per_leaf": 1}, TablePuppetSGD: {"batch_size": 10}}.get(
+            method, {}
+        )
         folder, (strategy, _) = tmp_path, run(tmp_path, method, **how)
     # by hand: the final parameters on the encoded features of the joined rows
     orders, people = frames()
@@ -188,10 +185,7 @@ def test_shares_of_weighted_rows_and_several_outputs_are_those_of_repeated_rows(
         halves = (slice(0, 1), slice(1, 4))
         sums[name] = sum(score_sums(scores[name][h], masses[h]) for h in halves)
     found = contributions(sums, 12)
-    joined = {
-        name: np.where(of[:, None] < 0, 0.0, scores[name][of])
-        for name, of in row_of.items()
-    }
+    joined = {name: np.where(of[:, None] < 0, 0.0, scores[name][of]) for name, of in row_of.items()}
     mean = {name: np.average(h, axis=0, weights=weights) for name, h in joined.items()}
     spread = {
         name: np.average((h - mean[name]) ** 2, axis=0, weights=weights).sum()
@@ -305,17 +299,11 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     ("policy", "privacy", "parts"),
     [
         ("", PrivacySettings(), set()),
-        (
-            "coefficients = true\n",
-            PrivacySettings(features="statistics", epsilon=5.0),
-            {1, 2},
-        ),
+        ("coefficients = true\n", PrivacySettings(features="statistics", epsilon=5.0), {1, 2}),
     ],
     ids=["not allowed", "private"],
 )
-def test_coefficients_of_private_models_cost_nothing_more(
-    tmp_path, policy, privacy, parts
-):
+def test_coefficients_of_private_models_cost_nothing_more(tmp_path, policy, privacy, parts):
     strategy, grid = run(tmp_path, policy=f"{policy}min-count = 2", privacy=privacy)
     assert shown_by(grid) == parts
     totals = report_dict(strategy.report)["privacy"]["totals"]

@@ -16,14 +16,7 @@ from client_apps.handlers.inference import PURPOSE
 from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
-from tests.support.predicted import (
-    check_equal,
-    on,
-    part_scores,
-    scored,
-    train,
-    train_store,
-)
+from tests.support.predicted import check_equal, on, part_scores, scored, train, train_store
 from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
 from tp_flower.features.columns import NumericColumn
 from tp_flower.learning.metrics import evaluate
@@ -86,8 +79,7 @@ def test_same_rows_score_as_in_training(logistic):
     metrics = logistic.evaluate(on(sharded, store()))
     # the held-out rows are among them: the metrics are of both
     assert metrics["loss"] == pytest.approx(
-        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"],
-        rel=0.05,
+        0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"], rel=0.05
     )
 
 
@@ -131,9 +123,7 @@ def test_other_runs_and_moves_change_nothing(logistic, tmp_path):
     before = logistic.table(sites, UNLABELLED)
     model = moved(logistic, tmp_path)
     # a second training with other encoders; then all that can be made again is gone
-    other = train_store(
-        model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1
-    )
+    other = train_store(model.state, "logistic", sites, max_categories=2, l2=0.1, num_epochs=1)
     assert other.manifest.model != model.manifest.model
     for cache in model.state.glob("*/cache"):
         shutil.rmtree(cache)
@@ -148,8 +138,7 @@ def test_other_filters(squared):
     kept = rows["orders"].index[rows["orders"]["day"] > 10]
     # positions are those among the rows that the filters leave
     expected = [
-        (kept.get_loc(row), score)
-        for row, score in squared.reference(rows, SOURCE + where)
+        (kept.get_loc(row), score) for row, score in squared.reference(rows, SOURCE + where)
     ]
     check_equal(found, expected)
 
@@ -166,9 +155,7 @@ def test_left_joins_and_sub_queries(tmp_path):
     orders = rows["orders"].assign(
         o=model.local_scores("o", rows["orders"])[:, 0], position=range(80)
     )
-    people = rows["customers"].assign(
-        c=model.local_scores("c", rows["customers"])[:, 0]
-    )
+    people = rows["customers"].assign(c=model.local_scores("c", rows["customers"])[:, 0])
     joined = orders.merge(people, "left", left_on="customer", right_on="id").merge(
         grouped.assign(i=scores[:, 0]), "left", on="item"
     )
@@ -210,10 +197,7 @@ def test_parts_of_a_union(tmp_path):
     is_partial = table["is_partial"].to_numpy(zero_copy_only=False)
     young = joined[joined["region"] != "old"]
     expected = total[young.index]
-    check_equal(
-        scored(table.filter(~is_partial)),
-        sorted(zip(young["row"], expected, strict=True)),
-    )
+    check_equal(scored(table.filter(~is_partial)), sorted(zip(young["row"], expected, strict=True)))
 
 
 def test_metrics_of_private_labels_allow_for_their_noise(logistic):
@@ -253,10 +237,7 @@ def test_a_class_that_the_model_does_not_know_is_refused(softmax):
     ("changes", "match"),
     [
         *CASES["other_rows"],
-        (
-            {SOURCE: f"{SOURCE} JOIN items j ON i.item = j.item"},
-            "other tables .* not in .* j",
-        ),
+        ({SOURCE: f"{SOURCE} JOIN items j ON i.item = j.item"}, "other tables .* not in .* j"),
     ],
 )
 def test_a_query_of_other_rows_is_refused(squared, changes, match):

@@ -25,9 +25,7 @@ def run(tmp_path_factory):
     root = tmp_path_factory.mktemp("app")
 
     def run(folder, sites=None, **settings):
-        own = Settings(
-            **{"device": "cpu", "output_dir": str(root / folder), **settings}
-        )
+        own = Settings(**{"device": "cpu", "output_dir": str(root / folder), **settings})
         sites = sites or on(sharded, store())
         grid = InProcessGrid(app, sites, state=root / "state")
         (root / folder).mkdir()
@@ -108,9 +106,7 @@ def test_evaluate_reports_metrics(run):
 def test_sites_that_are_gone_are_told(run):
     sites = on(sharded, store())
     del sites["items"]
-    report, shown, folder = run(
-        "gone", sites, mode="predict", model_name="late", on_missing="mean"
-    )
+    report, shown, folder = run("gone", sites, mode="predict", model_name="late", on_missing="mean")
     assert report["missing"] == [{"table": "i", "sites": ["items"]}]
     assert report["rows"]["partial"] == report["rows"]["joined"]
     assert "Sites of the model that were not there" in shown

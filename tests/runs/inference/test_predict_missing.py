@@ -9,9 +9,7 @@ from tp_flower.errors import ModelError, SchemaError
 
 UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
 MEAN = {"on_missing": "mean"}
-CHAIN = (
-    "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
-)
+CHAIN = "FROM orders o JOIN customers c ON o.customer = c.id JOIN items i ON c.id = i.item"
 
 
 def layout(frames):

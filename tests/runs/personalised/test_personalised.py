@@ -123,9 +123,9 @@ def test_between_the_limits_it_is_the_optimum_of_a_generic_solver(norm):
     obvious, models = Obvious(tables, 0.01), cvxpy.Variable((5, 3))
     fits = 0.0
     for k in range(5):
-        fits += cvxpy.sum_squares(
-            obvious.designs[k] @ models[k] - obvious.labels[k]
-        ) / (2 * len(obvious.labels[k]))
+        fits += cvxpy.sum_squares(obvious.designs[k] @ models[k] - obvious.labels[k]) / (
+            2 * len(obvious.labels[k])
+        )
         fits += 0.005 * cvxpy.sum_squares(models[k, :2])
     pulls = sum(
         cvxpy.norm(models[i] - models[j], norm if norm == "inf" else int(norm))

@@ -50,10 +50,7 @@ def trained(
 ) -> federated.Run:
     settings = {"num_epochs": EPOCHS, "privacy": privacy, **settings}
     return federated.run(
-        loss,
-        federated.one_per_site(LAYOUTS[layout](federated.store())),
-        strategy,
-        **settings,
+        loss, federated.one_per_site(LAYOUTS[layout](federated.store())), strategy, **settings
     )
 
 
@@ -87,9 +84,7 @@ def parts_of(finished: federated.Run) -> dict[int, tuple]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("strategy", "features", "layout", "settings"), CASES["budgets"]
-)
+@pytest.mark.parametrize(("strategy", "features", "layout", "settings"), CASES["budgets"])
 def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, settings):
     privacy = PrivacySettings(features=features, epsilon=1.5, **EVERYTHING)
     finished = trained(privacy, strategy, layout, **{"batch_size": 20, **settings})
@@ -128,9 +123,7 @@ def test_each_site_has_paid_what_was_asked_for(layout):
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
     lines = accounts(trained(STATISTICS))
     kinds = {own["release"]["what"] for own in lines}
-    assert kinds == {
-        *("keys", "counts", "labels", "statistics", "gram", "moments", "scores")
-    }
+    assert kinds == {*("keys", "counts", "labels", "statistics", "gram", "moments", "scores")}
     for own in lines:
         release = own["release"]
         assert release["unit"].split(" at ")[0].endswith(f"a row of {release['table']}")
@@ -175,9 +168,7 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     report = finished.strategy.report
     assert {total["epsilon"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
-        own["release"]["scope"]
-        for own in accounts(finished)
-        if own["release"]["what"] == "scores"
+        own["release"]["scope"] for own in accounts(finished) if own["release"]["what"] == "scores"
     }
     assert scopes == {SCORES_TELL}
     assert printed(report).count(SCORES_TELL) == len(report.privacy["totals"])
@@ -213,8 +204,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
 @each_layout
 def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
     clear, noisy = (
-        trained(privacy, layout=layout, loss=loss, **PLAIN)
-        for privacy in (CLEAR, UNBOUNDED)
+        trained(privacy, layout=layout, loss=loss, **PLAIN) for privacy in (CLEAR, UNBOUNDED)
     )
     # targets travel as float32, and each epoch starts from the other's result
     for one, other in zip(noisy.parameters, clear.parameters, strict=True):
@@ -229,9 +219,7 @@ def test_statistics_without_bounds_and_noise_train_as_ever(loss, layout):
 def test_gradients_without_noise_and_clip_train_as_ever(layout, loss, model):
     privacy = PrivacySettings(features="dp-sgd", noise_multiplier=1e-12, clip=1e6)
     settings = {"batch_size": 25, "learning_rate": 0.01, "model": model}
-    noisy, clear = (
-        trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR)
-    )
+    noisy, clear = (trained(own, "sgd", layout, loss, **settings) for own in (privacy, CLEAR))
     # the report's epsilon of so little noise is beyond what floats hold
     histories = (own.strategy.history for own in (clear, noisy))
     for before, after in zip(*histories, strict=True):
@@ -258,9 +246,7 @@ def test_no_statistic_leaves_as_it_is(layout):
 
 def test_moments_are_of_the_steps_that_the_server_sent():
     # scores with noise move the steps further than any label does
-    privacy = dataclasses.replace(
-        UNBOUNDED, target_clip=100.0, predictions=2.0, unions="clear"
-    )
+    privacy = dataclasses.replace(UNBOUNDED, target_clip=100.0, predictions=2.0, unions="clear")
     finished = trained(privacy, loss="squared", **PLAIN)
     parts = parts_of(finished)
     steps = {
@@ -275,9 +261,7 @@ def test_moments_are_of_the_steps_that_the_server_sent():
         weighted = counts[:, None] * steps[turn, number].astype(np.float64)
         expected = moment(features, weighted, intercept=intercept)
         scale = np.abs(expected).max()
-        np.testing.assert_allclose(
-            sums[:-1], expected.ravel(), rtol=1e-4, atol=1e-4 * scale
-        )
+        np.testing.assert_allclose(sums[:-1], expected.ravel(), rtol=1e-4, atol=1e-4 * scale)
     assert len(sent) == 7 * EPOCHS
 
 
@@ -326,9 +310,7 @@ def test_a_way_over_shards_that_a_mechanism_does_not_cover(lou, features, match)
 
 
 def test_a_model_that_dp_sgd_cannot_train_is_refused_before_training():
-    grid = federated.WatchedGrid(
-        federated.one_per_site(federated.sharded(federated.store()))
-    )
+    grid = federated.WatchedGrid(federated.one_per_site(federated.sharded(federated.store())))
     own = {"model": "tests.runs.privacy.test_private_runs:with_batch_norm"}
     privacy = PrivacySettings(features="dp-sgd")
     match = r"layer '1' \(BatchNorm1d\) has no gradients row by row"

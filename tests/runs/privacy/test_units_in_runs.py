@@ -10,11 +10,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pytest
-from dp_accounting import (
-    GaussianDpEvent,
-    NeighboringRelation,
-    RandomizedResponseDpEvent,
-)
+from dp_accounting import GaussianDpEvent, NeighboringRelation, RandomizedResponseDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from strategies import Explain
@@ -100,9 +96,7 @@ def composed(lines: list[dict], row_rates: int) -> float:
 
 
 @pytest.mark.parametrize(("rows", "strategy", "features", "settings"), CASES["runs"])
-def test_the_epsilon_of_a_run_is_the_persons(
-    tmp_path, rows, strategy, features, settings
-):
+def test_the_epsilon_of_a_run_is_the_persons(tmp_path, rows, strategy, features, settings):
     privacy = private(features, **COVERED)
     how = {**LINEAR, **settings, "privacy": privacy}
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
@@ -211,9 +205,7 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     rows = sites(tmp_path, per_person(3))
     finished = run_query(sql.format(groups.format("person")), rows, **how)
     costs = {own["release"]["what"]: own["release"] for own in lines_of(finished)}
-    others = {
-        own["release"]["what"]: own["release"] for own in lines_of(finished, "people")
-    }
+    others = {own["release"]["what"]: own["release"] for own in lines_of(finished, "people")}
     assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
     assert "groups" not in costs["gram"]["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"

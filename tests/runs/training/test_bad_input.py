@@ -80,11 +80,7 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
             MappingError,
             r"join .*o\.cust.*c\.id.* differ in type: o: text, c: number; cast one",
         ),
-        (
-            shop(price=[["a"]] * ROWS),
-            SiteError,
-            r"table 'orders'.*'price' is of type .*\[\]",
-        ),
+        (shop(price=[["a"]] * ROWS), SiteError, r"table 'orders'.*'price' is of type .*\[\]"),
         (us(age=[np.inf, 1]), SiteError, "'us', table 'c': .*'age' has infinite val"),
         (us(age=[1e300, -1e300]), SiteError, "'us', table 'c': .*'age'.*too large"),
         (shop(qty=[None, *range(1, ROWS)]), QueryError, "NULL in 1 rows: add a filter"),
@@ -114,8 +110,7 @@ def test_queries_and_settings_that_are_refused(how, error, match):
 
 
 @pytest.mark.parametrize(
-    ("text", "match"),
-    [*CASES["files"], (None, "the tables file of the site does not exist")],
+    ("text", "match"), [*CASES["files"], (None, "the tables file of the site does not exist")]
 )
 def test_files_that_are_refused(tmp_path, text, match):
     file = tmp_path / "tables.toml"

@@ -59,8 +59,7 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
     tables = [name for name in FRAMES if name in sql]
     sites = one_per_site(whole({name: FRAMES[name] for name in tables}))
     clear, masked = (
-        run_query(sql, sites, privacy=privacy, **HOW)
-        for privacy in (CLEAR, PrivacySettings())
+        run_query(sql, sites, privacy=privacy, **HOW) for privacy in (CLEAR, PrivacySettings())
     )
     assert clear.losses == sorted(clear.losses, reverse=True)
     np.testing.assert_allclose(masked.losses, clear.losses, rtol=1e-3)
@@ -69,9 +68,7 @@ def test_every_round_lowers_the_loss_and_masks_change_nothing(sql):
 def test_trees_without_a_split_are_warned_of(caplog):
     sites = one_per_site(whole(FRAMES))
     run = run_query(store_sql("squared"), sites, **HOW, min_rows_per_leaf=10**6)
-    assert (
-        "no table's trees have a split, so that all rows get one score" in caplog.text
-    )
+    assert "no table's trees have a split, so that all rows get one score" in caplog.text
     labels = run.strategy.training_problem.train_labels
     assert run.losses == [pytest.approx(labels.var() / 2)]
 
@@ -161,9 +158,7 @@ def train_linear(state, loss, sites, **settings):
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
     sites = on(layout, store())
-    how, linear = train_linear(
-        tmp_path, loss, sites, privacy=privacy, test_fraction=0.0
-    )
+    how, linear = train_linear(tmp_path, loss, sites, privacy=privacy, test_fraction=0.0)
     boosted = train_store(tmp_path, loss, sites, **how)
     reached = boosted.manifest.train["loss"]
     assert reached < linear.manifest.train["loss"]
@@ -211,9 +206,7 @@ def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
         ({"coreset_size": 10}, "does not go with boost-from"),
     ],
 )
-def test_a_start_of_another_label_or_of_other_rows_is_refused(
-    tmp_path, settings, message
-):
+def test_a_start_of_another_label_or_of_other_rows_is_refused(tmp_path, settings, message):
     sites = on(whole, store())
     how, _ = train_linear(tmp_path, "squared", sites)
     how |= {"loss": "squared", "sites": sites, **settings}

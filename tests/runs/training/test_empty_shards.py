@@ -51,9 +51,7 @@ def test_shard_without_rows_changes_nothing(how, loss):
 @each_way
 @pytest.mark.parametrize("table", ["orders", "customers"])
 def test_filter_may_leave_a_shard_nothing(how, table):
-    others = FRAMES[table].assign(
-        **({"day": 99} if table == "orders" else {"age": 999.0})
-    )
+    others = FRAMES[table].assign(**({"day": 99} if table == "orders" else {"age": 999.0}))
     where = "WHERE o.day < 50 AND (c.age < 200 OR c.age IS NULL)"
     beside = {**shards_of(), table: [FRAMES[table], others]}
     filtered = train(beside, {**how, "num_epochs": 1}, where=where)

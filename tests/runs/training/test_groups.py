@@ -15,9 +15,7 @@ from tp_flower.query import Fragment
 from tp_flower.query.fragment import SubQuery
 from tp_flower.settings import PrivacySettings
 
-CUSTOMERS = pd.DataFrame(
-    {"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]}
-)
+CUSTOMERS = pd.DataFrame({"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]})
 SQL = """SELECT c.y AS label, p.mean, p.n FROM customers c JOIN (
     SELECT customer, AVG(amount) AS mean, COUNT(*) AS n FROM payments{where}
     GROUP BY customer{having}) p ON c.id = p.customer"""

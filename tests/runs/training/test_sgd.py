@@ -177,8 +177,7 @@ def test_a_batch_sends_its_distinct_rows_only():
     plan = finished.strategy._batches.plan
     rounds = [item for item in finished.history if item.phase == "sgd"]
     sent = [
-        next(s for s in finished.seen if s.round == item.round).header["batch"]
-        for item in rounds
+        next(s for s in finished.seen if s.round == item.round).header["batch"] for item in rounds
     ]
     for item, batch in zip(rounds, sent, strict=True):
         for alias, rows in federation.train.tables.items():

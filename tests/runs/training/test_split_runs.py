@@ -56,9 +56,7 @@ def is_held_out(values: list[tuple], split: str, share: float = 0.2) -> list[boo
 @pytest.mark.parametrize("layout", ["whole", "sharded"])
 @pytest.mark.parametrize("source", [SOURCE, LEFT], ids=["inner", "left"])
 def test_the_split_is_that_of_the_join(split, layout, source):
-    finished = trained(
-        "squared", layout, "admm", source, test_split=split, num_epochs=1
-    )
+    finished = trained("squared", layout, "admm", source, test_split=split, num_epochs=1)
     problem = finished.strategy.training_problem
     rows, values = joined(split.partition("(")[2].rstrip(")"), source)
     held_out = is_held_out(values, split)
@@ -75,9 +73,7 @@ def test_the_split_is_that_of_the_join(split, layout, source):
             of_table[behind] = True
             np.testing.assert_array_equal(masks[table], of_table)
     # no value is on both sides
-    sides = [
-        {v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)
-    ]
+    sides = [{v for v, h in zip(values, held_out, strict=True) if h == x} for x in (0, 1)]
     assert {v for v in sides[0] & sides[1] if None not in v} == set()
 
 
@@ -152,9 +148,7 @@ def warnings_of(sql: str = "", **settings: object) -> list[str]:
 
 
 def test_classes_that_no_training_row_has_are_named():
-    label = (
-        "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
-    )
+    label = "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
     sql = query().replace("o.qty AS", f"{label} AS")
     (unseen,) = warnings_of(sql, test_split="time(o.day)", test_fraction=0.05)
     assert "has the label's class late, which held-out rows have (time: o.day" in unseen

@@ -178,10 +178,7 @@ def test_jacobi_diverges_where_sharing_converges():
         for name in ("a", "b", "c")
     }
     frames["a"]["y"] = 3 * x + rng.normal(size=30)
-    sql = (
-        "SELECT a.y AS label, a.x, b.x, c.x FROM a JOIN b ON a.k = b.k "
-        "JOIN c ON a.k = c.k"
-    )
+    sql = "SELECT a.y AS label, a.x, b.x, c.x FROM a JOIN b ON a.k = b.k JOIN c ON a.k = c.k"
     own = {"over_relaxation": 1.0, "rho": 0.5, "num_epochs": 25}
     sites = one_per_site(whole(frames))
     losses = run_query(sql, sites, admm_form="sharing", **own).losses

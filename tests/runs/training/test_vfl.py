@@ -35,9 +35,7 @@ def check_same_steps(own: Run, twin: Run) -> None:
         assert theirs.test == pytest.approx(mine.test, rel=SAME)
         assert theirs.train == pytest.approx(mine.train, rel=SAME)
     # and the steps are steps
-    assert any(
-        np.abs(own.theta[name] - own.parameters[1][name]).max() for name in own.theta
-    )
+    assert any(np.abs(own.theta[name] - own.parameters[1][name]).max() for name in own.theta)
 
 
 @pytest.mark.parametrize(
@@ -65,15 +63,12 @@ def test_shards_without_rows_and_runs_without_held_out_rows():
     }
     how = {"num_epochs": 2, "test_fraction": 0.0}
     own, twin = (
-        run_query(query(source=LEFT), sites(frames), name, **how)
-        for name in ("admm", "vfl-admm")
+        run_query(query(source=LEFT), sites(frames), name, **how) for name in ("admm", "vfl-admm")
     )
     check_same_steps(own, twin)
 
 
-@pytest.mark.parametrize(
-    ("layout", "source"), [("whole", "inner"), ("sharded", "left")]
-)
+@pytest.mark.parametrize(("layout", "source"), [("whole", "inner"), ("sharded", "left")])
 def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     """The features that lie at the sites are DuckDB's join, column by column."""
     twin = trained("vfl-admm", layout, source)
@@ -81,9 +76,7 @@ def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     federation = twin.strategy.training_problem
     for alias, rows in federation.train.tables.items():
         assert rows.multiplicity.max() == 1
-        features = np.vstack(
-            [twin.features[alias], np.zeros_like(twin.features[alias][:1])]
-        )
+        features = np.vstack([twin.features[alias], np.zeros_like(twin.features[alias][:1])])
         expected = reference.inputs[alias][:, : features.shape[1]]
         np.testing.assert_allclose(features[rows.row_of], expected, atol=1e-5)
         assert rows.has_missing == (source == "left" and alias != "o")
@@ -109,9 +102,7 @@ def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
 
 
 def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
-    own, twin = (
-        trained(name, "whole").strategy.report for name in ("admm", "vfl-admm")
-    )
+    own, twin = (trained(name, "whole").strategy.report for name in ("admm", "vfl-admm"))
     assert twin.tables == own.tables
     assert twin.tables[1].multiplicity["mean"] > 2
 

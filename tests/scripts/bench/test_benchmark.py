@@ -65,9 +65,7 @@ def test_suites_are_named_in_their_order() -> None:
         (["--render", "/nowhere"], "'/nowhere' is no benchmark.json: "),
     ],
 )
-def test_what_cannot_work_is_refused_before_measuring(
-    run, capsys, arguments, message
-) -> None:
+def test_what_cannot_work_is_refused_before_measuring(run, capsys, arguments, message) -> None:
     def measure(_: harness.Options) -> harness.Outcome:
         pytest.fail("measured")
 
@@ -108,9 +106,7 @@ def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> No
     assert "Suite b failed: OSError: disk full" in page
 
 
-def test_update_replaces_what_is_named_and_keeps_the_rest(
-    run, tmp_path, capsys
-) -> None:
+def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys) -> None:
     _, before = run({"a": good, "b": good})
     path = tmp_path / "out" / "benchmark.json"
     status, after = run({"a": missed, "b": failing}, "--update", str(path))
@@ -132,9 +128,7 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(
 
 @pytest.mark.parametrize("option", ["--update", "--render"])
 @pytest.mark.parametrize("content", ["[]", '{"schema": 0}', '{"machine": {}}'])
-def test_a_file_of_another_schema_is_refused(
-    run, tmp_path, capsys, content, option
-) -> None:
+def test_a_file_of_another_schema_is_refused(run, tmp_path, capsys, content, option) -> None:
     path: Path = tmp_path / "old.json"
     path.write_text(content, encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -202,9 +196,7 @@ def test_markers_are_needed(page: str, message: str) -> None:
 
 
 def test_methods_by_data_sets() -> None:
-    committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)["suites"][
-        "methods"
-    ]
+    committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)["suites"]["methods"]
     data = committed["facts"]["flights"]
     runs = data["methods"]
     slow = {"title": "GD", "epochs-to-1%": 0, "curve": runs["gd"]["curve"]}

@@ -29,12 +29,7 @@ from tp_flower.query import Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.reports.records import report_dict, write_json
 from tp_flower.settings import Settings
-from tp_flower.sources.shards import (
-    MEMORY_PREFIX,
-    load_tables,
-    register_frames,
-    release,
-)
+from tp_flower.sources.shards import MEMORY_PREFIX, load_tables, register_frames, release
 from tp_flower.splits import TEST, TRAIN, VALIDATION, split_rows
 
 CASES = case_table(__file__)
@@ -59,9 +54,7 @@ def joined_store(token: str, sql: str = STORE_SQL, task: str = "auto") -> Joined
 
 
 def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
-    tables = {
-        name: pd.concat(shards, ignore_index=True) for name, shards in store.items()
-    }
+    tables = {name: pd.concat(shards, ignore_index=True) for name, shards in store.items()}
     joined = (
         tables["orders"]
         .reset_index(names="o")
@@ -71,14 +64,10 @@ def naive_join(store: Mapping[str, list[pd.DataFrame]]) -> pd.DataFrame:
     return joined.sort_values(["o", "i", "c"], ignore_index=True)
 
 
-def naive_encoding(
-    table: str, whole: pd.Series, joined: pd.Series
-) -> np.ndarray[Any, Any]:
+def naive_encoding(table: str, whole: pd.Series, joined: pd.Series) -> np.ndarray[Any, Any]:
     """One column, or one per category, by the statistics of ``whole``."""
     if pd.api.types.is_string_dtype(whole) or whole.dtype == object:
-        key = simulated_hasher(SETTINGS.seed).purpose(
-            category_purpose(table, str(whole.name))
-        )
+        key = simulated_hasher(SETTINGS.seed).purpose(category_purpose(table, str(whole.name)))
         hashes = key.hash_texts(pa.array(whole.unique(), pa.string()))
         categories = whole.unique()[np.lexsort((hashes[:, 1], hashes[:, 0]))]
         return np.stack([(joined == name).to_numpy(float) for name in categories], 1)
@@ -147,8 +136,7 @@ def test_the_objective_counts_the_penalty_but_not_the_intercept() -> None:
 
 
 THREE_CLASSES = STORE_SQL.replace(
-    "o.quantity AS",
-    "CASE WHEN o.quantity > 12 THEN 2 WHEN o.quantity > 8 THEN 1 ELSE 0 END AS",
+    "o.quantity AS", "CASE WHEN o.quantity > 12 THEN 2 WHEN o.quantity > 8 THEN 1 ELSE 0 END AS"
 )
 QUERIES = {
     "squared": ("regression", STORE_SQL),
@@ -190,17 +178,13 @@ def test_steps_reach_the_optimum(loss: str) -> None:
     assert curve.seconds == sorted(curve.seconds)
     ends = train_lbfgs(problem, lambda metrics: metrics == curve.test[1])
     assert ends.test == curve.test[:2]
-    sparse = replace(
-        problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test)
-    )
+    sparse = replace(problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test))
     same = zip(train_lbfgs(sparse).test[:4], curve.test[:4], strict=True)
     for metrics, expected in same:
         assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"]
-)
+@pytest.mark.parametrize(("strategy", "metric", "optimum", "value", "is_equal"), CASES["verdicts"])
 def test_verdicts(strategy, metric, optimum, value, is_equal) -> None:
     report = {"final": {"test": {metric: value}}, "tables": [{"table": "o"}]}
     text, verdict = judge(report, Settings(strategy=strategy), {metric: optimum})
@@ -230,13 +214,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     sizes = ("--orders", "300", "--items", "20", "--customers", "40")
     assert make_files([str(folder), *sizes]) == 0
-    settings = Settings(
-        sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml")
-    )
+    settings = Settings(sql=STORE_SQL, task="regression", tables=str(folder / "tables.toml"))
     grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
-    write_json(
-        report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder
-    )
+    write_json(report_dict(federated.train(grid, STORE_SQL, settings=settings).report), folder)
     return folder
 
 
@@ -248,9 +228,7 @@ def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
         assert text in out
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"), [*CASES["not_equal"], (None, "cannot be read")]
-)
+@pytest.mark.parametrize(("changes", "message"), [*CASES["not_equal"], (None, "cannot be read")])
 def test_runs_that_are_not_equal_or_cannot_be_compared(
     run_folder, tmp_path, capsys, changes, message
 ) -> None:
@@ -271,11 +249,7 @@ def test_a_run_holds_out_the_same_rows(store, token, split):
     table = join_tables(query, settings, load_tables(token))
     run = federated.train([store], STORE_SQL, settings=settings).training_problem
     subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
-    assert subset == [
-        run.train.joined_rows,
-        int(run.validates.sum()),
-        int((~run.validates).sum()),
-    ]
+    assert subset == [run.train.joined_rows, int(run.validates.sum()), int((~run.validates).sum())]
     assert min(subset) > 0
     for rows, labels in (
         (table.subset == TRAIN, run.train_labels),

@@ -77,10 +77,7 @@ def test_both_devices_are_compared(monkeypatch, tmp_path):
         def run(*arguments):
             devices.append(arguments[-1])
             is_cpu = devices[-1] == "cpu"
-            return {
-                "epoch-seconds": 6.0 if is_cpu else 1.5,
-                "train-loss": 0.5 if is_cpu else loss,
-            }
+            return {"epoch-seconds": 6.0 if is_cpu else 1.5, "train-loss": 0.5 if is_cpu else loss}
 
         monkeypatch.setattr(scale, "in_process_of_its_own", run)
         monkeypatch.setattr(scale, "resolve", lambda _: device)

@@ -163,9 +163,7 @@ def test_claims_are_ratios_to_the_best_of_the_others() -> None:
 
 
 def test_methods_over_shards_are_compared_among_themselves() -> None:
-    dataset = dataset_of(
-        cg=[1.0], sgd=[1.0], gd=[1.0], ucq_cg=[2.0, 1.0], ucq_sgd=[2.0, 2.0, 1.0]
-    )
+    dataset = dataset_of(cg=[1.0], sgd=[1.0], gd=[1.0], ucq_cg=[2.0, 1.0], ucq_sgd=[2.0, 2.0, 1.0])
     assert claims(dataset)[2] == pytest.approx(4 / 5, rel=1e-3)
     # SGD over shards has no other method of the papers to be compared with
     assert len(claims(dataset)) == 3

@@ -6,12 +6,7 @@ import numpy as np
 
 from tp_flower.features import statistics
 from tp_flower.features.choice import TableChoice, choose_encoders
-from tp_flower.features.columns import (
-    CategoricalColumn,
-    FeatureColumn,
-    NumericColumn,
-    VectorColumn,
-)
+from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn, VectorColumn
 from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.encodings import CategoryEncoding, categories_for
 from tp_flower.features.fitting import fit
@@ -87,10 +82,7 @@ def received(packet: Packet) -> StatisticsOfPart:
 
 
 def encoder_of(
-    *shards: Columns,
-    most: int = 256,
-    kinds: Mapping[str, str] | None = None,
-    **specs: str,
+    *shards: Columns, most: int = 256, kinds: Mapping[str, str] | None = None, **specs: str
 ) -> SiteEncoder:
     """The encoder fitted to shards, with the keys."""
     choice = choice_of(shards[0], most, **specs)

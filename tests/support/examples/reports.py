@@ -26,10 +26,7 @@ def small_report() -> RunReport:
         ),
         joined_rows_train=20,
         joined_rows_test=7,
-        join_steps=(
-            JoinStep("f", 30),
-            JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2),
-        ),
+        join_steps=(JoinStep("f", 30), JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2)),
         history=tuple(RoundReport(**fields) for fields in CASES["rounds"]),
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},
@@ -53,13 +50,7 @@ def small_manifest(
         "classes": ("false", "true"),
         "base_score": (-1.25,),
         "tables": (
-            table(
-                "f",
-                "flights",
-                "hour",
-                0.75,
-                (part(0, "EWR", digest), part(1, "JFK", "")),
-            ),
+            table("f", "flights", "hour", 0.75, (part(0, "EWR", digest), part(1, "JFK", ""))),
             table("p", "p", "seats", 0.25, (part(2, "registry", digest, "p"),)),
         ),
     }

@@ -26,9 +26,7 @@ each_loss = pytest.mark.parametrize("loss", list(federated.LABELS))
 each_layout = pytest.mark.parametrize("layout", ["whole", "sharded"])
 
 
-def query(
-    loss: str = "squared", source: str = federated.SOURCE, weight: str = ""
-) -> str:
+def query(loss: str = "squared", source: str = federated.SOURCE, weight: str = "") -> str:
     """The store's query over some joins, whose rows may have a weight."""
     weighted = f"{weight} AS weight, " if weight else ""
     label = federated.LABELS[loss]

@@ -89,9 +89,7 @@ PASSED = (Fault.STRAY, Fault.RESTARTED, Fault.TWICE)
 """The message has passed at the next try, or at this one."""
 
 CODES = {
-    fault: int(fault.name.rpartition("_")[2])
-    for fault in Fault
-    if fault.name.startswith("FLOWER")
+    fault: int(fault.name.rpartition("_")[2]) for fault in Fault if fault.name.startswith("FLOWER")
 }
 UNSENT = (
     *(Fault.UNKNOWN_NODE, Fault.DROP_REQUEST, Fault.LATE_REQUEST),
@@ -197,9 +195,7 @@ class FaultyGrid(InProcessGrid):
             self._requests[identifier] = message
             self._late[message.metadata.dst_node_id].append((identifier, None))
 
-    def _after(
-        self, fault: Fault | None, message: Message, reply: Message
-    ) -> Message | None:
+    def _after(self, fault: Fault | None, message: Message, reply: Message) -> Message | None:
         """Do what happens when a site has replied; return what arrives of it."""
         node = message.metadata.dst_node_id
         if fault is Fault.SERVER_KILLED_WAITING:

@@ -43,9 +43,7 @@ POLICIES = {
         releases = { statistics = "moments" }
     """
 }
-OF_SINGLE_SITES = {
-    "orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')
-}
+OF_SINGLE_SITES = {"orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')}
 """Policies for methods whose models leave in the clear."""
 SHOP, US, UK = 2, 3, 4
 ORDERS, UK_PART, US_PART = 0, 1, 2
@@ -124,17 +122,14 @@ class HostileGrid(InProcessGrid):
     in ``left``: action, part and name.
     """
 
-    def __init__(
-        self, folder, changes=None, policies=None, instead=None, *, stops=False
-    ):
+    def __init__(self, folder, changes=None, policies=None, instead=None, *, stops=False):
         self._stops = stops
         self._changes = changes or (lambda *_: ())
         self._instead = instead or (lambda _, __, packet: packet)
         self.left: list[tuple[str, int, str]] = []
         rules = {**POLICIES, **(policies or {})}
         paths = {
-            site: write_site(folder / site, frames, rules)
-            for site, frames in tables().items()
+            site: write_site(folder / site, frames, rules) for site, frames in tables().items()
         }
         super().__init__(app, paths)
         for site, context in zip(paths, self.contexts.values(), strict=True):

@@ -110,14 +110,10 @@ class Centralised:
             value += self.l2 / 2 * float((matrix[self.penalised[table]] ** 2).sum())
         return value
 
-    def gradient(
-        self, flat: np.ndarray, rows: Sequence[int] | None = None
-    ) -> np.ndarray:
+    def gradient(self, flat: np.ndarray, rows: Sequence[int] | None = None) -> np.ndarray:
         """Gradient of Eq. 2 with the mean over some joined rows, one at a time."""
         rows = range(len(self.labels)) if rows is None else rows
-        derivatives = losses.gradients(
-            self.loss, self.scores(flat, rows), self.labels[list(rows)]
-        )
+        derivatives = losses.gradients(self.loss, self.scores(flat, rows), self.labels[list(rows)])
         if self.weights is not None:
             derivatives = self.weights[list(rows), None] * derivatives
         parts = []
@@ -187,9 +183,7 @@ def centralised(
     return Centralised(loss, inputs, labels, base, l2, penalised, own)
 
 
-def base_score(
-    loss: str, labels: np.ndarray, weights: np.ndarray | None = None
-) -> np.ndarray:
+def base_score(loss: str, labels: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
     """Mean label, log-odds or log class frequencies."""
     if loss == "squared":
         return np.array([np.average(labels, weights=weights)])
@@ -220,10 +214,7 @@ def sgd(
     data = replace(problem, l2=0.0)
     theta = np.zeros(sum(m.shape[1] for m in problem.inputs.values()) * problem.outputs)
     penalty = np.concatenate(
-        [
-            np.repeat(problem.penalised[table], problem.outputs)
-            for table in problem.split(theta)
-        ]
+        [np.repeat(problem.penalised[table], problem.outputs) for table in problem.split(theta)]
     )
     velocity, steps = theta, [theta]
     for epoch, batches in enumerate(epochs):
@@ -298,9 +289,7 @@ def _mlp_objective(problem, modules, network, batch) -> torch.Tensor:
     return loss + penalty
 
 
-def conjugate_gradients(
-    problem: Centralised, epochs: int, curvature: float
-) -> list[np.ndarray]:
+def conjugate_gradients(problem: Centralised, epochs: int, curvature: float) -> list[np.ndarray]:
     """Parameters before and after each epoch; blocks of the Hessian are inverted."""
     count, weights = len(problem.labels), problem.weights
     weights = np.ones(count) if weights is None else weights

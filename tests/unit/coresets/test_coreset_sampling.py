@@ -61,9 +61,7 @@ class _Join:
         ]
         labels = rng.normal(size=(sizes[0], 1))
         self.columns[0] = importance.augmented(self.columns[0], labels, intercept=True)
-        self.masses = [
-            table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables
-        ]
+        self.masses = [table.segment_sum(self.row_weights[:, None])[:, 0] for table in self.tables]
 
     def expanded(self, place):
         """X_i of the joined rows, zero where there is no row."""
@@ -236,9 +234,7 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
         for part in range(4)
     ]
     total = np.sum(masked, axis=0, dtype=np.uint64)
-    np.testing.assert_allclose(
-        from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25
-    )
+    np.testing.assert_allclose(from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25)
     # what lacks a part is uniform over 64 bits: its top byte is, too
     partial = np.sum(masked[:3], axis=0, dtype=np.uint64)
     for seen in (*masked, partial):

@@ -39,9 +39,7 @@ def test_ridge_is_the_weighted_normal_equations(l2):
     full = np.column_stack([design, np.ones(len(design))])
     shares = weights / weights.sum()
     penalty = l2 * np.diag([1.0] * 4 + [0.0])
-    exact = np.linalg.solve(
-        full.T * shares @ full + penalty, full.T @ (shares * targets)
-    )
+    exact = np.linalg.solve(full.T * shares @ full + penalty, full.T @ (shares * targets))
     actual = solve(design, targets, weights, l2=l2)
     np.testing.assert_allclose(actual, exact, rtol=1e-8)
     saga = solve(design, targets, weights, l2=l2, solver="saga")
@@ -129,9 +127,7 @@ def rows_and_masses(seed=0):
 
 def algorithm_3(points, labels, centres):
     """The paper's scores of joined rows, line 12, one by one."""
-    squares = np.array(
-        [((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)]
-    )
+    squares = np.array([((x - centres[k]) ** 2).sum() for x, k in zip(points, labels, strict=True)])
     cost, scores = squares.sum(), []
     for square, label in zip(squares, labels, strict=True):
         members = squares[labels == label]
@@ -147,9 +143,7 @@ def test_scores_over_a_join_are_those_of_the_materialised_join():
     rows, copies = rows_and_masses()
     clusters = cluster_shard(rows, copies, 5, generator())
     joined = np.repeat(np.arange(ROWS), copies)
-    slow = algorithm_3(
-        rows[joined].astype(float), clusters.labels[joined], clusters.centres
-    )
+    slow = algorithm_3(rows[joined].astype(float), clusters.labels[joined], clusters.centres)
     scores = kmeans_scores(clusters, clusters.cost)
     np.testing.assert_allclose(scores[joined], slow, rtol=1e-6)
     assert not scores[copies == 0].any()

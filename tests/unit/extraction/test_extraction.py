@@ -335,9 +335,7 @@ def unordered(monkeypatch):
 @pytest.mark.usefixtures("unordered")
 def test_rows_without_an_order_are_sorted():
     wanted = fragment({"twice": '"x" * 2', "c": '"c"'}, [('"k"',)])
-    assert contents(run(FRAME, wanted)) == contents(
-        run(FRAME.iloc[[2, 0, 3, 1]], wanted)
-    )
+    assert contents(run(FRAME, wanted)) == contents(run(FRAME.iloc[[2, 0, 3, 1]], wanted))
 
 
 @pytest.mark.usefixtures("unordered")
@@ -347,8 +345,7 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
     x = np.random.default_rng(5).permutation(1000)
     frame = pd.DataFrame({"x": x, "y": x % 2})
     label, other = (
-        run(frame, fragment(features, label=sql)).label.values
-        for sql in ('"y"', '1 - "y"')
+        run(frame, fragment(features, label=sql)).label.values for sql in ('"y"', '1 - "y"')
     )
     np.testing.assert_array_equal(other, 1 - label)
     changes = np.count_nonzero(np.diff(label))
@@ -406,8 +403,7 @@ def test_kinds_of_types():
 def test_hash_equals_hmac_sha256(texts: list[str]) -> None:
     hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
     expected = [
-        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8")
-        for text in texts
+        np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8") for text in texts
     ]
     assert hashes.dtype == np.uint64
     assert np.array_equal(hashes, np.array(expected).reshape(-1, 4))

@@ -82,12 +82,8 @@ def find(grid, *wanted, **settings):
     return find_sites(grid, settings, wanted, "0" * 32).tables
 
 
-@pytest.mark.parametrize(
-    ("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"]
-)
-def test_how_long_sites_are_waited_for(
-    nodes, wanted, how, settled, tables, seconds, monkeypatch
-):
+@pytest.mark.parametrize(("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"])
+def test_how_long_sites_are_waited_for(nodes, wanted, how, settled, tables, seconds, monkeypatch):
     monkeypatch.setattr(sites, "SETTLED_SECONDS", settled)
     grid = Nodes(nodes)
     assert find(grid, *wanted, **how) == tables.split()

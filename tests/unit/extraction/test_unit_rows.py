@@ -105,9 +105,7 @@ def test_which_rows_follows_from_the_key_and_from_nothing_that_is_asked(tmp_path
 
 
 def test_a_smaller_bound_takes_of_the_same_rows(tmp_path):
-    one, five = (
-        set(drawn(parquet(tmp_path, claims(), rows, "person"))) for rows in (1, 5)
-    )
+    one, five = (set(drawn(parquet(tmp_path, claims(), rows, "person"))) for rows in (1, 5))
     assert one < five
 
 

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 
 from client_apps.handlers import encoding
 from tests.support.examples.encoding_example import categorical, encoder_of, numeric
-from tests.support.federated import (
-    one_per_site,
-    run,
-    run_query,
-    sharded,
-    store,
-    store_sql,
-    whole,
-)
+from tests.support.federated import one_per_site, run, run_query, sharded, store, store_sql, whole
 from tests.support.files import case_table
 from tests.support.peers.hostile import HostileGrid
 from tests.support.peers.hostile import train as train_hostile
@@ -152,8 +144,7 @@ def test_a_guarantee_takes_the_encoders_that_read_rows_for_granted(items):
     assert tables == (["items"] * 2 if items is sharded else [])
     # a guarantee takes no declared encoder for granted
     takes_encoder = {
-        line["table"]: "whose statistics are" in line["scope"]
-        for line in released(report, "gram")
+        line["table"]: "whose statistics are" in line["scope"] for line in released(report, "gram")
     }
     assert takes_encoder == {"orders": False, "customers": False, "items": True}
 
@@ -208,8 +199,7 @@ def test_where_no_statistics_may_leave_declared_encoders_do(tmp_path, policies):
 
 
 @pytest.mark.parametrize(
-    ("policies", "encoders", "match"),
-    [(BUDGET, FREE[1:], PRICE), (NEVER, FREE[:-1], KIND)],
+    ("policies", "encoders", "match"), [(BUDGET, FREE[1:], PRICE), (NEVER, FREE[:-1], KIND)]
 )
 def test_the_refusal_says_what_to_write_instead(tmp_path, policies, encoders, match):
     """Of a table in one shard with a budget, and of one in two."""

@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from tests.support.files import case_table
 from tp_flower.errors import SchemaError, SettingsError
-from tp_flower.features.choice import (
-    TableChoice,
-    choose_encoders,
-    parse_entries,
-    render_entries,
-)
+from tp_flower.features.choice import TableChoice, choose_encoders, parse_entries, render_entries
 from tp_flower.features.spec import DEFAULTS, ENCODERS, KINDS, TIME_PARTS, EncoderSpec
 
 CASES = case_table(__file__)

@@ -51,9 +51,7 @@ BROKEN = CASES["broken"]
 numbers = st.none() | st.integers(-40, 40).map(lambda n: n / 4)
 texts = st.none() | st.sampled_from(["", "b", "ä", "ccc", OTHER])
 pairs = st.none() | st.tuples(st.floats(-9, 9, width=32), st.just(float("nan")))
-rows = st.lists(
-    st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30
-)
+rows = st.lists(st.tuples(numbers, texts, pairs, st.integers(0, 2)), min_size=1, max_size=30)
 
 
 def test_every_encoder_is_tried_and_described():
@@ -174,16 +172,11 @@ def test_encodings_by_hand(column, kind, spec, names, expected):
     np.testing.assert_allclose(encoder.transform(columns), rows, rtol=1e-6, atol=1e-6)
 
 
-@given(
-    st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True),
-    st.integers(2, 4),
-)
+@given(st.lists(st.integers(-99, 99), min_size=9, max_size=30, unique=True), st.integers(2, 4))
 def test_bins_equal_scikit_learn(values, bins):
     columns = {"x": numeric(*values)}
     data = np.array(values, float)[:, None]
-    reference = sk.KBinsDiscretizer(
-        bins, encode="onehot-dense", strategy="uniform", subsample=None
-    )
+    reference = sk.KBinsDiscretizer(bins, encode="onehot-dense", strategy="uniform", subsample=None)
     reference.fit(data)
     encoder = encoder_of(columns, x=f"bins({bins})")
     for each in (data, np.array([[-1000], [1000]])):
@@ -310,9 +303,7 @@ def test_texts_that_blocks_share_are_hashed_once(monkeypatch):
     blocks = [{"c": whole.take(slice(k, k + 2))} for k in (0, 2)]
     parts = [encoder.transform(block) for block in blocks]
     assert calls == [2]
-    np.testing.assert_array_equal(
-        np.concatenate(parts), encoder.transform({"c": whole})
-    )
+    np.testing.assert_array_equal(np.concatenate(parts), encoder.transform({"c": whole}))
     other = CategoricalColumn(np.zeros(1, np.int32), ("b",))
     np.testing.assert_array_equal(encoder.transform({"c": other})[0], parts[0][1])
 

@@ -139,9 +139,7 @@ BY_HASH = {
     hashes.tobytes(): name
     for name, hashes in zip(NAMES, short_hashes(pa.array(NAMES), HASHER), strict=True)
 }
-shards = st.lists(
-    st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4
-)
+shards = st.lists(st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min_size=1, max_size=4)
 
 
 def counted(shard, min_count=1):

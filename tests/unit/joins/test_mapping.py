@@ -163,8 +163,7 @@ def test_too_many_rows_are_refused_before_they_are_made():
 
 
 @pytest.mark.parametrize(
-    ("left", "right"),
-    [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))],
+    ("left", "right"), [((1, None), (0, 1)), ((0, 1), (1, None)), ((1, None), (1, None))]
 )
 def test_a_key_of_two_columns_with_one_null_meets_nothing(left, right):
     """Nor the key whose codes are those of a neighbouring pair."""
@@ -328,10 +327,7 @@ def test_scores_and_segment_sums_are_those_of_loops(drawn, outputs, seed):
     mapping, plan, _ = drawn
     rng = np.random.default_rng(seed)
     base, zero = rng.normal(size=outputs), np.zeros((1, outputs))
-    local = {
-        name: rng.normal(size=(rows.rows, outputs))
-        for name, rows in mapping.tables.items()
-    }
+    local = {name: rng.normal(size=(rows.rows, outputs)) for name, rows in mapping.tables.items()}
     for batch in range(plan.batches):
         joined = plan.order[plan.slice(batch)]
         values = {name: local[name][plan.tables[name].of(batch)] for name in local}

@@ -69,9 +69,7 @@ def test_consensus_moves_the_duals_by_what_is_left_and_predicts_with_w():
     np.testing.assert_array_equal(part.propose(np.array([2.0, 2.0])), [2.5, 0.0])
     part.accept_consensus(np.array([1.5, 3.0]))
     np.testing.assert_array_equal(part.vectors["consensus_duals"], [1.0, -3.0])
-    np.testing.assert_array_equal(
-        part.model.scores(part.data.features)[:, 0], [1.5, 6.0]
-    )
+    np.testing.assert_array_equal(part.model.scores(part.data.features)[:, 0], [1.5, 6.0])
 
 
 def test_a_batch_has_the_features_of_its_rows_and_one_is_kept(monkeypatch):

@@ -44,9 +44,7 @@ def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
 
 def two_layers(features, outputs, intercept) -> nn.Module:
     """A factory of a user."""
-    return nn.Sequential(
-        nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept)
-    )
+    return nn.Sequential(nn.Linear(features, 4), nn.Tanh(), nn.Linear(4, outputs, bias=intercept))
 
 
 def not_a_module(features, outputs, intercept):
@@ -117,8 +115,7 @@ def test_mlp_scores_by_hand():
     """One hidden layer, written out in float64; its pullback is tested by steps."""
     model = mlp(features=3, outputs=2, output_scale=1.5)
     w1, b1, w2, b2 = (
-        parameter.detach().numpy().astype(np.float64)
-        for parameter in model.module.parameters()
+        parameter.detach().numpy().astype(np.float64) for parameter in model.module.parameters()
     )
     features = features_of(6, 3)
     hidden = np.maximum(features @ w1.T + b1, 0.0)
@@ -228,11 +225,7 @@ def test_fit_is_repeatable():
 
 
 @few
-@given(
-    rows=st.sampled_from([0, 1, 9, 16385]),
-    width=st.integers(0, 4),
-    clusters=st.integers(1, 5),
-)
+@given(rows=st.sampled_from([0, 1, 9, 16385]), width=st.integers(0, 4), clusters=st.integers(1, 5))
 def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
     rng = np.random.default_rng(rows + width)
     features = rng.normal(size=(rows, width)).astype(np.float32)
@@ -261,9 +254,7 @@ def test_spans_cover_the_rows_in_order(monkeypatch, rows, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
     spans = in_threads(lambda span: span, rows, least_rows=1)
     assert len(spans) == max(min(threads, rows), 1)
-    assert [row for span in spans for row in range(span.start, span.stop)] == list(
-        range(rows)
-    )
+    assert [row for span in spans for row in range(span.start, span.stop)] == list(range(rows))
 
 
 def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypatch):
@@ -328,9 +319,7 @@ def reference(features, multiplicity, target, joined, kappa, l2, intercept):
     l2=st.sampled_from([0.0, 1e-6, 1e-3, 1.0]),
     intercept=st.booleans(),
 )
-def test_solution_is_that_of_the_full_system(
-    columns, outputs, seed, log_kappa, l2, intercept
-):
+def test_solution_is_that_of_the_full_system(columns, outputs, seed, log_kappa, l2, intercept):
     given_ = problem(40, columns, outputs, seed)
     kappa = 10.0**log_kappa
     actual = solve(*given_, kappa, l2, intercept)
@@ -341,9 +330,7 @@ def test_solution_is_that_of_the_full_system(
 
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("kappa", [1e-4, 1.0, 1e4])
-def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(
-    kappa, intercept
-):
+def test_without_penalty_the_least_norm_solution_of_rank_deficient_features(kappa, intercept):
     features, multiplicity, target, joined = problem(30, 3, 2, 1)
     # a doubled column, a zero column, and one-hot columns that sum to one
     hot = np.eye(3, dtype=np.float32)[np.arange(30) % 3]

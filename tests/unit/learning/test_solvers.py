@@ -28,9 +28,7 @@ def dense(matrix, moments, *, intercept: bool):
     """The minimiser of the theta-update, by a dense solver."""
     penalty = np.full(len(matrix), L2)
     penalty[len(matrix) - int(intercept) :] = 0.0
-    return np.linalg.solve(
-        KAPPA * matrix / JOINED + np.diag(penalty), KAPPA * moments / JOINED
-    )
+    return np.linalg.solve(KAPPA * matrix / JOINED + np.diag(penalty), KAPPA * moments / JOINED)
 
 
 @pytest.mark.parametrize("intercept", [False, True])

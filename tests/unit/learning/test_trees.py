@@ -34,9 +34,7 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
     # the same bins: each value of a column is one
     features = rng.integers(0, 9, (count, 3)).astype(np.float32)
     features[rng.random((count, 3)) < 0.1] = MISSING
-    rows = TableRows(
-        np.append(np.arange(count), rng.integers(0, count, total - count)), count
-    )
+    rows = TableRows(np.append(np.arange(count), rng.integers(0, count, total - count)), count)
     weights = rng.uniform(0.5, 1.5, total)
     labels = rng.integers(0, 2, total).astype(float)
     scores = rng.normal(size=(total, 1))
@@ -64,9 +62,7 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
             next(line for line in each.splitlines() if line.startswith(f"{key}="))
             for each in (text.tobytes().decode(), slow.model_to_string())
         )
-        numbers = [
-            np.array(line.partition("=")[2].split(), float) for line in (mine, theirs)
-        ]
+        numbers = [np.array(line.partition("=")[2].split(), float) for line in (mine, theirs)]
         np.testing.assert_allclose(*numbers, atol=1e-6)
 
 
@@ -92,9 +88,7 @@ def test_categories_are_sorted_and_missing_values_have_a_side():
     model, hessian = TreeModel(1), np.ones((1000, 1))
     model.start([0])
     growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
-    text, values = grow(
-        model, codes[:, None], -wanted[:, None], hessian, 1000.0, growth
-    )
+    text, values = grow(model, codes[:, None], -wanted[:, None], hessian, 1000.0, growth)
     np.testing.assert_allclose(values[25:, 0], wanted[25:], atol=0.05)
     np.testing.assert_allclose(values[:25, 0], wanted[:25], atol=0.5)
     model.add(0.5, text)
@@ -135,9 +129,7 @@ def test_bytes_that_are_no_trees_are_refused():
             model.scores(np.ones((1, 1), np.float32))
 
 
-@pytest.mark.parametrize(
-    ("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)]
-)
+@pytest.mark.parametrize(("name", "classes"), [("squared", 0), ("logistic", 2), ("softmax", 3)])
 def test_the_step_is_a_share_of_the_best(name, classes):
     rng, loss = np.random.default_rng(3), make_loss(name, classes)
     labels = rng.integers(0, classes or 5, 300).astype(float)
@@ -153,10 +145,7 @@ def test_the_step_is_a_share_of_the_best(name, classes):
         np.testing.assert_allclose(hessian, moved / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
     fit = 1000.0 * -gradient
-    for directions in (
-        [fit],
-        [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit],
-    ):
+    for directions in ([fit], [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit]):
         boosting.scores = start.copy()
         lengths = boosting.step(directions)
         moved = start + sum_of(lengths, directions)

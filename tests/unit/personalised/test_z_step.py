@@ -23,13 +23,7 @@ from tp_flower.personalised.sites import (
     noisy_mean,
     pairwise_distances,
 )
-from tp_flower.personalised.z_step import (
-    EdgeNorm,
-    ZStep,
-    edge_norms,
-    inverse_of,
-    project_dual,
-)
+from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms, inverse_of, project_dual
 from tp_flower.randomness import NoiseSource
 
 CASES = case_table(__file__)
@@ -103,8 +97,7 @@ def test_edges_count_what_they_weigh(norm):
     # the weights matter, and equal ones do not
     ones = np.ones(len(graph.edges))
     plain, equal = (
-        ZStep(graph, norm, each, **EXACT_STEP).solve(targets, 0.2).models
-        for each in (None, ones)
+        ZStep(graph, norm, each, **EXACT_STEP).solve(targets, 0.2).models for each in (None, ones)
     )
     assert np.abs(actual.models - plain).max() > 1e-2
     assert (equal == plain).all()

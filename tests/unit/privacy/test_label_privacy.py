@@ -117,9 +117,7 @@ def test_noise_of_the_paper_by_hand():
     np.testing.assert_allclose(noise.rate_of(noisy), rates, atol=1e-15)
 
 
-@pytest.mark.parametrize(
-    ("changes", "match"), [TOO_MANY, *case_table(__file__)["refused"]]
-)
+@pytest.mark.parametrize(("changes", "match"), [TOO_MANY, *case_table(__file__)["refused"]])
 def test_what_is_no_plan_is_refused(changes, match):
     with pytest.raises(SettingsError, match=match):
         LabelPlan(**{"mechanism": "laplace", "epsilon": 1.0, **changes})

@@ -36,9 +36,7 @@ NULLS = [
     for task in ("auto", "regression", "classification")
 ]
 MANY = losses.MAX_CLASSES + 1
-TOO_MANY = (
-    f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
-)
+TOO_MANY = f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,7 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy import torch_gradients
-from tp_flower.privacy.gradients import (
-    PrivateFit,
-    clipped_sum,
-    fit_privately,
-    private_sum,
-)
+from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately, private_sum
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.randomness import NoiseSource
 
@@ -38,9 +33,7 @@ def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
 
 def torch_model(kind="mlp", columns=4, outputs=2, **spec) -> TorchModel:
     spec = {"intercept": True, "hidden_sizes": (5,), "seed": 3, **spec}
-    model = local_model.build_model(
-        local_model.ModelSpec(kind, outputs, **spec), columns, "cpu"
-    )
+    model = local_model.build_model(local_model.ModelSpec(kind, outputs, **spec), columns, "cpu")
     assert isinstance(model, TorchModel)
     return model
 
@@ -313,9 +306,7 @@ def test_without_noise_it_is_the_loop_without_privacy():
         value.backward()
         adam.step()
     fit_privately(model, problem, plan, NoiseSource())
-    np.testing.assert_allclose(
-        model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10
-    )
+    np.testing.assert_allclose(model.parameters, theta.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
 fitted = pytest.mark.parametrize(

@@ -176,9 +176,7 @@ class TestUsableGram:
         total = sum(noisy_gram(plan, rows, source) for _ in range(shards))
         norm = plan.gram_deviation * math.sqrt(2.0 * shards * 60)
         assert np.linalg.norm(total, 2) == pytest.approx(norm, rel=0.15)
-        values = np.linalg.eigvalsh(
-            usable_gram(total, plan.gram_deviation * math.sqrt(shards))
-        )
+        values = np.linalg.eigvalsh(usable_gram(total, plan.gram_deviation * math.sqrt(shards)))
         assert values.min() == pytest.approx(norm)
         assert values.max() < 2.2 * norm
 

@@ -22,9 +22,7 @@ CLEAR = ""
 GIBBERISH = st.integers(0, 2**64 - 1)
 
 
-def union(
-    shards: int, key: bytes = bytes(32), group: str = "table-0"
-) -> list[ShardUnion]:
+def union(shards: int, key: bytes = bytes(32), group: str = "table-0") -> list[ShardUnion]:
     """The shards of one table, each as its site knows the table."""
     names = tuple(f"key {number}" for number in range(shards))
     return [ShardUnion(group, key, names, name, "t") for name in names]
@@ -90,9 +88,7 @@ def test_no_two_arrays_have_one_mask():
 
 def test_the_same_array_is_the_same_words():
     (one, other), numbers = union(2), arrays(2)
-    assert np.array_equal(
-        one.share(numbers[0], "1"), union(2)[0].share(numbers[0], "1")
-    )
+    assert np.array_equal(one.share(numbers[0], "1"), union(2)[0].share(numbers[0], "1"))
     assert not np.any(one.share(numbers[0], "1") == other.share(numbers[0], "1"))
 
 

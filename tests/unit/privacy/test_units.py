@@ -14,12 +14,7 @@ from hypothesis import strategies as st
 from tp_flower.learning.models import local_model
 from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
-from tp_flower.privacy.statistics_update import (
-    Rows,
-    StatisticsPlan,
-    noisy_gram,
-    noisy_moments,
-)
+from tp_flower.privacy.statistics_update import Rows, StatisticsPlan, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import KEY_BYTES, NoiseSource
 

@@ -39,9 +39,7 @@ def test_pages_are_rendered_from_the_declarations():
 
 def test_every_kind_of_planned_release_is_declared():
     constants = {
-        value
-        for name, value in vars(plan_module).items()
-        if name.isupper() and type(value) is str
+        value for name, value in vars(plan_module).items() if name.isupper() and type(value) is str
     }
     # the nearest centre leaves with the centres
     others = {ADMM, SGD, DP_SGD, NOISY_STATISTICS, "nearest"}

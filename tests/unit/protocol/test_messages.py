@@ -24,16 +24,10 @@ from tp_flower.protocol.fields import Request, field_bytes, layout_of
 from tp_flower.protocol.inference_messages import FinishRequest, ScorePart
 from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, pack, unpack
-from tp_flower.protocol.setup_messages import (
-    ExtractedPart,
-    ShardStatistics,
-    StatisticsOfPart,
-)
+from tp_flower.protocol.setup_messages import ExtractedPart, ShardStatistics, StatisticsOfPart
 
 ENVELOPES = (RequestEnvelope, ReplyEnvelope)
-each_message = pytest.mark.parametrize(
-    "kind", message_values.MESSAGES, ids=lambda k: k.__name__
-)
+each_message = pytest.mark.parametrize("kind", message_values.MESSAGES, ids=lambda k: k.__name__)
 IMPORTS = """
 import time
 import flwr.app, msgspec, numpy, numpy.typing
@@ -159,10 +153,7 @@ def test_a_failure_stands_in_place_of_a_reply():
     assert decode_reply(training_messages.AdmmReply, encode(failure)) == failure
     assert is_failure(encode(failure))
     with pytest.raises(MessageError, match="it has arrays, but none are declared"):
-        decode_reply(
-            training_messages.AdmmReply,
-            Packet(encode(failure).header, {(0, "x"): STEP}),
-        )
+        decode_reply(training_messages.AdmmReply, Packet(encode(failure).header, {(0, "x"): STEP}))
 
 
 FIT = {"kappa": 1.0, "rho_in": {}, "epoch": 1, "seed": 0}

@@ -34,9 +34,7 @@ LONG = [
 def database():
     with duckdb.connect() as connection:
         columns = "i, x, s, ts, d, b, n"
-        connection.execute(
-            f"CREATE TABLE t AS FROM (VALUES {CASES['rows']}) t({columns})"
-        )
+        connection.execute(f"CREATE TABLE t AS FROM (VALUES {CASES['rows']}) t({columns})")
         yield connection
 
 

@@ -43,9 +43,7 @@ GROUPED = Fragment(
 NO_AGGREGATE = "aggregate functions are not supported"
 NAMES = st.one_of(
     st.text(min_size=1, max_size=12),
-    st.sampled_from(
-        ['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]
-    ),
+    st.sampled_from(['a"b', "a'b", "x -- y", "/* x", "; DROP TABLE t", "a.b", "*", "(group)"]),
 )
 
 
@@ -166,9 +164,7 @@ def test_malformed_json_is_refused(data):
 def test_any_name_is_a_name(names):
     """A name from the wire is refused, or DuckDB reads it as that name and no more."""
     subquery = SubQuery(tuple(Feature(name, '"k"') for name in names), groups=('"k"',))
-    features = tuple(
-        Feature(str(place), quote_name(name)) for place, name in enumerate(names)
-    )
+    features = tuple(Feature(str(place), quote_name(name)) for place, name in enumerate(names))
     try:
         checked = Fragment("t", "t", features, subquery=subquery).check(["k"])
     except QueryError:

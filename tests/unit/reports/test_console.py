@@ -11,12 +11,7 @@ from rich.console import Console
 from strategies.report_page.page import result_view
 from tests.support.examples.reports import small_report
 from tests.support.files import case_table
-from tp_flower.reports.console import (
-    epoch_line,
-    format_bytes,
-    format_seconds,
-    format_value,
-)
+from tp_flower.reports.console import epoch_line, format_bytes, format_seconds, format_value
 from tp_flower.reports.records import RoundReport, report_dict
 
 CASES = case_table(__file__)

@@ -220,9 +220,7 @@ def test_any_part_may_be_missing_or_odd(data: st.DataObject) -> None:
             keys = list(place) if isinstance(place, Mapping) else range(len(place))
             key = data.draw(st.sampled_from(list(keys)))
             inner = place[key]
-            if not (isinstance(inner, dict | list) and inner) or data.draw(
-                st.booleans()
-            ):
+            if not (isinstance(inner, dict | list) and inner) or data.draw(st.booleans()):
                 break
             place = inner
         place[key] = deepcopy(data.draw(ODD))
@@ -299,9 +297,7 @@ def test_labels_do_not_lie_on_each_other(heights: list[float]) -> None:
 def luminance(colour: str) -> float:
     """Return the relative luminance of WCAG 2."""
     parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-    linear = [
-        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
-    ]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
@@ -322,9 +318,7 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
     for view in json.loads(output[1]):

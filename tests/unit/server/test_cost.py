@@ -17,9 +17,7 @@ SOFTMAX = STORE_SQL.replace(
     "o.quantity AS",
     "CASE WHEN o.quantity > 14 THEN 'c' WHEN o.quantity > 9 THEN 'b' ELSE 'a' END AS",
 )
-LEFT = STORE_SQL.replace(
-    "JOIN customers AS c ON", "LEFT JOIN customers AS c ON o.discount > 0 AND"
-)
+LEFT = STORE_SQL.replace("JOIN customers AS c ON", "LEFT JOIN customers AS c ON o.discount > 0 AND")
 
 
 def sites(layout):
@@ -28,11 +26,7 @@ def sites(layout):
     (orders,), (items,), customers = map(frames.get, ("orders", "items", "customers"))
     if layout == "whole":
         both = pd.concat(customers, ignore_index=True)
-        return {
-            "shop": {"orders": orders},
-            "maker": {"items": items},
-            "crm": {"customers": both},
-        }
+        return {"shop": {"orders": orders}, "maker": {"items": items}, "crm": {"customers": both}}
     cut = orders.iloc[:100], orders.iloc[100:400], orders.iloc[400:]
     return {
         # one site of several tables, and of several shards of one

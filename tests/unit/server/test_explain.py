@@ -15,14 +15,7 @@ from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
 from strategies.training.base import JoinStrategy
-from tests.support.examples.explained import (
-    ORDERS,
-    SMALL,
-    SMALL_SQL,
-    explain,
-    printed,
-    run_app,
-)
+from tests.support.examples.explained import ORDERS, SMALL, SMALL_SQL, explain, printed, run_app
 from tests.support.files import case_table
 from tests.support.page_reading import Page
 from tests.support.policies import OPEN
@@ -37,11 +30,7 @@ CASES = case_table(__file__)
 CORESET = {"coreset_size": 9, "task": "regression"}
 DRAWING = {str(action) for action in (Action.MEASURE, Action.DRAW, Action.WEIGH)}
 PRIVATE = PrivacySettings(
-    labels="randomised-response",
-    label_epsilon=1.5,
-    features="dp-sgd",
-    epsilon=2.0,
-    predictions=8.0,
+    labels="randomised-response", label_epsilon=1.5, features="dp-sgd", epsilon=2.0, predictions=8.0
 )
 PER = "per row (or the privacy-unit of a policy) and run"
 FLOWN = "(SELECT * FROM flights WHERE arr_delay IS NOT NULL) f"
@@ -241,8 +230,7 @@ def test_flights_are_what_sql_says():
             )
         source = FLIGHTS_SQL[FLIGHTS_SQL.index("FROM flights") :]
         connection.execute(
-            "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a "
-            + source
+            "CREATE TABLE joined AS SELECT f.n AS f, p.n AS p, w.n AS w, a.n AS a " + source
         )
         for table in explanation["tables"]:
             alias = table["table"]

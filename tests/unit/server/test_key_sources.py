@@ -159,8 +159,7 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     assert site.is_simulated
     member, leader = keys.key_fields(pair), keys.key_fields(site)
     both = {
-        f"{name}s": {"2": leader[name], "3": member[name]}
-        for name in ("public_key", "site_key")
+        f"{name}s": {"2": leader[name], "3": member[name]} for name in ("public_key", "site_key")
     }
     members = ["2", "3"]
     kind = {"simulated": True, "seed": 0}
@@ -217,11 +216,7 @@ def sealed(**fields):
         ("agreed", {"sealed": {}}, "'sealed' lacks the secret of group 'run'"),
         ("agreed", sealed(text="ab" * 61), "cannot be opened"),
         ("agreed", sealed(members=None), "missing required field `members`"),
-        (
-            "agreed",
-            sealed(members=[]),
-            "'sealed' is .*; allowed: `array` of length >= 1",
-        ),
+        ("agreed", sealed(members=[]), "'sealed' is .*; allowed: `array` of length >= 1"),
         ("agreed", key_of("public-keys", "2", "00" * 32), "not an X25519 key"),
         ("agreed", sealed(members=["2"]), "keys of group 'run' lack this site's"),
         ("agreed", {"public-keys": {}}, r"'public-keys' lacks nodes \['2', '3'\]"),

@@ -38,9 +38,7 @@ def row_of(text, start):
 @pytest.fixture
 def home(tmp_path):
     for version, l2 in ((FIRST, 0.01), (SECOND, 0.5)):
-        settings = Settings(
-            strategy="admm", l2=l2, output_dir=f"/runs/{version}"
-        ).to_dict()
+        settings = Settings(strategy="admm", l2=l2, output_dir=f"/runs/{version}").to_dict()
         manifest = small_manifest(
             version=version, settings=settings, test={"auc": 0.5 + l2, "log_loss": 1.0}
         )
@@ -101,9 +99,7 @@ def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
         assert stop.value.code == 1
         assert match in capsys.readouterr().err
     assert len(versions_in(home)) == 2
-    assert command(capsys, home, "delete", f"delays@{FIRST}") == (
-        f"deleted delays@{FIRST}\n"
-    )
+    assert command(capsys, home, "delete", f"delays@{FIRST}") == (f"deleted delays@{FIRST}\n")
     assert list(map(str, versions_in(home))) == [f"delays@{SECOND}"]
 
 

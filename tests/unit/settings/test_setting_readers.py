@@ -95,9 +95,7 @@ def test_every_setting_is_read_somewhere():
 @pytest.mark.parametrize("strategy", METHODS)
 def test_a_strategy_reads_what_is_declared_as_read_by_it(strategy, read):
     run_of(strategy)
-    declared = {
-        item.field for item in SETTINGS if item.readers.include(strategy, "train")
-    }
+    declared = {item.field for item in SETTINGS if item.readers.include(strategy, "train")}
     assert {"l2", "seed"} <= read
     undeclared = read - SENT_ALONG.get(strategy, set()) - declared
     assert not undeclared, "the `readers` of their declarations lack the strategy"

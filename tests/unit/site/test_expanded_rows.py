@@ -68,10 +68,7 @@ def test_masks_by_hand():
     assert rows.table_rows_by_batch(batches).tolist() == [2, 1]
 
 
-@given(
-    st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5),
-    st.integers(0, 3),
-)
+@given(st.lists(st.lists(st.integers(0, 5), max_size=6), min_size=1, max_size=5), st.integers(0, 3))
 def test_a_batch_has_as_many_rows_as_are_different(batches, further):
     behind = [row for batch in batches for row in batch]
     used = sorted(set(behind) | set(range(further)))
@@ -81,9 +78,7 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
         multiplicity=np.ones(len(behind), np.int64),
         tested=np.zeros(len(behind), np.bool_),
     )
-    plan = training_rows.Batches(
-        np.cumsum([0, *map(len, batches)]), np.arange(len(behind))
-    )
+    plan = training_rows.Batches(np.cumsum([0, *map(len, batches)]), np.arange(len(behind)))
     assert rows.table_rows_by_batch(plan).tolist() == [len(set(b)) for b in batches]
 
 
@@ -137,10 +132,7 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
 def test_a_run_on_lists_has_no_accounts(tmp_path):
     """The accounts are not of sums over joined rows, which a row may change often."""
     change = header("outline", "strategy", value="vfl-admm")
-    for node, key, value in (
-        (SHOP, "features", "statistics"),
-        (US, "predictions", 1.0),
-    ):
+    for node, key, value in ((SHOP, "features", "statistics"), (US, "predictions", 1.0)):
         (folder := tmp_path / key).mkdir()
         privacy = PrivacySettings(**{key: value})
         error = refused(folder, "train.prepare", node, change, privacy=privacy)

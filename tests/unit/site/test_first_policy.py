@@ -44,9 +44,7 @@ def test_it_allows_nothing(tables, capsys):
     text = written(tables, capsys)
     before = {source.table: source.policy for source in load_tables(str(tables))}
     after = policies(tables, text)
-    strict = policies(
-        tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]'
-    )
+    strict = policies(tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]')
     assert after == strict != before
     assert after["public"] == before["public"]
     # all shards of a table have these columns
@@ -74,9 +72,7 @@ def test_each_line_allows_what_it_says(tables, capsys):
             key: none[key] for key in none if key != name
         }
         difference = {
-            key: rule
-            for key, rule in vars(found[name]).items()
-            if rule != vars(none[name])[key]
+            key: rule for key, rule in vars(found[name]).items() if rule != vars(none[name])[key]
         }
         if line.startswith(" "):
             (column,) = tomllib.loads(f"x = [\n{changed[number]}\n]")["x"]
@@ -107,9 +103,7 @@ def check_rule(rule, difference):
 
 
 def test_it_warns_of_identifiers_and_free_text(tables, capsys):
-    remarks = dict(
-        re.findall(r'# "(\w+)",  # (.*)', written(tables, capsys, "--table", "orders"))
-    )
+    remarks = dict(re.findall(r'# "(\w+)",  # (.*)', written(tables, capsys, "--table", "orders")))
     assert remarks == CASES["expected"]
 
 

@@ -466,8 +466,7 @@ def test_what_is_not_on_the_disk_is_not_released(root, monkeypatch):
     with monkeypatch.context() as patched:
         forget_processes()
         patched.setattr(
-            "tp_flower.database.sqlite3.connect",
-            lambda *a, **o: connect(*a, **o, factory=Failing),
+            "tp_flower.database.sqlite3.connect", lambda *a, **o: connect(*a, **o, factory=Failing)
         )
         for call in writing(Ledger(root)):
             with pytest.raises(SiteError, match=r"output error; nothing is released"):
@@ -539,9 +538,7 @@ def test_a_use_reads_no_more_of_a_long_ledger_than_of_a_short_one(root):
         ledger.reserve("more", [Reservation(release(source="G"), 30)], BUDGETS)
         counted = [0]
         connection = open_database(place)._connection
-        connection.set_progress_handler(
-            lambda c=counted: c.__setitem__(0, c[0] + 1), 10
-        )
+        connection.set_progress_handler(lambda c=counted: c.__setitem__(0, c[0] + 1), 10)
         use(ledger, 1, run="more")
         ledger.reserve("next", [Reservation(release(source="G"), 30)], BUDGETS)
         ledger.charge("next", release("labels", PureDp(0.1), "G"), BUDGETS, "x")

@@ -176,8 +176,7 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert "probability 0.7311" in line["release"]["scope"]
     # a site that writes nothing has them in its memory
     rows = [
-        release(make_site(tmp_path, run, state=":memory:"), booleans()).values
-        for run in (1, 2)
+        release(make_site(tmp_path, run, state=":memory:"), booleans()).values for run in (1, 2)
     ]
     np.testing.assert_array_equal(*rows)
     assert len(kept_draws(tmp_path)) == 1
@@ -235,9 +234,7 @@ def test_a_table_whose_budget_is_spent_tells_no_more_labels(tmp_path):
     site = make_site(tmp_path, policy="epsilon = 2.5\ndelta = 1e-6")
     release(site, booleans())
     release(site, booleans(), LabelPlan("laplace", 1.5))
-    with pytest.raises(
-        errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"
-    ):
+    with pytest.raises(errors.BudgetError, match=r"orders has spent epsilon 2.5 of 2.5"):
         release(site, booleans(), LabelPlan("laplace", 0.1))
     # what is paid for may leave again
     release(site, booleans())

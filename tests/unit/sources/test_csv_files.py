@@ -92,9 +92,7 @@ def test_columns_that_are_nearly_numbers(tmp_path, values, row):
 def test_the_site_logs_a_warning_once(tmp_path, caplog):
     source = ShardSource("t", "here", 0, write(tmp_path, "1,x", "n/a,y"))
     root = str(tmp_path / "state")
-    tables = SiteTables(
-        CachedFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False
-    )
+    tables = SiteTables(CachedFeatures(root, 10**9, SiteStore(root, 1, 1)), is_simulated=False)
     with caplog.at_level(WARNING):
         for _ in range(2):
             assert tables.describe(source).columns["a"] == "VARCHAR"

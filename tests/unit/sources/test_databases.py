@@ -105,9 +105,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
     ("kind", "columns", "values", "settings", "match"),
     [(kind, *case) for kinds, *case in CASES["refused"] for kind in kinds.split()],
 )
-def test_refusals_show_no_value(
-    kind, columns, values, settings, match, request, tmp_path
-):
+def test_refusals_show_no_value(kind, columns, values, settings, match, request, tmp_path):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
     insert = f"INSERT INTO {name} VALUES {values}"
     run(url, f"CREATE TABLE {name} ({columns})", insert)
@@ -123,9 +121,7 @@ def test_refusals_show_no_value(
 
 
 @pytest.mark.parametrize(("kind", "declared", "text"), CASES["useless"])
-def test_columns_of_no_use_are_refused_when_they_are_used(
-    kind, declared, text, request, tmp_path
-):
+def test_columns_of_no_use_are_refused_when_they_are_used(kind, declared, text, request, tmp_path):
     url = url_of(kind, request, tmp_path)
     name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
     source = source_of(url, name)
@@ -140,9 +136,7 @@ def test_columns_of_no_use_are_refused_when_they_are_used(
 def test_types_of_the_owner(url):
     columns = {"zip": "VARCHAR(5)", "n": "INTEGER"}
     types = {"zip": "INTEGER", "n": "VARCHAR"}
-    source = source_of(
-        url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types
-    )
+    source = source_of(url, fill(url, "zips", columns, [("007", 1), (None, 2)]), types=types)
     assert shards.describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
@@ -447,8 +441,7 @@ def test_order_of_groups_tells_nothing_of_them(url):
     fragment = Fragment("t", "t", features, subquery=subquery)
     site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
     first, again, other = (
-        extract(source, fragment).column("k").values
-        for source in (grouped, grouped, site)
+        extract(source, fragment).column("k").values for source in (grouped, grouped, site)
     )
     assert sorted(first) == list(range(200))
     assert abs(np.corrcoef(first, np.arange(200))[0, 1]) < 0.3

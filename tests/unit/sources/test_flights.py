@@ -105,8 +105,7 @@ def test_failed_write_leaves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("sql", "kind"),
-    [(FLIGHTS_SQL, "boolean"), (flights_module.FLIGHTS_REGRESSION_SQL, "number")],
+    ("sql", "kind"), [(FLIGHTS_SQL, "boolean"), (flights_module.FLIGHTS_REGRESSION_SQL, "number")]
 )
 def test_flights_queries_run_at_every_shard(home, sql, kind):
     assert home.is_dir()

@@ -7,11 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from client_apps.handlers.training_rows import (
-    Batches,
-    TrainingRows,
-    check_training_rows,
-)
+from client_apps.handlers.training_rows import Batches, TrainingRows, check_training_rows
 from client_apps.privacy import guard
 from tests.support.examples.site_examples import check, features, fragment, site_of
 from tests.support.files import case_table
@@ -381,9 +377,7 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
-def test_a_plan_must_cover_what_the_policy_wants_covered(
-    tmp_path, kind, covering, other
-):
+def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, covering, other):
     text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
     _, (source,) = site_of(tmp_path, text)
     guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
@@ -403,7 +397,5 @@ def test_budgets_are_of_rows_whatever_they_are_called(tmp_path):
     assert len(set(ids)) == 3
     # of two budgets of the same rows the smaller holds, whoever asks
     expected = {ids[0]: (0.5, 1e-6, 0.125), ids[3]: (3.0, 1e-5, 0.75)}
-    found = {
-        key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()
-    }
+    found = {key: (b.epsilon, b.delta, b.per_run) for key, b in guard.budgets(site).items()}
     assert found == expected

@@ -75,9 +75,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Refuse a scale so small that clips, which are in its units, vanish."""
         is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
         if self.output_scale != 0 and not is_usable:
-            raise ValueError(
-                f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}"
-            )
+            raise ValueError(f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}")
 
 
 class LocalModel(ABC):
@@ -211,9 +209,7 @@ class CentresModel(LocalModel):
         return squared_distances(on_host(features), self.centres)
 
 
-def squared_distances(
-    rows: npt.NDArray[np.floating[Any]], centres: FloatArray
-) -> FloatArray:
+def squared_distances(rows: npt.NDArray[np.floating[Any]], centres: FloatArray) -> FloatArray:
     """Return ||t_j - c_k||^2 of rows (n, d) and centres (k, d), (n, k), float64, >= 0.
 
     >>> squared_distances(np.array([[1.0], [3.0]]), np.array([[0.0], [4.0]])).tolist()

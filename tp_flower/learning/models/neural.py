@@ -62,10 +62,7 @@ class TorchModel(LocalModel):
     def __init__(self, module: nn.Module, spec: ModelSpec) -> None:
         self.module, self.spec, self.outputs = module, spec, spec.outputs
         self.penalised = np.concatenate(
-            [
-                np.full(parameter.numel(), parameter.ndim > 1)
-                for parameter in module.parameters()
-            ]
+            [np.full(parameter.numel(), parameter.ndim > 1) for parameter in module.parameters()]
         )
 
     @property
@@ -156,12 +153,7 @@ def fit_least_squares(
     rows_of = _rows_on(problem.features, device)
     target, weight, penalty, centre = (
         as_tensor(array).to(device).float()
-        for array in (
-            problem.target,
-            problem.weights,
-            problem.relative_penalty,
-            problem.centre,
-        )
+        for array in (problem.target, problem.weights, problem.relative_penalty, problem.centre)
     )
     scale = model.spec.output_scale**2
     parameters = list(model.module.parameters())
@@ -208,21 +200,16 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
     module = factory(features, spec.outputs, spec.intercept)
     if not isinstance(module, nn.Module):
         raise SettingsError(
-            f"model factory {spec.kind!r} returned {type(module).__name__}, "
-            "not a torch.nn.Module"
+            f"model factory {spec.kind!r} returned {type(module).__name__}, not a torch.nn.Module"
         )
     return module
 
 
-def _blocks_on(
-    features: Features, device: torch.device
-) -> Iterator[tuple[slice, torch.Tensor]]:
+def _blocks_on(features: Features, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
     for block in blocks(len(features), EVALUATION_ROWS):
         yield block, as_tensor(features[block]).to(device)
 
 
-def _rows_on(
-    features: Features, device: torch.device
-) -> Callable[[torch.Tensor], torch.Tensor]:
+def _rows_on(features: Features, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
     rows = as_tensor(features)
     return lambda positions: rows[positions.to(rows.device)].to(device)

@@ -154,9 +154,7 @@ def grow(
     }
     if not model.binned:
         codes = list(model.forest.categorical)
-        data = lightgbm.Dataset(
-            rows[:trained], categorical_feature=codes, params=options
-        )
+        data = lightgbm.Dataset(rows[:trained], categorical_feature=codes, params=options)
         model.binned.append(data)
     booster = lightgbm.Booster(options, model.binned[0])
 
@@ -180,9 +178,7 @@ def grow(
     return grown, values
 
 
-def _values(
-    booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs: int
-) -> FloatArray:
+def _values(booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs: int) -> FloatArray:
     """Return the trees' values of rows, (n, d_c)."""
     values = booster.predict(rows, raw_score=True, num_threads=thread_count())
     return np.asarray(values, np.float64).reshape(len(rows), outputs)

@@ -59,12 +59,7 @@ class DatabaseColumn:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        duckdb_type: str,
-        read: exp.Expr | None = None,
-        *,
-        is_exact: bool = True,
+        cls, name: str, duckdb_type: str, read: exp.Expr | None = None, *, is_exact: bool = True
     ) -> "DatabaseColumn":
         """Return a column that arrives in its own type."""
         return cls(name, duckdb_type, read or named(name), duckdb_type, is_exact)
@@ -280,10 +275,7 @@ def _without_zero_date(name: str) -> exp.Expr:
 
 
 def sqlite_columns(
-    declared: Mapping[str, str],
-    one_row: OneRow,
-    overridden: Mapping[str, str],
-    where: str,
+    declared: Mapping[str, str], one_row: OneRow, overridden: Mapping[str, str], where: str
 ) -> list[DatabaseColumn]:
     """Return the columns in SQLite, where any column may hold any value.
 
@@ -313,11 +305,7 @@ def sqlite_columns(
 
 
 _SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
-_SQLITE_DATES: Final = {
-    "DATE": "DATE",
-    "DATETIME": "TIMESTAMP",
-    "TIMESTAMP": "TIMESTAMP",
-}
+_SQLITE_DATES: Final = {"DATE": "DATE", "DATETIME": "TIMESTAMP", "TIMESTAMP": "TIMESTAMP"}
 
 
 def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn | None:

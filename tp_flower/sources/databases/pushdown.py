@@ -43,11 +43,7 @@ _KINDS: Final = {
     "TIMESTAMP WITH TIME ZONE": "instant",
 }
 _NUMBERS: Final = frozenset(("integer", "decimal", "double"))
-_TIME_NAMES: Final = {
-    "date": "DATE",
-    "timestamp": "TIMESTAMP",
-    "instant": "TIMESTAMPTZ",
-}
+_TIME_NAMES: Final = {"date": "DATE", "timestamp": "TIMESTAMP", "instant": "TIMESTAMPTZ"}
 # the columns that a constant may be compared with, by the constant's own type
 _TIME_CONSTANTS: Final = {
     "text": frozenset(_TIME_NAMES),
@@ -56,9 +52,7 @@ _TIME_CONSTANTS: Final = {
     "instant": frozenset(("instant",)),
 }
 _PLAIN_NUMBER: Final = re.compile(r"\d+(\.\d+)?|\.\d+")
-_PLAIN_TIME: Final = re.compile(
-    r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?"
-)
+_PLAIN_TIME: Final = re.compile(r"([1-9]\d{3}-\d\d-\d\d( \d\d:\d\d:\d\d(\.\d+)?)?)(?:\+00)?")
 _EQUALITIES: Final = (exp.EQ, exp.NEQ, exp.In)
 _COMPARISONS: Final = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 
@@ -108,9 +102,7 @@ def select(
 
 def column_names(trees: Iterable[exp.Expr]) -> frozenset[str]:
     """Return the names of the columns in some expressions."""
-    return frozenset(
-        column.name for tree in trees for column in tree.find_all(exp.Column)
-    )
+    return frozenset(column.name for tree in trees for column in tree.find_all(exp.Column))
 
 
 @dataclass(frozen=True)
@@ -152,9 +144,7 @@ class FilterPushdown:
             return ""
         return "decimal" if digits else _KINDS.get(column.type, "")
 
-    def _operands(
-        self, tree: exp.Expr, constants: Sequence[exp.Expr]
-    ) -> list[exp.Expr] | None:
+    def _operands(self, tree: exp.Expr, constants: Sequence[exp.Expr]) -> list[exp.Expr] | None:
         kind = self._kind(tree.this) if constants else ""
         value: exp.Expr = named(tree.this.unnest().name) if kind else exp.Null()
         translated: list[exp.Expr | None]
@@ -232,9 +222,7 @@ class FilterPushdown:
         cast = f"CAST({sql} AS {_TIME_NAMES[kind]})"
         try:
             kinds = column_types(self.connection, f"SELECT {sql} AS value")
-            rendered = self.connection.execute(
-                f"SELECT CAST({cast} AS VARCHAR)"
-            ).fetchall()[0][0]
+            rendered = self.connection.execute(f"SELECT CAST({cast} AS VARCHAR)").fetchall()[0][0]
         except duckdb.Error:
             # the site's DuckDB reports what is wrong with it
             return None

@@ -84,9 +84,7 @@ def _hide(text: str, secrets: Collection[str]) -> str:
     return text
 
 
-def parse_url(
-    text: str, environment: Mapping[str, str], folder: Path, where: str
-) -> DatabaseUrl:
+def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: str) -> DatabaseUrl:
     """Return the address that a URI gives, in which ``${NAME}`` stands for a variable.
 
     A variable in the user, the password or an option is used literally and needs no
@@ -127,9 +125,7 @@ def parse_url(
     return DatabaseUrl(url, frozenset(_secrets(url, values)), backend)
 
 
-def _expand(
-    text: str, environment: Mapping[str, str], where: str
-) -> tuple[str, list[str]]:
+def _expand(text: str, environment: Mapping[str, str], where: str) -> tuple[str, list[str]]:
     """Return the URI with its variables' values, and these values."""
     values: list[str] = []
 
@@ -188,9 +184,7 @@ DRIVER_ERRORS: Final = (
     ValueError,  # for values that Python lacks, such as dates of the year 0
 )
 
-_ERRORS: Final = tomllib.loads(
-    Path(__file__).with_name("errors.toml").read_text("utf-8")
-)
+_ERRORS: Final = tomllib.loads(Path(__file__).with_name("errors.toml").read_text("utf-8"))
 _WORDS: Final[dict[str, str]] = _ERRORS["words"]
 _MISSING, _DATA, _LOST = (_WORDS[name] for name in ("missing", "data", "lost"))
 _PG_STATES, _MY_CODES = (
@@ -238,9 +232,7 @@ def _reason(cause: BaseException) -> str:
     if isinstance(cause, psycopg.DataError | ValueError):
         return _DATA
     text = str(cause)
-    return next(
-        (words for phrase, words in _PHRASES.items() if re.search(phrase, text)), ""
-    )
+    return next((words for phrase, words in _PHRASES.items() if re.search(phrase, text)), "")
 
 
 def _first_line(cause: Any) -> str:
@@ -364,10 +356,7 @@ class DatabaseSession:
     def _run(self, sql: str) -> Iterator[Any]:
         """Run a query; yield the driver's cursor, which logs nothing."""
         driver: Any = self.connection.connection.driver_connection
-        with (
-            _translated_errors(self.source, self.database),
-            closing(driver.cursor()) as cursor,
-        ):
+        with _translated_errors(self.source, self.database), closing(driver.cursor()) as cursor:
             cursor.execute(sql)
             yield cursor
 
@@ -436,9 +425,7 @@ def _engine(url: DatabaseUrl) -> Iterator[sa.Engine]:
     address = url.url
     if url.dialect == "sqlite":
         file = f"file:{quote(address.database or '')}?mode=ro"
-        options["creator"] = partial(
-            sqlite3.connect, file, uri=True, isolation_level=None
-        )
+        options["creator"] = partial(sqlite3.connect, file, uri=True, isolation_level=None)
         address = sa.make_url("sqlite://")
     elif url.dialect == "mysql":
         options["connect_args"] = {"charset": "utf8mb4", **connect}

@@ -107,17 +107,12 @@ class DatabaseTable:
             for name in selection.columns
         )
         self.connection.execute(
-            "CREATE OR REPLACE TEMP VIEW shard AS "
-            f"SELECT {columns or 'nothing'} FROM {relation}"
+            f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {columns or 'nothing'} FROM {relation}"
         )
 
     def _statement(self, selection: Selection) -> str:
         dialect = self.session.dialect
-        used_columns = {
-            *selection.columns,
-            *column_names(selection.filters),
-            *self.order_by,
-        }
+        used_columns = {*selection.columns, *column_names(selection.filters), *self.order_by}
         # the columns that are needed, if DuckDB supports their values
         rows = ", ".join(
             f"{render(column.read, dialect)} AS {quote(name, dialect)}"
@@ -152,12 +147,8 @@ def describe_database(source: ShardSource) -> ShardSchema:
     """Return a shard's columns, types and number of rows."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         table = _open_table(session, connection)
-        counts = ", ".join(
-            f"COUNT({quote(name, session.dialect)})" for name in table.columns
-        )
-        total, *present = session.one_row(
-            f"SELECT COUNT(*), {counts} FROM {_relation(session)}"
-        )
+        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.columns)
+        total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
     empty = [name for name, n in zip(table.columns, present, strict=True) if not n]
     return ShardSchema(dict(table.types), int(total), tuple(empty))
 
@@ -204,9 +195,7 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
         table.load(Selection(Fragment(source.table, source.table), names))
 
 
-def _open_table(
-    session: DatabaseSession, connection: duckdb.DuckDBPyConnection
-) -> DatabaseTable:
+def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection) -> DatabaseTable:
     """Determine the columns, and create the empty relation ``declared`` with them."""
     source = session.source
     declared = _columns(session)
@@ -223,9 +212,7 @@ def _open_table(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
     )
     try:
-        connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW declared AS SELECT {nulls} WHERE false"
-        )
+        connection.execute(f"CREATE OR REPLACE TEMP VIEW declared AS SELECT {nulls} WHERE false")
         types = column_types(connection, "SELECT * FROM declared")
     except duckdb.Error as error:
         raise SourceError(f"{source}: {safe_message(error)}") from error
@@ -249,9 +236,7 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
         session.execute(f"CREATE TEMP VIEW tp_flower_shard AS SELECT * FROM {base}")
         rows = chain.from_iterable(session.chunks("PRAGMA table_info(tp_flower_shard)"))
         declared = {str(name): str(kind) for _, name, kind, *_ in rows}
-        return sqlite_columns(
-            declared, one_row, session.source.types, str(session.source)
-        )
+        return sqlite_columns(declared, one_row, session.source.types, str(session.source))
     fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
     if session.dialect == "mysql":
         return list(map(mysql_column, fields))
