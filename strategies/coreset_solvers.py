@@ -116,8 +116,9 @@ class SolvedStrategy(JoinStrategy):
         """Add more facts about the coreset to the report."""
         earlier_facts = self.chosen.get("coreset")
         coreset = earlier_facts if isinstance(earlier_facts, Mapping) else {}
-        warnings = [warning] if warning else []
-        self.chosen["coreset"] = {**coreset, "warnings": warnings, **facts}
+        self.chosen["coreset"] = {**coreset, **facts}
+        if warning:
+            self.warn(warning)
 
 
 def joined_rows(

@@ -283,16 +283,18 @@ class Explain(RoundStrategy):
     name = EXPLAIN
     _joined: JoinedRows | None = None
 
-    @property
+    @cached_property
     def _method(self) -> JoinStrategy:
         return JoinStrategy.methods[self.settings.method_name](self.query, self.settings)
 
     def rounds(self) -> Generator[Requests, Replies, None]:
-        """Take the rounds of set-up, and make the sites forget."""
+        """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
+        for warning in self._method.warnings:
+            self.warn(warning)
 
     @property
     def explanation(self) -> Document:

@@ -108,8 +108,6 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
         note = "A table's share of the draws is that of its sensitivities in all."
         head = ("table", "sum of sensitivities", "share of draws")
         yield blocks.Table("Who draws", head, draws, note=note)
-    for words in coreset.texts("warnings"):
-        yield blocks.Prose(f"Warning: {words}.")
     for words in coreset.texts("capped"):
         yield blocks.Prose(f"A total was lowered to what it can be: {words}.")
 

@@ -255,8 +255,7 @@ def result(report: Record) -> Blocks:
     ]
     head = ("", *(_rows_of(report, part) for part in parts))
     yield Table("Metrics of the model", head, rows)
-    for warning in report.at("split").texts("warnings"):
-        yield Prose(f"Note: {warning}.")
+    yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
     yield Table("Scored with a saved model", ("", "rows"), scored)
@@ -267,6 +266,12 @@ def result(report: Record) -> Blocks:
     columns = [text_column("table", "table"), text_column("sites", "sites")]
     title = "Sites of the model that were not there"
     yield tabulate(title, report.records("missing"), columns)
+
+
+def warnings(report: Record) -> Blocks:
+    """Yield what a user should know about the result."""
+    for warning in report.texts("warnings"):
+        yield Prose(f"Warning: {warning}.")
 
 
 def _rows_of(report: Record, part: str) -> str:

@@ -67,7 +67,8 @@ INDENT = 2
 def explanation_view(content: Mapping[str, object]) -> RenderableType:
     """Return everything that `explain` prints, from the content of its report."""
     report = Record(content)
-    return _group((*overview.tables(report), *costs(report), *privacy(report)))
+    blocks = (*overview.tables(report), *costs(report), *privacy(report))
+    return _group((*blocks, *overview.warnings(report)))
 
 
 def result_view(content: Mapping[str, object]) -> RenderableType:

@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -116,6 +116,7 @@ class _Progress:
     result: EpochResult | None = None
     history: list[RoundReport] = field(default_factory=list)
     ledgers: dict[int, list[Document]] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
     sent: list[Message] = field(default_factory=list)
     sent_at: float = 0.0
     returned: Result = field(default_factory=Result)
@@ -176,6 +177,17 @@ class RoundStrategy(Strategy):
         return self._progress.history
 
     @property
+    def warnings(self) -> list[str]:
+        """Warnings about the result, a sentence each without its full stop."""
+        return self._progress.warnings
+
+    def warn(self, text: str) -> None:
+        """Log a warning, once; console, report and page repeat it beside the result."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+            log(WARNING, text)
+
+    @property
     def is_finished(self) -> bool:
         """Whether the method has finished."""
         return self._progress.method is not None and self._progress.pending is None
@@ -201,6 +213,7 @@ class RoundStrategy(Strategy):
             "settings": self.settings.to_dict(),
             "query": self.query.to_sql(),
             "history": self.history,
+            "warnings": self.warnings,
             "output_dir": self.settings.output_dir,
             # ISO 8601, UTC
             "started": self.started_at.isoformat(timespec="seconds"),

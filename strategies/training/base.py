@@ -15,7 +15,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from logging import INFO, WARNING
+from logging import INFO
 from typing import ClassVar, Final, Generic, TypeVar
 
 import numpy as np
@@ -525,12 +525,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             loss=self.choose_loss(labels, values[~is_test]),
             weighting=replace(weighting, test=test_weights),
         )
-        warnings = list(split_warnings(joined, self.settings))
-        for warning in warnings:
-            log(WARNING, warning)
+        for warning in split_warnings(joined, self.settings):
+            self.warn(warning)
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         validation_rows = int(np.count_nonzero(joined.validates))
-        self.split_facts |= {"validation-rows": validation_rows, "warnings": warnings}
+        self.split_facts |= {"validation-rows": validation_rows}
         return joined.with_weights(train_weights)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:

@@ -6,11 +6,9 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from logging import WARNING
 from typing import Final
 
 import numpy as np
-from flwr.common.logger import log
 from msgspec.structs import replace
 
 from strategies.inference import manifest
@@ -147,7 +145,7 @@ class TablePuppetBoost(JoinStrategy):
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
             has_split = any(direction.any() for direction in directions)
             if epoch == 1 and not has_split:
-                log(WARNING, NO_SPLIT, self.settings.min_rows_per_leaf)
+                self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
             if self.best.is_over or not growing or not has_split:
                 return
 

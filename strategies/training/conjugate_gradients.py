@@ -8,11 +8,9 @@ see :mod:`tp_flower.learning.conjugate_gradients`.
 
 import math
 from collections.abc import Generator, Iterable, Sequence
-from logging import WARNING
 from typing import Final
 
 import numpy as np
-from flwr.common.logger import log
 from msgspec.structs import replace
 
 from strategies.run.exchange import Replies, Requests, ask
@@ -103,7 +101,7 @@ class TablePuppetCG(JoinStrategy):
                 return
             if self.best.is_over:
                 return
-        log(WARNING, NOT_CONVERGED, norm, self.settings.epochs, tolerance)
+        self.warn(NOT_CONVERGED % (norm, self.settings.epochs, tolerance))
 
     def _exchange(
         self, problem: TrainingProblem, descent: Descent

@@ -9,7 +9,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
                 multiplicity: {min, mean, max}}]   `TableReport`, in order of FROM
     joined-rows {train, test}
-    split     {name, validation-rows, warnings: [text]}   of the rows not trained on
+    warnings  [text]   what a user should know about the result
+    split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
@@ -117,6 +118,7 @@ class RunRecord:
     settings: Mapping[str, object]
     join_steps: Sequence[JoinStep]
     history: Sequence[RoundReport]
+    warnings: Sequence[str] = ()
 
     @property
     def bytes_up(self) -> int:

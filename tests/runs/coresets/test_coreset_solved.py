@@ -138,16 +138,16 @@ def test_ridge_is_not_for_classes():
 
 
 def test_what_is_known_of_the_assumption_is_in_the_report():
-    facts = solve("coreset-ridge", **ALL).strategy.chosen["coreset"]
+    strategy = solve("coreset-ridge", **ALL).strategy
     # the one-hot columns of a region add up to the intercept
-    assert facts["gamma"] == 0.0
-    (warning,) = facts["warnings"]
+    assert strategy.chosen["coreset"]["gamma"] == 0.0
+    (warning,) = strategy.warnings
     assert "gamma is 0: " in warning
     assert "only the robust guarantee holds" in warning
     plain = SQL.replace("c.region, ", "")
-    facts = solve("coreset-ridge", sql=plain, **ALL).strategy.chosen["coreset"]
-    assert 0.1 < facts["gamma"] < 1.0
-    assert facts["warnings"] == []
+    strategy = solve("coreset-ridge", sql=plain, **ALL).strategy
+    assert 0.1 < strategy.chosen["coreset"]["gamma"] < 1.0
+    assert strategy.warnings == []
 
 
 @pytest.mark.parametrize(("layout", "solver"), [(whole, "kmeans++"), (sharded, "distdim")])

@@ -71,6 +71,5 @@ def test_the_summary_shows_tables_result_and_cost() -> None:
 
 
 def test_the_summary_takes_markup_as_text() -> None:
-    facts = {"joined-rows": 4000, "warnings": ["tau of [bold]x[/bold] is 150"]}
-    lines = lines_of(chosen={"coreset": facts})
+    lines = lines_of(warnings=["tau of [bold]x[/bold] is 150"])
     assert "Warning: tau of [bold]x[/bold] is 150." in lines

@@ -83,7 +83,7 @@ EXAMPLES = {
     "30 tables": made_report(tables=[f"a_table_{n}" for n in range(30)]),
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
-    "coreset": made_report(chosen={"coreset": CASES["coreset"]}),
+    "coreset": made_report(chosen={"coreset": CASES["coreset"]}, warnings=["tau is 150"]),
     "nothing": {},
 }
 
