@@ -11,10 +11,10 @@ them, so that a round of training loads no library that reads tables or parses q
 
 import importlib
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from logging import DEBUG, ERROR, INFO
 from pathlib import Path
-from typing import Final, cast
+from typing import Any, Final
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -59,10 +59,11 @@ ANSWERS: Final[Mapping[Action, str]] = {
 app = ClientApp()
 
 
-def answer_of(action: Action) -> transaction.Answer:
+def handler_of(action: Action) -> Callable[..., Any]:
     """Import and return the handler of an action."""
     module, _, name = ANSWERS[action].partition(":")
-    return cast(transaction.Answer, getattr(importlib.import_module(f"client_apps.{module}"), name))
+    handler: Callable[..., Any] = getattr(importlib.import_module(f"client_apps.{module}"), name)
+    return handler
 
 
 def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
@@ -73,7 +74,7 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
             return _hold_session(content, context)
         request = IncomingRequest.read(action, content)
         site = Site(context, request.run)
-        reply = answer_once(site, request, answer_of(action))
+        reply = answer_once(site, request, handler_of(action))
         level = DEBUG if site.is_simulated else INFO
         message_log.write(level, "answered", request, site, reply)
         return reply
@@ -88,16 +89,15 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
 
 def _hold_session(content: RecordDict, context: Context) -> RecordDict:
     """Answer the messages of a session; return the reply to the one that opened it."""
-    from client_apps.rounds.session import hold_session
-
     opening = decode(SessionRequest, unpack(content))
+    actions = {str(action): action for action in ANSWERS if action is not Action.SESSION}
 
     def answer(name: str, message: RecordDict) -> RecordDict:
-        action = {str(item): item for item in ANSWERS}.get(name)
-        if action in (None, Action.SESSION):
+        if name not in actions:
             raise SiteError(f"a session has no message {name!r}")
-        return _reply(message, context, action)
+        return _reply(message, context, actions[name])
 
+    hold_session = handler_of(Action.SESSION)
     reply = hold_session(opening, context.node_config, context.node_id, answer)
     return pack(add_envelope(encode(reply), ReplyEnvelope()))
 

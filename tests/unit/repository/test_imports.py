@@ -11,7 +11,7 @@ import pytest
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as RecordDictProto
 
-from client_apps.app import ANSWERS, answer_of, app
+from client_apps.app import ANSWERS, app, handler_of
 from strategies import Personalised, TablePuppetADMM, TablePuppetSGD
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import store, store_sql, train
@@ -126,5 +126,5 @@ def test_a_round_of_training_imports_nothing_heavy(method, action, handler, tmp_
 def test_every_action_has_a_function_of_a_site_and_a_request():
     assert set(ANSWERS) == set(Action), "give it a line in ANSWERS of app.py"
     for action in {*Action} - {Action.SESSION}:
-        parameters = inspect.signature(answer_of(action)).parameters
+        parameters = inspect.signature(handler_of(action)).parameters
         assert list(parameters) == ["site", "request"]
