@@ -31,7 +31,7 @@ def costs(report: blocks.Record) -> blocks.Blocks:
             "waiting for the sites to be online."
         )
     if rounds:
-        yield blocks.Prose(_waiting(len(rounds)))
+        yield blocks.Prose(_waiting(_counted(rounds)))
 
 
 def _estimate(cost: blocks.Record) -> blocks.Block | None:
@@ -63,7 +63,7 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
         phases[f"{prefix}{item.text('phase') or 'round'}"].append(item)
     bars = [
         (
-            f"{name}, {blocks.counted(len(rounds), 'round')}",
+            f"{name}, {blocks.counted(_counted(rounds), 'round')}",
             [sum(item.amount(key) for item in rounds) for key in TIMES],
         )
         for name, rounds in phases.items()
@@ -75,6 +75,11 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
         TIME_PARTS,
         "Sites work at the same time: a round takes as long as its slowest one.",
     )
+
+
+def _counted(history: list[blocks.Record]) -> int:
+    """Return the number of rounds; a record that does not say so is of one."""
+    return sum(int(item.amount("rounds")) or 1 for item in history)
 
 
 def _sites(history: list[blocks.Record]) -> blocks.Block | None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, Final
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -27,7 +27,7 @@ from strategies.run.session import Session
 from strategies.run.sites import Inventory
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
-from tp_flower.reports.records import RoundReport
+from tp_flower.reports.records import RoundReport, merge_last_epoch
 from tp_flower.settings import Settings
 
 
@@ -104,6 +104,9 @@ def ends_early(settings: Settings) -> bool:
     return settings.tolerance > 0.0 or settings.validation_fraction > 0.0
 
 
+MOST_RECORDS: Final = 1000
+"""Records of single rounds: they grow with a run, as do report.json and its page."""
+
 RoundListener = Callable[[RoundReport], None]
 
 
@@ -173,8 +176,13 @@ class RoundStrategy(Strategy):
 
     @property
     def history(self) -> list[RoundReport]:
-        """The records of the rounds so far."""
+        """The records of the rounds so far; of a long run one for each phase of an epoch."""
         return self._progress.history
+
+    @property
+    def rounds_done(self) -> int:
+        """The number of rounds so far."""
+        return self.history[-1].round if self.history else 0
 
     @property
     def warnings(self) -> list[str]:
@@ -324,12 +332,12 @@ class RoundStrategy(Strategy):
             self._catch_up()
             result = self._run(grid, config, timeout or self.settings.site_timeout)
         except Exception as error:
-            session.stop(error, len(self.history), has_trained=bool(self.epoch))
+            session.stop(error, self.rounds_done, has_trained=bool(self.epoch))
             raise
         except BaseException:
             session.close()
             raise
-        session.log.write(INFO, "finish", rounds=len(self.history), seconds=self.seconds)
+        session.log.write(INFO, "finish", rounds=self.rounds_done, seconds=self.seconds)
         # whoever has stored the result closes the journal
         session.close()
         session.abandon(session.idle_nodes())
@@ -352,15 +360,15 @@ class RoundStrategy(Strategy):
         journal = self.session.journal
         for frame in journal.frames() if journal else ():
             self._take(self.session.recall(self._progress.pending, frame))
-            self._progress.history.append(RoundReport(**frame.facts["report"]))
+            self._record(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
-        if rounds := len(self.history):
+        if rounds := self.rounds_done:
             epochs = self.history[-1].epoch
             self.session.log.write(INFO, "resume", rounds=rounds, epochs=epochs)
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
-            number, arrays = len(self.history) + 1, self._progress.returned.arrays
+            number, arrays = self.rounds_done + 1, self._progress.returned.arrays
             messages = list(self.configure_train(number, arrays, config, grid))
             replies = self.session.send_and_wait(number, messages, timeout)
             try:
@@ -413,5 +421,11 @@ class RoundStrategy(Strategy):
             residuals=result.residuals,
             validation=result.validation,
         )
-        self._progress.history.append(report)
+        self._record(report)
         return report
+
+    def _record(self, report: RoundReport) -> None:
+        """Add the record of a round; it is merged with others at the end of a late epoch."""
+        self.history.append(report)
+        if report.train and len(self.history) > MOST_RECORDS:
+            merge_last_epoch(self.history)

@@ -17,7 +17,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,
                 residuals: {primal, dual} or {gradient}, validation: {metric: value},
-                site-seconds: {site: s}}]   `RoundReport`
+                site-seconds: {site: s}, rounds}]   `RoundReport`
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
@@ -40,7 +40,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -82,9 +82,10 @@ class TableReport:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """The bytes, seconds and metrics of one round.
+    """The bytes, seconds and metrics of one round, or of several of one phase.
 
     Attributes:
+        round: the number of the last of the rounds, from 1.
         epoch: the epoch of the round, from 1; 0 is set-up.
         client_seconds: computing time of the slowest site.
         wait_seconds: the rest: transfer, queues, start of processes.
@@ -105,6 +106,7 @@ class RoundReport:
     residuals: Mapping[str, float] = field(default_factory=dict)
     site_seconds: Mapping[str, float] = field(default_factory=dict)
     validation: Metrics = field(default_factory=dict)
+    rounds: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +150,7 @@ class RunRecord:
                 "client-seconds": math.fsum(item.client_seconds for item in history),
                 "wait-seconds": math.fsum(item.wait_seconds for item in history),
             },
-            "rounds": len(history),
+            "rounds": sum(item.rounds for item in history),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
         }
@@ -182,6 +184,38 @@ def waiting_seconds(rounds: float) -> dict[str, float]:
     """Return, by channel, what rounds wait besides computing and the network."""
     over_session = FLOWER_SECONDS + rounds * SESSION_SECONDS
     return {"session": over_session, "flower": rounds * FLOWER_SECONDS}
+
+
+def merge_rounds(rounds: Sequence[RoundReport]) -> RoundReport:
+    """Return the sums of the rounds of one phase, with the metrics of the last one.
+
+    >>> merge_rounds([RoundReport(7, 1, "sgd"), RoundReport(8, 1, "sgd", {"loss": 0.5})]).train
+    {'loss': 0.5}
+    """
+    sites: Counter[str] = Counter()
+    for item in rounds:
+        sites.update(item.site_seconds)
+    return replace(
+        rounds[-1],
+        bytes_up=sum_by_table(item.bytes_up for item in rounds),
+        bytes_down=sum_by_table(item.bytes_down for item in rounds),
+        overhead_bytes=sum(item.overhead_bytes for item in rounds),
+        server_seconds=math.fsum(item.server_seconds for item in rounds),
+        client_seconds=math.fsum(item.client_seconds for item in rounds),
+        wait_seconds=math.fsum(item.wait_seconds for item in rounds),
+        site_seconds=dict(sites),
+        rounds=sum(item.rounds for item in rounds),
+    )
+
+
+def merge_last_epoch(history: list[RoundReport]) -> None:
+    """Merge the rounds of the last epoch by phase, in the order of their last rounds."""
+    epoch = history[-1].epoch
+    phases: dict[str, list[RoundReport]] = {}
+    while history and history[-1].epoch == epoch:
+        last = history.pop()
+        phases.setdefault(last.phase, []).append(last)
+    history.extend(merge_rounds(rounds[::-1]) for rounds in reversed(phases.values()))
 
 
 def sum_by_table(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from client_apps.data import run_store as store_module
+from strategies.run import strategy as run_strategy
 from tests.support.examples import store_runs
 from tests.support.examples.store_runs import trained as on_store
 from tests.support.federated import ALIASES, SOURCE, Run, run, store, task_of, whole
@@ -46,6 +47,23 @@ def test_gd_is_gradient_descent_on_the_joined_table(layout, loss):
         theta = theta - HOW.rate * velocity
         atol = 1e-6 * np.abs(theta).max()
         np.testing.assert_allclose(store_runs.after(finished, epoch), theta, atol=atol)
+
+
+def test_a_long_run_keeps_the_sums_of_each_epochs_rounds(monkeypatch):
+    single = trained("logistic", "sharded", one_site=False).strategy.report
+    monkeypatch.setattr(run_strategy, "MOST_RECORDS", 5)
+    # runs are remembered, and one at a single site is another
+    merged = trained("logistic", "sharded", one_site=True).strategy.report
+    # set-up and the end stay; the rounds of an epoch are of two phases
+    assert [item.round for item in single.history] == list(range(1, len(single.history) + 1))
+    assert [item.phase for item in merged.history if item.epoch] == ["sgd", "step"] * EPOCHS
+    for ours, theirs in zip(merged.history[-3:], single.history[-3:], strict=True):
+        assert (ours.round, ours.train, ours.test) == (theirs.round, theirs.train, theirs.test)
+    counted = ("rounds", "bytes_up", "bytes_down")
+    sums, expected = merged.traffic(), single.traffic()
+    assert [sums[name] for name in counted] == [expected[name] for name in counted]
+    for way in ("bytes-up", "bytes-down"):
+        assert sums["totals"][way] == expected["totals"][way]
 
 
 @pytest.mark.parametrize(("layout", "model"), [("whole", "mlp"), ("sharded", "linear")])
