@@ -21,7 +21,7 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query.expressions import as_filter, parse_expression, render
-from tp_flower.query.fragment import local_sql
+from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import JoinClause, Statement
 from tp_flower.query.relations import Relation, is_null_on_nulls, is_true_on_nulls
 from tp_flower.query.scope import Local, Scope
@@ -59,7 +59,8 @@ def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition]
     """Return all conditions, and the scope for the SELECT list and WHERE.
 
     ON sees the tables joined so far. USING takes its column from the left side, as
-    DuckDB does, and from then on the bare name means that column.
+    DuckDB does, and from then on the bare name means that column. NATURAL is USING with
+    the columns of both sides.
     """
     bound: list[Condition] = []
     merged: dict[str, str] = {}
@@ -68,7 +69,7 @@ def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition]
         visible = {alias: scope.columns[alias] for alias in order[: number + 1]}
         local = Scope(visible, merged, scope.aliases)
         owner = join.alias if join.is_left else None
-        for name in join.using:
+        for name in _shared(join, local) if join.is_natural else join.using:
             equality = _bind_using(join, name, local)
             merged = {**merged, name.lower(): equality.left.table}
             bound.append(equality)
@@ -76,6 +77,14 @@ def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition]
     full_scope = Scope(scope.columns, merged, scope.aliases)
     bound += [_bind(text, full_scope, None) for text in statement.where]
     return bound, full_scope
+
+
+def _shared(join: JoinClause, scope: Scope) -> list[str]:
+    left = [name for a, names in scope.columns.items() if a != join.alias for name in names]
+    shared = [name for name in scope.columns[join.alias] if spell(name, left)]
+    if not shared:
+        raise QueryError(f"NATURAL join of {join.alias}: no column is of both sides; write ON")
+    return shared
 
 
 def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
@@ -113,7 +122,8 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
             return Condition(tuple(in_order), text, owner)
     raise QueryError(
         f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
-        "only an equality between expressions of two tables can join them"
+        "only an equality between expressions of two tables can join them, such as "
+        "date_trunc('day', a.t) = date_trunc('day', b.t); for OR join a table twice"
     )
 
 

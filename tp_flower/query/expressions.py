@@ -96,12 +96,33 @@ _LISTED = (
     "VAR_*, MEDIAN, QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE "
     "...) or without"
 )
+_AGGREGATED = "JOIN (SELECT k, AVG(x) AS mean FROM t GROUP BY k) AS a ON a.k = b.k"
+_SUB_QUERIES = (
+    f"sub-queries are not supported here; for a value of each row write LEFT {_AGGREGATED}; "
+    "IN (SELECT ...) stands in WHERE, joined by AND"
+)
+_CLOCK = "a day that stays the same, DATE '2024-01-31'"
+_INSTEAD = {
+    "to_char": "strftime(x, '%Y-%m')",
+    "format_date": "strftime(x, '%Y-%m')",
+    "to_date": "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')",
+    "parse_date": "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')",
+    "unix_timestamp": "epoch(x)",
+    "isnull": "COALESCE(x, 0)",
+    "safe_divide": "x / NULLIF(y, 0)",
+    "any": "x IN (1, 2)",
+    "now": _CLOCK,
+    "current_date": _CLOCK,
+    "current_timestamp": _CLOCK,
+}
+_QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 # why a node is refused, the most telling reason first
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
-    ((exp.Query, exp.Exists), "sub-queries are not supported"),
-    ((exp.Window,), "window functions are not supported"),
+    ((exp.Query, exp.Exists), _SUB_QUERIES),
+    ((exp.Window,), f"window functions are not supported; write {_AGGREGATED}"),
+    ((exp.Array, exp.Bracket), _QUOTES),
     ((exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup), _NO_AGGREGATES),
     ((exp.Star, exp.Columns), "name the columns instead of *"),
     ((exp.Placeholder, exp.Parameter), "parameters are not supported"),
@@ -132,7 +153,8 @@ def parse_statements(sql: str) -> list[exp.Expr]:
     try:
         statements = sqlglot.parse(sql, dialect=DIALECT)
     except SqlglotError as error:
-        raise QueryError(f"the SQL does not parse: {explain(error)}") from error
+        hint = f"; {_QUOTES}" if "`" in sql or "[" in sql else ""
+        raise QueryError(f"the SQL does not parse: {explain(error)}{hint}") from error
     except RecursionError as error:
         raise QueryError(f"nested too deeply: {shorten(sql)}") from error
     except (ValueError, AttributeError, TypeError) as error:
@@ -273,17 +295,21 @@ def _why_refused(node: exp.Expr) -> str:
     for types, reason in _REASONS:
         if isinstance(node, types):
             return reason
+    name = node.sql_name() if isinstance(node, exp.Func) else node.key
+    name = (node.name if isinstance(node, exp.Anonymous) else name).lower()
+    if name in _INSTEAD:
+        return f"function {name!r} is not among those supported, write {_INSTEAD[name]}"
     # The exact type: a subclass that a later sqlglot adds is not on the list.
     if type(node) not in ALLOWED_NODES:
         kind = "function" if isinstance(node, exp.Func) else "construct"
         # its name in SQL, if it has one, because the class name is sqlglot's own
         sql_name = re.match(r"\w+(?=\(|$)", node.sql(DIALECT))
-        name = repr(sql_name[0].lower()) if sql_name else type(node).__name__
-        return f"{kind} {name} is not among those supported"
+        label = repr(sql_name[0].lower()) if sql_name else type(node).__name__
+        return f"{kind} {label} is not among those supported"
     if isinstance(node, exp.Anonymous) and node.name.lower() not in ALLOWED_FUNCTIONS:
         return f"function {shorten(node.name, 40)!r} is not among those supported"
     if isinstance(node, exp.DataType) and node.this not in ALLOWED_TYPES:
-        return "this type is not among those supported"
+        return "this type is not among those supported (numbers are DOUBLE or BIGINT)"
     return _why_refused_form(node)
 
 

@@ -24,6 +24,7 @@ from tp_flower.query.expressions import (
     render,
     shorten,
 )
+from tp_flower.query.rewriting import rewrite
 
 LABEL = "label"
 WEIGHT = "weight"
@@ -82,12 +83,13 @@ Table = TableRef | DerivedTable
 
 @dataclass(frozen=True)
 class JoinClause:
-    """The join of a table: ON conditions, USING columns, or (neither) a comma."""
+    """The join of a table: ON, USING, NATURAL, or a comma with none of them."""
 
     alias: str
     on: tuple[str, ...] = ()
     using: tuple[str, ...] = ()
     is_left: bool = False
+    is_natural: bool = False
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,15 @@ _ADVICE = {
     "having": _AGGREGATE_FIRST,
     "distinct": "every row of the result is one example; "
     "JOIN (SELECT DISTINCT ... FROM t) AS a makes one table's rows distinct",
-    "with_": "write it in FROM: (SELECT ... FROM t) AS a",
+    "order": "the rows of the result have no order; leave it out",
+    "limit": "for fewer rows add a condition, such as WHERE o.id % 10 = 0",
+    "qualify": _AGGREGATE_FIRST,
+}
+_JOIN_ADVICE = {
+    "RIGHT": "write the table whose rows all stay first in FROM, and LEFT JOIN the others",
+    "FULL": "a row without the label trains nothing; LEFT JOIN the others to the label's table",
+    "CROSS": "tables are joined by equal keys; write JOIN ... ON a.k = b.k",
+    "SEMI": "write WHERE a.k IN (SELECT k FROM b)",
 }
 _BRANCH_CLAUSES = {"expressions", "from_", "where", "group", "having", "distinct"}
 _NO_ORDER = "rows of a table that several sites hold have no order"
@@ -195,6 +205,7 @@ def _parse_select(sql: str) -> exp.Select:
         raise QueryError(f"expected a SELECT statement, got: {shorten(sql)}")
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
+    rewrite(select)
     allowed = {"expressions", "from_", "joins", "where"}
     _check_clauses(select, allowed, "the query", _ADVICE)
     return select
@@ -311,7 +322,7 @@ def _parse_branch(select: exp.Select, what: str) -> Branch:
     if isinstance(source.this, exp.Subquery):
         raise QueryError(
             f"{what} reads another sub-query: {shorten(source.this.sql(DIALECT))}; "
-            "write one SELECT over the table itself"
+            "write one SELECT over the table itself; HAVING filters groups"
         )
     if not select.expressions:
         raise QueryError(f"{what} selects nothing: {shorten(select.sql(DIALECT))}")
@@ -386,18 +397,25 @@ def _canonical(tree: exp.Expr, what: str, *, aggregates: bool = False) -> str:
 def _parse_join(join: exp.Join) -> JoinClause:
     """Return a join's conditions; only INNER and LEFT joins with one are accepted."""
     alias = join.this.alias_or_name
-    kind = " ".join(filter(None, (join.method, join.side, join.kind))).upper()
+    is_natural = join.method == "NATURAL"
+    words = [word for word in (join.method, join.side, join.kind) if word][is_natural:]
+    kind = " ".join(words).upper()
     if kind not in ("", "INNER", "LEFT", "LEFT OUTER"):
-        raise QueryError(f"{kind} JOIN of {alias} is not supported: only INNER and LEFT joins are")
+        advice = [_JOIN_ADVICE[word] for word in words if word in _JOIN_ADVICE]
+        raise QueryError(
+            f"{kind} JOIN of {alias} is not supported: "
+            f"{advice[0] if advice else 'only INNER and LEFT joins are'}"
+        )
     on = join.args.get("on")
     using = tuple(column.name for column in join.args.get("using") or ())
     # sqlglot gives a comma's join no other arguments, not even empty ones
     is_comma = join.args.keys() == {"this"}
-    if on is None and not using and not is_comma:
+    if on is None and not (using or is_comma or is_natural):
         raise QueryError(f"join of {alias} has no equality condition: add ON or USING")
     return JoinClause(
         alias=alias,
         on=_conditions(on, f"join of {alias}"),
         using=using,
         is_left=kind.startswith("LEFT"),
+        is_natural=is_natural,
     )

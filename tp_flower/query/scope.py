@@ -59,7 +59,8 @@ class Scope:
                 f"write {' or '.join(f'{owner}.{column.name}' for owner in owners)}"
             )
         if not owners:
-            raise QueryError(f"{what}: {self._unknown(column.name)}")
+            hint = "; a text stands in single quotes" if column.this.quoted else ""
+            raise QueryError(f"{what}: {self._unknown(column.name)}{hint}")
         return owners[0]
 
     def tables(self, tree: exp.Expr, what: str) -> list[str]:
