@@ -102,6 +102,12 @@ def read_report(folder: Path) -> dict[str, Any]:
         raise CompareError(f"the run of {path} did not complete: {status}")
     if mode != "train":
         raise CompareError(f"{path} is of mode = {mode!r}: nothing was trained")
+    settings = Settings.from_run_config(report["settings"])
+    if settings.sample < 1.0 or settings.split.table:
+        raise CompareError(
+            f"the run is of {settings.split_name}, which the server drew from the rows that it "
+            "joined: run with sample = 1 and another test-split to compare"
+        )
     if report["chosen"].get("row-weight"):
         raise CompareError(
             "the run's joined rows have weights (row-weight or AS weight); on the "

@@ -92,7 +92,8 @@ def _test_metrics(manifest: Manifest) -> str:
     """Return the metrics of held-out rows, and which rows those were."""
     split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
     share = float(str(manifest.settings["test-fraction"]))
-    return f"{_metrics(manifest.test)} ({split.describe(share)})"
+    sample = float(str(manifest.settings.get("sample", 1.0)))
+    return f"{_metrics(manifest.test)} ({split.describe(share, sample)})"
 
 
 CONSOLE_WIDTH = 120

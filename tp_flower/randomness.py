@@ -35,6 +35,7 @@ class Stream(IntEnum):
     CORESET = 9
     SOLVE = 10
     SUMMARIES = 11
+    SAMPLE = 12
 
 
 def generator(seed: int, stream: Stream, *position: int) -> np.random.Generator:

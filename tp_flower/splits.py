@@ -1,8 +1,8 @@
 """Splits of the joined rows into rows to train on, to validate with, and to test on.
 
 Rows that share a day, a plane or a customer are alike: a random split lets a model
-remember what it is tested on. The setting `test-split` holds out whole values of some
-columns of one table, or the last rows by a column.
+remember what it is tested on. The setting `test-split` holds out whole rows of another
+table, whole values of some columns of one, or the last rows by a column.
 
 *Notation*, with N the joined rows:
 
@@ -26,7 +26,8 @@ RANDOM, GROUP, TIME = "random", "group", "time"
 TRAIN, VALIDATION, TEST = 0, 1, 2
 BY_HASH, BY_ORDER, BY_VALUE = "hash", "order", "value"
 """How the site of the columns tells which rows are held out."""
-_RULE: Final = re.compile(rf"({GROUP}|{TIME})\(([^()]+)\)")
+_RULE: Final = re.compile(rf"({RANDOM}|{GROUP}|{TIME})\(([^()]+)\)")
+_TABLE: Final = re.compile(r"[A-Za-z_]\w*")
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*")
 
 
@@ -41,12 +42,17 @@ class Shares(NamedTuple):
 class SplitRule:
     """How joined rows are split: at random, or by ``columns`` of one table.
 
+    At random, whole rows of ``table`` are held out; "" is the label table.
+
     >>> SplitRule.read("group(f.day, f.month)").columns
     ('f.day', 'f.month')
+    >>> SplitRule.read("random(p)").table
+    'p'
     """
 
     kind: str = RANDOM
     columns: tuple[str, ...] = ()
+    table: str = ""
 
     @classmethod
     def read(cls, text: str) -> Self:
@@ -56,9 +62,14 @@ class SplitRule:
         match = _RULE.fullmatch(text)
         if match is None:
             raise ValueError(
-                f'{text!r} is not one of "random", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
+                f'{text!r} is not one of "random", "random(ALIAS)", "group(ALIAS.column, ...)", '
+                '"time(ALIAS.column)"'
             )
         columns = tuple(column.strip() for column in match[2].split(","))
+        if match[1] == RANDOM:
+            if not _TABLE.fullmatch(match[2].strip()):
+                raise ValueError(f"{text!r} names no table: random takes one alias")
+            return cls(RANDOM, table=match[2].strip())
         for column in columns:
             if not _COLUMN.fullmatch(column):
                 raise ValueError(f'{column!r} is not a column such as "f.day"')
@@ -66,27 +77,28 @@ class SplitRule:
             raise ValueError(f"{text!r} names {len(columns)} columns; time takes one")
         return cls(match[1], columns)
 
-    def describe(self, test: float) -> str:
+    def describe(self, test: float, sample: float = 1.0) -> str:
         """Return the name of the split, to stand beside what is measured on it.
 
         >>> SplitRule("group", ("f.day",)).describe(0.2)
         'held-out f.day'
-        >>> SplitRule("time", ("f.time_hour",)).describe(0.2)
-        'time: f.time_hour last 20 %'
+        >>> SplitRule("time", ("f.time_hour",)).describe(0.2, sample=0.1)
+        'time: f.time_hour last 20 %, sample = 0.1 of the label rows'
         """
         columns = ", ".join(self.columns)
-        return {
-            RANDOM: "random rows",
+        name = {
+            RANDOM: f"random rows of {self.table}" if self.table else "random rows",
             GROUP: f"held-out {columns}",
             TIME: f"time: {columns} last {100.0 * test:.3g} %",
         }[self.kind]
+        return name if sample == 1.0 else f"{name}, sample = {sample:g} of the label rows"
 
 
-def split_rows(rows: int, test_fraction: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    """Return (rows,) bool: which rows of the label table are held out for testing."""
-    held_out = np.zeros(rows, dtype=np.bool_)
-    held_out[rng.permutation(rows)[: round(rows * test_fraction)]] = True
-    return held_out
+def split_rows(rows: int, share: float, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """Return (rows,) bool: a share of rows at random, such as those held out for testing."""
+    drawn = np.zeros(rows, dtype=np.bool_)
+    drawn[rng.permutation(rows)[: round(rows * share)]] = True
+    return drawn
 
 
 def split_at_random(rows: int, shares: Shares, rng: np.random.Generator) -> SubsetArray:

@@ -1,13 +1,13 @@
 """Labels of the sites: numbers or classes, and the loss that trains on them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning import label_noise
@@ -30,6 +30,15 @@ class Labels:
     values: FloatArray
     classes: tuple[str, ...] = ()
     noise: label_noise.LabelNoise | None = None
+
+    def of_rows(self, rows: BoolArray) -> "Labels":
+        """Return the labels of a run on some of the rows, (n,): classes are those they have."""
+        if rows.all() or not self.classes or self.noise or self.values.ndim > 1:
+            return self
+        present, codes = np.unique(self.values[rows], return_inverse=True)
+        values = np.full(len(rows), np.nan)
+        values[rows] = codes
+        return replace(self, values=values, classes=tuple(self.classes[int(k)] for k in present))
 
 
 def label_plan(settings: Settings) -> label_noise.LabelPlan | None:

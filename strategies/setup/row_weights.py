@@ -25,6 +25,14 @@ LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
 """Sums of weights, divided by the mean weight, travel as float32."""
 
 
+def table_named(bound: BoundQuery, alias: str, setting: str) -> str:
+    """Return the table that a setting names; as in DuckDB, aliases compare without case."""
+    for table in bound.tables:
+        if table.lower() == alias.lower():
+            return table
+    raise SettingsError(f"{setting} names table {alias!r}; the query has {', '.join(bound.tables)}")
+
+
 def entity_table(bound: BoundQuery, settings: Settings) -> str:
     """Return the alias of the entity that `row-weight` names, or ""."""
     name = entity_named(settings.row_weight)
@@ -32,18 +40,14 @@ def entity_table(bound: BoundQuery, settings: Settings) -> str:
         return ""
     if not name:
         return bound.label_table
-    matches = [table for table in bound.tables if table.lower() == name.lower()]
-    if not matches:
+    table = table_named(bound, name, "row-weight")
+    if table in bound.outer:
         raise SettingsError(
-            f"row-weight names table {name!r}; the query has {', '.join(bound.tables)}"
-        )
-    if matches[0] in bound.outer:
-        raise SettingsError(
-            f"row-weight is {settings.row_weight!r}, but {matches[0]} is LEFT JOINed: "
-            f"joined rows without a match have no entity; join {matches[0]} "
+            f"row-weight is {settings.row_weight!r}, but {table} is LEFT JOINed: "
+            f"joined rows without a match have no entity; join {table} "
             "with JOIN, or name another table"
         )
-    return matches[0]
+    return table
 
 
 def declared_weighting(bound: BoundQuery, settings: Settings) -> Weighting:

@@ -1,5 +1,8 @@
 """Splitting the joined rows: at random, or by the columns of a table, at its sites.
 
+Rows of a table are drawn at random by the server; so is the sample of the label table's
+rows that a run trains on, before the join.
+
 Of a group split a site tells which of its rows are held out, as the keyed hash of their
 values decides; of a split by time the order of its rows, whose last share the server
 holds out. The table mapping carries both to the joined rows; one that has no row of the
@@ -13,6 +16,7 @@ import numpy as np
 
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of
+from strategies.setup.row_weights import table_named
 from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import QueryError
@@ -52,10 +56,14 @@ def split_joined(
     """Return the split of the joined rows; ``parts`` hold its columns."""
     labelled = mapping.tables[bound.label_table]
     if settings.split.kind == splits.RANDOM:
-        rng = generator(settings.seed, Stream.SPLIT)
-        of_rows = splits.split_at_random(labelled.rows, _shares(settings), rng)
-        return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
-    subset = _by_columns(bound, parts, replies, mapping, settings)
+        if not settings.split.table:
+            sampled = sampled_rows(labelled.rows, settings)
+            of_rows = draw_rows(sampled, settings)
+            return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
+        table = table_named(bound, settings.split.table, "test-split")
+        subset = split_by_table(mapping, table, settings)
+    else:
+        subset = _by_columns(bound, parts, replies, mapping, settings)
     if not subset.any():
         raise QueryError(
             f"test-split {settings.test_split!r} holds out none of the {len(subset)} "
@@ -66,6 +74,32 @@ def split_joined(
     held_out[labelled.row_of[subset != splits.TRAIN]] = True
     held_out[labelled.row_of[subset == splits.TRAIN]] = False
     return Split(subset, held_out)
+
+
+def sampled_rows(rows: int, settings: Settings) -> BoolArray:
+    """Return which of the label table's rows take part, (n,): a sample of them, or all."""
+    if settings.sample == 1.0:
+        return np.ones(rows, np.bool_)
+    sampled = splits.split_rows(rows, settings.sample, generator(settings.seed, Stream.SAMPLE))
+    if not sampled.any():
+        raise QueryError(f"sample = {settings.sample:g} leaves none of {rows} label rows: raise it")
+    return sampled
+
+
+def draw_rows(taking_part: BoolArray, settings: Settings) -> splits.SubsetArray:
+    """Return the subset of each row of a table, (n,), drawn among those that take part."""
+    subset = np.full(len(taking_part), splits.TRAIN, np.uint8)
+    rng, rows = generator(settings.seed, Stream.SPLIT), int(np.count_nonzero(taking_part))
+    subset[taking_part] = splits.split_at_random(rows, _shares(settings), rng)
+    return subset
+
+
+def split_by_table(mapping: TableMapping, table: str, settings: Settings) -> splits.SubsetArray:
+    """Return the subset of each joined row, (N,), with whole rows of a table held out."""
+    rows = mapping.tables[table]
+    of_rows = draw_rows(rows.multiplicity > 0, settings)
+    # the last value is that of joined rows without a row of the table
+    return np.append(of_rows, np.uint8(splits.TRAIN))[rows.row_of]
 
 
 def _shares(settings: Settings) -> splits.Shares:

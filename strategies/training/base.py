@@ -33,14 +33,19 @@ from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels
 from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
-from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
+from strategies.setup.row_weights import (
+    declared_weighting,
+    row_weights,
+    table_named,
+    without_weightless,
+)
 from strategies.setup.split_warnings import split_warnings
-from strategies.setup.splitting import Split, split_joined
+from strategies.setup.splitting import Split, sampled_rows, split_joined
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
-from tp_flower.errors import DivergedError, ReplyError, SettingsError
+from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import Contribution, contributions
@@ -479,17 +484,16 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Extract and return the joined rows."""
         settings = self.settings
         bound = self.bind(inventory.schemas())
-        aliases = {table.lower() for table in bound.tables}
         for alias, _ in settings.models:
-            if alias.lower() not in aliases:
-                raise SettingsError(
-                    f"models names table {alias!r}; the query has {', '.join(bound.tables)}"
-                )
+            table_named(bound, alias, "models")
+        if settings.split.table:
+            table_named(bound, settings.split.table, "test-split")
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         extracted = yield from extract(bound, settings, inventory)
         rows = extracted.table_rows
-        labels = self.read_labels(extracted, bound.label_table)
+        sampled = sampled_rows(rows[bound.label_table], settings)
+        labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -497,6 +501,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             bound.label_table,
             bound.outer,
             settings.max_joined_rows,
+            sampled,
         )
         mapping, weights, weighting = without_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
@@ -516,7 +521,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             labels=labels,
             mapping=mapping,
             steps=steps,
-            held_out=split.held_out,
+            # encoders are fitted to the rows that train
+            held_out=split.held_out | ~sampled,
             subset=split.subset,
             train=train,
             test=test,

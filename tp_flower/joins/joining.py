@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower.arrays import BoolArray
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import NO_ROW, IntArray, TableMapping, TableRows
@@ -204,20 +205,22 @@ def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
     return codes[: len(old[0])], codes[len(old[0]) :]
 
 
-def build_mapping(
+def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its rows
     joins: Sequence[Join],
     keys: Mapping[tuple[str, int], Sequence[KeyColumn]],
     rows: Mapping[str, int],
     label_table: str,
     outer: Collection[str] = (),
     max_joined_rows: float = math.inf,
+    sampled: BoolArray | None = None,
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys; return the mapping, and a record of each step, in order.
 
     Joining starts at the label table and continues with the first table in the order of
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
-    keys of rows that a LEFT JOIN did not find, match nothing.
+    keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's rows,
+    (n,), those that are not ``sampled`` take no part.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
@@ -228,8 +231,9 @@ def build_mapping(
         number: join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
         for number, join in enumerate(joins)
     }
-    joined = {label_table: np.arange(rows[label_table], dtype=np.int32)}
-    steps = [JoinStep(label_table, rows[label_table])]
+    start = np.arange(rows[label_table], dtype=np.int32)
+    joined = {label_table: start if sampled is None else start[sampled]}
+    steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
         match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
         on = " AND ".join(joins[number].text for number in numbers)

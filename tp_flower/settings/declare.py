@@ -60,7 +60,7 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers, open or closed at the lower end, open at the upper.
+    """An interval of numbers, open or closed at either end.
 
     >>> print(Range(0, 1, includes_low=False))
     above 0 and below 1
@@ -69,17 +69,20 @@ class Range:
     low: float
     high: float = math.inf
     includes_low: bool = True
+    includes_high: bool = False
 
     def read(self, value: float) -> float:
         """Return the number, or raise ValueError."""
         is_above = value >= self.low if self.includes_low else value > self.low
-        if not (is_above and value < self.high):
+        is_below = value <= self.high if self.includes_high else value < self.high
+        if not (is_above and is_below):
             raise ValueError(f"{value!r} is out of range: it must be {self}")
         return value
 
     def __str__(self) -> str:
         low = f"{'at least' if self.includes_low else 'above'} {self.low:g}"
-        return low if self.high == math.inf else f"{low} and below {self.high:g}"
+        high = f"{'at most' if self.includes_high else 'below'} {self.high:g}"
+        return low if self.high == math.inf else f"{low} and {high}"
 
 
 def _rendered(value: object) -> object:

@@ -215,6 +215,17 @@ class DataSettings:
     max_joined_rows: int = setting(
         200_000_000, "A join of more rows than this is refused before it is built.", Range(1)
     )
+    sample: float = setting(
+        1.0,
+        "Share of the label table's rows to train on, for a quick try; 1 = all. The seed draws "
+        "them before the join: a run is that of a query with these rows alone. Noise and "
+        "epsilons stay those of a run on all of its rows: a smaller sample earns no privacy.",
+        Range(0, 1, includes_low=False, includes_high=True),
+        Readers(
+            methods.JOINING,
+            refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it 1",
+        ),
+    )
     test_fraction: float = setting(
         0.2,
         "Share of the label table's rows held out for testing, below 1; 0 = none. "
@@ -223,10 +234,14 @@ class DataSettings:
     )
     test_split: str = setting(
         RANDOM,
-        'What is held out: "random" rows of the label table; "group(f.day)", whole '
+        'What is held out: "random" rows of the label table, or "random(p)" of another; '
+        '"group(f.day)", whole '
         'values of one or several columns of a table; or "time(f.time_hour)", the last '
         "joined rows by a column.",
-        Form('"random", "group(ALIAS.column, ...)", "time(ALIAS.column)"', _test_split),
+        Form(
+            '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"',
+            _test_split,
+        ),
         Readers(
             tuple(name for name in methods.JOINING if name != methods.CLUSTERING),
             refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "

@@ -78,7 +78,7 @@ class SettingValues(
         """The name of the split, for metrics of held-out rows; "" for all rows."""
         if self.method_name == methods.CLUSTERING:
             return ""
-        return self.split.describe(self.test_fraction)
+        return self.split.describe(self.test_fraction, self.sample)
 
     @property
     def coreset_rows(self) -> int:

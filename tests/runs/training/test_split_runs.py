@@ -77,6 +77,14 @@ def test_the_split_is_that_of_the_join(split, layout, source):
     assert {v for v in sides[0] & sides[1] if None not in v} == set()
 
 
+@pytest.mark.parametrize("layout", ["whole", "sharded"])
+def test_random_rows_of_another_table_are_held_out_whole(layout):
+    finished = trained("squared", layout, test_split="random(C)", num_epochs=1)
+    is_trained, is_tested = finished.trained["c"], finished.tested["c"]
+    assert not (is_trained & is_tested).any()
+    assert is_tested.sum() == round(0.2 * (is_trained | is_tested).sum())
+
+
 @pytest.mark.parametrize("strategy", ["cg", "sgd", "vfl-admm", "coreset-ridge"])
 def test_every_strategy_holds_out_the_same_rows(strategy):
     how = {"test_split": "group(c.id)", "num_epochs": 1}
@@ -120,6 +128,7 @@ def test_what_leaves_for_a_split():
         ("time(o.dya)", "o.dya: table 'o' has no column 'dya' .did you mean 'day'"),
         ("group(o.day, c.id)", "columns of the tables o, c: rows are held out by the"),
         ("group(c.region)", "holds out none of the 89 joined rows: raise test-"),
+        ("random(x)", "test-split names table 'x'; the query has o, c, i"),
         ("time(c.region)", "type text has no order .* name a number"),
     ],
 )

@@ -59,6 +59,7 @@ def test_the_last_rows_by_time_are_held_out_whole(seed):
         ("days(f.day)", "not one of"),
         ("group(day)", "'day' is not a column"),
         ("group(f.day; f.hour)", "is not a column"),
+        ("random(f.day)", "names no table: random takes one alias"),
         ("time(f.day, f.hour)", "names 2 columns; time takes one"),
     ],
 )

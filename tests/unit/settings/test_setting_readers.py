@@ -23,14 +23,14 @@ DERIVED = {
     "coreset_rows": ("coreset_size",),
     "method_name": ("strategy",),
     "split": ("test_split",),
-    "split_name": ("test_split",),
+    "split_name": ("test_split", "sample"),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
     "boost": {"l2"},
     "coreset-ridge": {"clusters", "validation_fraction"},
     "coreset-kmeans": {"test_split"},
-    "personalised": {"test_split"},
+    "personalised": {"test_split", "sample"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
 NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress"}
@@ -111,7 +111,7 @@ def test_a_setting_that_a_strategy_does_not_read_is_refused_or_ignored(strategy)
         if not is_plain or item.readers.include(strategy, "train"):
             continue
         config = {"strategy": strategy, item.key: item.default + 1}
-        if item.key in ("momentum", "tree-rate", "validation-fraction"):
+        if item.key in ("momentum", "tree-rate", "validation-fraction", "sample"):
             config[item.key] = 0.5
         if item.readers.refusal:
             with pytest.raises(SettingsError, match=rf"{item.key}: .*{strategy}"):
