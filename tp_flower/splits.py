@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.keyed_hash import HashArray
 
 SubsetArray = npt.NDArray[np.uint8]
@@ -26,8 +26,8 @@ RANDOM, GROUP, TIME = "random", "group", "time"
 TRAIN, VALIDATION, TEST = 0, 1, 2
 BY_HASH, BY_ORDER, BY_VALUE = "hash", "order", "value"
 """How the site of the columns tells which rows are held out."""
+RULES: Final = '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"'
 _RULE: Final = re.compile(rf"({RANDOM}|{GROUP}|{TIME})\(([^()]+)\)")
-_TABLE: Final = re.compile(r"[A-Za-z_]\w*")
 _COLUMN: Final = re.compile(r"[A-Za-z_]\w*\.[A-Za-z_]\w*")
 
 
@@ -46,8 +46,6 @@ class SplitRule:
 
     >>> SplitRule.read("group(f.day, f.month)").columns
     ('f.day', 'f.month')
-    >>> SplitRule.read("random(p)").table
-    'p'
     """
 
     kind: str = RANDOM
@@ -61,14 +59,9 @@ class SplitRule:
             return cls()
         match = _RULE.fullmatch(text)
         if match is None:
-            raise ValueError(
-                f'{text!r} is not one of "random", "random(ALIAS)", "group(ALIAS.column, ...)", '
-                '"time(ALIAS.column)"'
-            )
+            raise ValueError(f"{text!r} is not one of {RULES}")
         columns = tuple(column.strip() for column in match[2].split(","))
         if match[1] == RANDOM:
-            if not _TABLE.fullmatch(match[2].strip()):
-                raise ValueError(f"{text!r} names no table: random takes one alias")
             return cls(RANDOM, table=match[2].strip())
         for column in columns:
             if not _COLUMN.fullmatch(column):
@@ -101,12 +94,15 @@ def split_rows(rows: int, share: float, rng: np.random.Generator) -> npt.NDArray
     return drawn
 
 
-def split_at_random(rows: int, shares: Shares, rng: np.random.Generator) -> SubsetArray:
-    """Return the subset of each row, (rows,), drawn without replacement."""
-    subset = np.full(rows, TRAIN, np.uint8)
-    is_test = split_rows(rows, shares.test, rng)
-    subset[is_test] = TEST
-    others = np.flatnonzero(~is_test)
+def split_at_random(
+    taking_part: BoolArray, shares: Shares, rng: np.random.Generator
+) -> SubsetArray:
+    """Return the subset of each row, (n,), drawn without replacement from those taking part."""
+    subset = np.full(len(taking_part), TRAIN, np.uint8)
+    rows = np.flatnonzero(taking_part)
+    is_test = split_rows(len(rows), shares.test, rng)
+    subset[rows[is_test]] = TEST
+    others = rows[~is_test]
     subset[others[split_rows(len(others), shares.validation, rng)]] = VALIDATION
     return subset
 

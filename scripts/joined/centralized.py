@@ -162,7 +162,7 @@ def _split(
     labelled = np.searchsorted(passing, rows[bound.label_table])
     if not bound.split_table:
         rng = generator(settings.seed, Stream.SPLIT)
-        of_rows = splits.split_at_random(len(passing), _shares(settings), rng)
+        of_rows = splits.split_at_random(np.ones(len(passing), np.bool_), _shares(settings), rng)
         return of_rows[labelled], of_rows != splits.TRAIN
     key = _split_key(connection, bound.fragments_of(bound.split_table)[0])
     # the last value is that of a missing one, and of joined rows without a row

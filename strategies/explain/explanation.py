@@ -14,7 +14,7 @@ numbers, predicted bytes are rounded)::
     joins    [{on, left, right, is-outer,
                left-rows, left-null, left-unmatched, right-rows, ..}]
     join-steps  as in a report of training
-    joined-rows {train, test}, loss
+    joined-rows {train, test}, chosen {task}, loss
     row-weight  {column, entity, min, max, effective-rows, left-out}, null without
              weights: as in `chosen` of a report of training
     saving   {joined-rows, rows-held, joined-values, values-held}
@@ -314,6 +314,7 @@ class Explain(RoundStrategy):
             "tables": [_table(joined, *of_table) for of_table in columns.items()],
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
+            "chosen": method.chosen,
             "loss": joined.loss.name,
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),

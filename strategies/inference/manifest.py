@@ -92,7 +92,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
 
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
     are not; metrics are only those that are finite; masked scores have room by
-    ``score_unit``.
+    ``score_unit``; predicted classes have the type ``label_kind``.
     """
 
     name: str
@@ -105,6 +105,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     label: str
     loss: str
     classes: tuple[str, ...]
+    label_kind: str = "text"
     base_score: Scores
     score_unit: Finite = 1.0
     tables: tuple[ModelTable, ...]

@@ -196,7 +196,7 @@ class Predict(ModelStrategy):
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
-        outputs = Outputs(self.manifest.loss, self.manifest.classes)
+        outputs = Outputs(self.manifest.loss, self.manifest.classes, self.manifest.label_kind)
         self.predictions = prediction_table(names, scored, outputs)
         return joined
 

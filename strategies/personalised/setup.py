@@ -21,7 +21,7 @@ from strategies.run.sites import Inventory
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import plain_loss
+from strategies.setup.labels import common_kind, plain_loss
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
@@ -210,8 +210,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
         kinds.add(label.kind)
         classes.update(names)
         is_class.append(label.classes is not None)
-    if len(kinds) > 1:
-        raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
+    common_kind(kinds)
     if any(is_class) and not all(is_class):
         raise QueryError("only some sites take the label as a class: set task")
     if len(classes) > MAX_CLASSES:

@@ -13,6 +13,7 @@ from strategies.report_page.plots import (
     logarithmic,
     whole,
 )
+from tp_flower.methods import CLEAR
 from tp_flower.reports.blocks import Blocks, Record
 from tp_flower.reports.console import format_seconds, format_value
 
@@ -26,6 +27,12 @@ METRIC_NAMES = {
     "loss": "loss",
 }
 """The metrics' names for people, the most telling first."""
+
+OF_LOSS = {
+    ("loss", "squared"): " (1/2 squared error)",
+    ("auc", "softmax"): " (macro, one class against all)",
+}
+"""Additions to a metric's name, by its key and the loss."""
 
 TRAIN, TEST = "train", "test"
 
@@ -59,7 +66,7 @@ def convergence(report: Record) -> Blocks:
     """Yield the plots of the metrics and residuals."""
     epochs = read_epochs(report)
     if choice := main_metric(report):
-        yield from _metrics(epochs, *choice)
+        yield from _metrics(report, epochs, *choice)
     lines = []
     for name in dict.fromkeys(name for epoch in epochs for name in epoch.residuals):
         points = [
@@ -71,12 +78,12 @@ def convergence(report: Record) -> Blocks:
     yield line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
 
 
-def _metrics(epochs: list[Epoch], part: str, metric: str) -> Blocks:
+def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
         lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
-        title = f"{_capitalise(metric_name(name))} by epoch"
-        yield line_figure(title, EPOCHS, _axis(name), lines)
-    title, axis = _capitalise(f"{part} {metric_name(metric)}"), _axis(metric)
+        title = f"{_capitalise(metric_name(report, name))} by epoch"
+        yield line_figure(title, EPOCHS, _axis(report, name), lines)
+    title, axis = _capitalise(f"{part} {metric_name(report, metric)}"), _axis(report, metric)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
     yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, COST_NOTE)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
@@ -93,9 +100,9 @@ def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], 
     return Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
 
 
-def _axis(metric: str) -> Axis:
+def _axis(report: Record, metric: str) -> Axis:
     unit = " (in the label's unit)" if metric == "rmse" else ""
-    return Axis(f"{metric_name(metric)}{unit}", linear, format_value)
+    return Axis(f"{metric_name(report, metric)}{unit}", linear, format_value)
 
 
 def _capitalise(words: str) -> str:
@@ -140,10 +147,21 @@ def main_metric(report: Record) -> tuple[str, str] | None:
     return next(choices, None)
 
 
-def metric_name(metric: str) -> str:
-    """Return a metric's name for people.
+def loss_of(report: Record) -> str:
+    """Return the name of a run's loss: a saved model's, or the one that was chosen."""
+    losses = (part.text("loss") for part in (report.at("model"), report.at("chosen"), report))
+    return next(filter(None, losses), "")
 
-    >>> metric_name("auc"), metric_name("mean_error")
-    ('AUC', 'mean error')
+
+def metric_name(report: Record, metric: str) -> str:
+    """Return a metric's name for people, with its kind where others have the same name.
+
+    >>> report = Record({"loss": "squared", "settings": {"privacy.labels": "laplace"}})
+    >>> metric_name(report, "loss"), metric_name(Record({"loss": "softmax"}), "auc")
+    ('loss (1/2 squared error), corrected for label noise', 'AUC (macro, one class against all)')
     """
-    return METRIC_NAMES.get(metric, metric.replace("_", " "))
+    name, settings = METRIC_NAMES.get(metric, metric.replace("_", " ")), report.at("settings")
+    name += OF_LOSS.get((metric, loss_of(report)), "")
+    is_noisy = settings.text("privacy.labels") not in ("", CLEAR)
+    is_corrected = is_noisy and settings.get("privacy.label-correction") is not False
+    return name + ", corrected for label noise" * is_corrected

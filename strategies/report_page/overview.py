@@ -9,6 +9,7 @@ from strategies.report_page.convergence import (
     TEST,
     TRAIN,
     final_metrics,
+    loss_of,
     main_metric,
     metric_name,
 )
@@ -82,6 +83,7 @@ def tables(report: Record) -> Blocks:
     yield list_tables(tables)
     if steps := report.records("join-steps"):
         yield _steps(steps)
+        yield label_rows(report)
     lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
     yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
@@ -250,7 +252,7 @@ def result(report: Record) -> Blocks:
     names = {name for part in parts for name in metrics[part]}
     order = [name for name in METRIC_NAMES if name in names]
     rows = [
-        (metric_name(name), *(format_value(metrics[part].get(name)) for part in parts))
+        (metric_name(report, name), *(format_value(metrics[part].get(name)) for part in parts))
         for name in dict.fromkeys((*order, *sorted(names)))
     ]
     head = ("", *(_rows_of(report, part) for part in parts))
@@ -274,6 +276,15 @@ def warnings(report: Record) -> Blocks:
         yield Prose(f"Warning: {warning}.")
 
 
+def label_rows(report: Record) -> Prose:
+    """Return the task, how many label rows are joined, and which steps lost the others."""
+    rows = report.at("label-rows")
+    lost = [f"{x.count('rows')} have no match in {x.text('step')}" for x in rows.records("lost")]
+    joined = f"Label rows: {rows.count('joined')} of {rows.count('rows')} are joined"
+    task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
+    return Prose(f"{task}{'; '.join([joined, *lost])}.")
+
+
 def _rows_of(report: Record, part: str) -> str:
     split = report.at("split").text("name")
     held_out = f"held-out rows ({split})" if split else "held-out rows"
@@ -288,7 +299,7 @@ def _outcome(report: Record) -> str:
     part, first = choice
     metrics = final_metrics(report, part)
     values = ", ".join(
-        f"{metric_name(name)} {format_value(metrics[name])}"
+        f"{metric_name(report, name)} {format_value(metrics[name])}"
         for name in dict.fromkeys((first, "log_loss", "r2"))
         if name in metrics
     )
@@ -304,8 +315,7 @@ def _run_facts(report: Record) -> Iterator[str]:
         strategy, model = settings.text("strategy"), settings.text("model")
         yield strategy.upper() if strategy in ACRONYMS else strategy
         yield f"{model} models" if model else ""
-    losses = (part.text("loss") for part in (saved, report.at("chosen"), report))
-    loss = next(filter(None, losses), "")
+    loss = loss_of(report)
     yield f"{loss} loss" if loss else ""
     names = filter(None, (saved.text("name"), saved.text("version")))
     yield "@".join(names) or report.text("model")
@@ -336,7 +346,7 @@ def facts(report: Record) -> Iterator[Fact]:
         detail = f"train {format_value(train)}" if has_both else ""
         detail = ", ".join(filter(None, (split, detail)))
         value = format_value(final_metrics(report, part)[metric])
-        yield f"{rows_of}{metric_name(metric)}", value, detail
+        yield f"{rows_of}{metric_name(report, metric)}", value, detail
     scored, rows = report.at("rows"), report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"

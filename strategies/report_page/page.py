@@ -81,6 +81,7 @@ def result_view(content: Mapping[str, object]) -> RenderableType:
         Table(title, ("", "", ""), list(overview.facts(report)), frozenset({0, 2})),
         *overview.result(report),
         overview.list_tables(report.records("tables")),
+        overview.label_rows(report),
         *model(report),
         privacy_totals(report.at("privacy")),
     )

@@ -1,6 +1,7 @@
 """Labels of the sites: numbers or classes, and the loss that trains on them."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,9 @@ from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
 
+FRACTION, MOST_FRACTIONS = re.compile(r"-?\d+[.,]\d+"), 50
+"""Of so many classes at most the names are numbers with fractions."""
+
 
 @dataclass(frozen=True)
 class Labels:
@@ -24,11 +28,13 @@ class Labels:
     Attributes:
         values: (n,), the number in regression, the class index in classification.
         classes: the classes' names; empty in regression.
+        kind: the label's type at the sites, "number", "boolean" or "text".
         noise: the noise that the sites have added; None for labels in the clear.
     """
 
     values: FloatArray
     classes: tuple[str, ...] = ()
+    kind: str = "number"
     noise: label_noise.LabelNoise | None = None
 
     def of_rows(self, rows: BoolArray) -> "Labels":
@@ -83,7 +89,7 @@ def read_private_labels(
             raise refuse(part, "labels without the noise that the run asks for")
     values = np.concatenate([column.values for _, column in columns])
     names = plan.classes or tuple(str(code) for code in range(count))
-    return Labels(values, names, plan.noise)
+    return Labels(values, names, expected, plan.noise)
 
 
 def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
@@ -97,10 +103,7 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
         )
-    kind, *others = sorted({column.kind for column in columns})
-    if others:
-        types = [kind, *others]
-        raise QueryError(f"the label differs in type between the shards: {types}")
+    kind = common_kind({column.kind for column in columns})
     is_classes = task == "classification" or (task == "auto" and kind in {"boolean", "text"})
     if kind == "text" and not is_classes:
         raise QueryError(
@@ -108,7 +111,7 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
             'set task = "classification"'
         )
     if is_classes:
-        return _classes(columns, values, is_text=kind == "text")
+        return _classes(columns, values, kind)
     largest = float(np.abs(values).max(initial=0.0))
     if largest > LARGEST_LABEL:
         raise QueryError(
@@ -117,9 +120,21 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     return Labels(values)
 
 
-def _classes(columns: Sequence[LabelColumn], values: FloatArray, *, is_text: bool) -> Labels:
+def common_kind(kinds: Collection[str]) -> str:
+    """Return the label's type in all shards; times are refused."""
+    if len(kinds) > 1:
+        raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
+    if "time" in kinds:
+        raise QueryError(
+            "the label is a date or time: write a number, such as EPOCH(t.column) or "
+            "DATE_DIFF('day', DATE '2020-01-01', t.column), or a class: HOUR(t.column) < 12"
+        )
+    return next(iter(kinds), "number")
+
+
+def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> Labels:
     """Number the classes of all shards together, in ascending order."""
-    if is_text:
+    if kind == "text":
         listed = [name for column in columns for name in column.categories]
         names, place = np.unique(np.array(listed, dtype=object), return_inverse=True)
         sizes = [len(column.categories) for column in columns]
@@ -129,13 +144,18 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, *, is_text: boo
         classes = tuple(map(str, names))
     else:
         distinct, codes = np.unique(values, return_inverse=True)
-        classes = tuple(f"{value:g}" for value in distinct)
+        classes = tuple(f"{value:.15g}" for value in distinct)
     if (count := len(classes)) > MAX_CLASSES:
         raise QueryError(
             f"the label has {count} distinct values; classification takes at most "
             f'{MAX_CLASSES}: set task = "regression", or group them in the query'
         )
-    return Labels(codes.astype(np.float64), classes)
+    if (count := sum(map(bool, map(FRACTION.fullmatch, classes)))) > MOST_FRACTIONS:
+        raise QueryError(
+            f"the label has {count} classes that are numbers with fractions: round it, or set "
+            'task = "regression" (of a text, CAST(... AS DOUBLE) is a number)'
+        )
+    return Labels(codes.astype(np.float64), classes, kind)
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:

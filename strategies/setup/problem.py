@@ -271,6 +271,7 @@ class PreparedRun(ABC):
     loss: Loss
     base_score: FloatArray
     classes: tuple[str, ...]
+    label_kind: str = "text"
     join_steps: tuple[JoinStep, ...]
     source_rows: Mapping[str, int]
     fan_out: Mapping[str, npt.NDArray[np.int64]]

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from strategies.setup.problem import Weighting
+from strategies.setup.splitting import table_named
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping
@@ -23,14 +24,6 @@ from tp_flower.settings.settings import weight_problems
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-12, 1e12
 """Sums of weights, divided by the mean weight, travel as float32."""
-
-
-def table_named(bound: BoundQuery, alias: str, setting: str) -> str:
-    """Return the table that a setting names; as in DuckDB, aliases compare without case."""
-    for table in bound.tables:
-        if table.lower() == alias.lower():
-            return table
-    raise SettingsError(f"{setting} names table {alias!r}; the query has {', '.join(bound.tables)}")
 
 
 def entity_table(bound: BoundQuery, settings: Settings) -> str:

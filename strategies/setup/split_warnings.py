@@ -1,41 +1,78 @@
-"""Warnings about a split: rows it holds out say less, or more, than they seem to."""
+"""Warnings about joined rows and a split: they say less, or more, than they seem to."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from strategies.setup.joined_rows import JoinedRows
+from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
+from tp_flower.joins.joining import hint_of_types
 from tp_flower.joins.mapping import TableRows
 from tp_flower.settings import Settings
-from tp_flower.splits import RANDOM
+from tp_flower.splits import RANDOM, TRAIN, SubsetArray
+
+MOST_NAMES = 20  # of classes in a warning
+ODDS, LEAST_ROWS = 2.0, 5.0
+"""Held-out rows are far from their share by this ratio of odds, and so many rows."""
 
 
 def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
-    """Yield what a user should know about the rows that test or validate."""
-    if joined.test is None:
+    """Yield what a user should know about the rows that train, test or validate."""
+    yield from _lost_rows(joined)
+    if joined.values.ndim > 1:
         return
-    if unseen := _unseen_classes(joined):
+    yield from _share(joined, settings)
+    if untrained := _untrained_classes(joined, joined.subset):
         yield (
-            f"no training row has the label's {unseen}, which held-out rows have "
-            f"({settings.split_name}): the model cannot predict them"
+            f"no training row has {len(untrained)} of the label's classes "
+            f"({', '.join(untrained[:MOST_NAMES])}; {settings.split_name}): the model cannot "
+            f"predict them{_finer_split(joined, settings, len(untrained))}"
         )
-    if settings.split.kind == RANDOM:
+    if settings.split.kind == RANDOM and not settings.split.table and joined.test is not None:
         yield from _constant_labels(joined)
-    elif whole := _held_out_whole(joined):
+
+
+def _lost_rows(joined: JoinedRows) -> Iterator[str]:
+    """Yield a warning where fewer than half of the label's rows join."""
+    rows, lost = joined.steps[0].rows, sum(step.lost_label_rows for step in joined.steps)
+    if 2 * lost > rows:
+        worst = max(joined.steps, key=lambda step: step.lost_label_rows)
         yield (
-            f"held out whole ({settings.split_name}): {', '.join(whole)}: no training row has them"
+            f"only {rows - lost} of {rows} label rows are joined: {worst.lost_label_rows} "
+            f"have no match in {worst.table} on {worst.on}"
+            f"{hint_of_types(worst, joined.bound.joins, joined.extracted.keys)}"
         )
 
 
-def _unseen_classes(joined: JoinedRows) -> str:
-    """Return the classes of held-out rows that no training row has, in words."""
-    names = joined.labels.classes
-    if not names or joined.values.ndim > 1:
+def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
+    """Yield a warning where the held-out share of joined rows is far from the settings'."""
+    wanted = settings.test_fraction + (1.0 - settings.test_fraction) * settings.validation_fraction
+    share = float(joined.is_test.mean())
+    odds = share * (1.0 - wanted), wanted * (1.0 - share)
+    if max(odds) > ODDS * min(odds) and abs(share - wanted) * len(joined.subset) >= LEAST_ROWS:
+        yield (
+            f"{share:.1%} of the joined rows are held out ({settings.split_name}), the settings "
+            f"ask for {wanted:.1%}: some are joined many times as often as others"
+        )
+
+
+def _untrained_classes(joined: JoinedRows, subset: SubsetArray) -> list[str]:
+    """Return the label's classes that no row has which a split trains on."""
+    trained = np.unique(joined.values[subset == TRAIN]).astype(int).tolist()
+    return [name for code, name in enumerate(joined.labels.classes) if code not in trained]
+
+
+def _finer_split(joined: JoinedRows, settings: Settings, untrained: int) -> str:
+    """Return the split by rows of the finest table, if more classes are trained on with it."""
+    rows = {name: int((r.multiplicity > 0).sum()) for name, r in joined.mapping.tables.items()}
+    finest = max(rows, key=lambda name: rows[name])
+    left = len(_untrained_classes(joined, split_by_table(joined.mapping, finest, settings)))
+    if left >= untrained:
         return ""
-    unseen = np.setdiff1d(joined.test_labels, joined.train_labels).astype(int)
-    words = "class" if len(unseen) == 1 else "classes"
-    return f"{words} {', '.join(names[code] for code in unseen)}" * bool(len(unseen))
+    return (
+        f'. test-split = "random({finest})", rows of {finest}, leaves {left or "none"} of them out'
+    )
 
 
 def _constant_labels(joined: JoinedRows) -> Iterator[str]:
@@ -46,14 +83,14 @@ def _constant_labels(joined: JoinedRows) -> Iterator[str]:
     """
     labelled = joined.mapping.tables[joined.bound.label_table].row_of
     for name, rows in joined.mapping.tables.items():
-        if name == joined.bound.label_table or joined.values.ndim > 1:
+        if name == joined.bound.label_table:
             continue
         is_shared = _spread(rows, labelled.astype(np.float64)) > 0
         if 2 * is_shared.sum() > len(is_shared) and not _spread(rows, joined.values).any():
             yield (
                 f"the label is the same in all joined rows of a row of {name}, and "
                 "random rows hold out some of them: test metrics flatter. Hold out "
-                f'whole rows of it, with test-split = "group({name}.<key>)", or let '
+                f'whole rows of it, with test-split = "random({name})", or let '
                 f'each count once, with row-weight = "entity({name})"'
             )
 
@@ -67,14 +104,3 @@ def _spread(rows: TableRows, values: FloatArray) -> FloatArray:
     np.maximum.at(high, row_of, values)
     spread: FloatArray = (high - low)[np.isfinite(low)]
     return spread
-
-
-def _held_out_whole(joined: JoinedRows) -> list[str]:
-    """Return, by table in words, how many of its joined rows are never trained on."""
-    lines = []
-    for name, layout in joined.layouts.items():
-        total = sum(rows.total for rows in layout.rows)
-        untrained = total - sum(rows.trained for rows in layout.rows)
-        if untrained and name != joined.bound.label_table:
-            lines.append(f"{untrained} of {total} rows of {name}")
-    return lines

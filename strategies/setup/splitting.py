@@ -1,7 +1,6 @@
 """Splitting the joined rows: at random, or by the columns of a table, at its sites.
 
-Rows of a table are drawn at random by the server; so is the sample of the label table's
-rows that a run trains on, before the join.
+The server draws random rows, and the sample of the label table's rows to train on.
 
 Of a group split a site tells which of its rows are held out, as the keyed hash of their
 values decides; of a split by time the order of its rows, whose last share the server
@@ -16,10 +15,9 @@ import numpy as np
 
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import array_of
-from strategies.setup.row_weights import table_named
 from tp_flower import splits
 from tp_flower.arrays import BoolArray
-from tp_flower.errors import QueryError
+from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.protocol.setup_messages import ExtractedPart, SplitTerms
 from tp_flower.query import BoundQuery
@@ -58,7 +56,8 @@ def split_joined(
     if settings.split.kind == splits.RANDOM:
         if not settings.split.table:
             sampled = sampled_rows(labelled.rows, settings)
-            of_rows = draw_rows(sampled, settings)
+            rng = generator(settings.seed, Stream.SPLIT)
+            of_rows = splits.split_at_random(sampled, _shares(settings), rng)
             return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
@@ -76,28 +75,25 @@ def split_joined(
     return Split(subset, held_out)
 
 
+def table_named(bound: BoundQuery, alias: str, setting: str) -> str:
+    """Return the table that a setting names; as in DuckDB, aliases compare without case."""
+    for table in bound.tables:
+        if table.lower() == alias.lower():
+            return table
+    raise SettingsError(f"{setting} names table {alias!r}; the query has {', '.join(bound.tables)}")
+
+
 def sampled_rows(rows: int, settings: Settings) -> BoolArray:
     """Return which of the label table's rows take part, (n,): a sample of them, or all."""
     if settings.sample == 1.0:
         return np.ones(rows, np.bool_)
-    sampled = splits.split_rows(rows, settings.sample, generator(settings.seed, Stream.SAMPLE))
-    if not sampled.any():
-        raise QueryError(f"sample = {settings.sample:g} leaves none of {rows} label rows: raise it")
-    return sampled
-
-
-def draw_rows(taking_part: BoolArray, settings: Settings) -> splits.SubsetArray:
-    """Return the subset of each row of a table, (n,), drawn among those that take part."""
-    subset = np.full(len(taking_part), splits.TRAIN, np.uint8)
-    rng, rows = generator(settings.seed, Stream.SPLIT), int(np.count_nonzero(taking_part))
-    subset[taking_part] = splits.split_at_random(rows, _shares(settings), rng)
-    return subset
+    return splits.split_rows(rows, settings.sample, generator(settings.seed, Stream.SAMPLE))
 
 
 def split_by_table(mapping: TableMapping, table: str, settings: Settings) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), with whole rows of a table held out."""
-    rows = mapping.tables[table]
-    of_rows = draw_rows(rows.multiplicity > 0, settings)
+    rows, rng = mapping.tables[table], generator(settings.seed, Stream.SPLIT)
+    of_rows = splits.split_at_random(rows.multiplicity > 0, _shares(settings), rng)
     # the last value is that of joined rows without a row of the table
     return np.append(of_rows, np.uint8(splits.TRAIN))[rows.row_of]
 

@@ -33,14 +33,9 @@ from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels
 from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
-from strategies.setup.row_weights import (
-    declared_weighting,
-    row_weights,
-    table_named,
-    without_weightless,
-)
+from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
-from strategies.setup.splitting import Split, sampled_rows, split_joined
+from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
 from tp_flower.arrays import FloatArray
@@ -59,6 +54,7 @@ from tp_flower.protocol.training_messages import Outline, Update
 from tp_flower.query import BoundQuery, Query
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
+from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TRAIN
 
@@ -470,6 +466,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             fixed_point=fixed_point,
             l2=settings.l2,
             classes=joined.labels.classes,
+            label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
             fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
@@ -494,6 +491,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
+        if settings.task == AUTO and self.has_label:
+            task = "classification" if labels.classes else "regression"
+            self.chosen["task"] = f"{task}, by the label's type ({labels.kind})"
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -521,7 +521,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             labels=labels,
             mapping=mapping,
             steps=steps,
-            # encoders are fitted to the rows that train
             held_out=split.held_out | ~sampled,
             subset=split.subset,
             train=train,

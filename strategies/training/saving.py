@@ -59,6 +59,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         label=manifest.label_text(bound.fragments_of(bound.label_table)),
         loss=problem.loss.name,
         classes=problem.classes,
+        label_kind=problem.label_kind,
         base_score=tuple(problem.base_score.tolist()),
         score_unit=problem.score_unit,
         tables=tuple(tables),

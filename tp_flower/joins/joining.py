@@ -71,6 +71,7 @@ def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColum
         )
 
 
+Keys = Mapping[tuple[str, int], Sequence[KeyColumn]]  # by table and number, of its shards
 Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 
 
@@ -80,7 +81,8 @@ class JoinStep:
 
     The fan-out is the number of joined rows that each previous one becomes. Of the
     joined rows before, ``unmatched_before`` match no row of the table, and
-    ``unmatched_rows`` of its rows match none of them.
+    ``unmatched_rows`` of its rows match none of them; ``lost_label_rows`` rows of the
+    label table are in no joined row any more.
     """
 
     table: str
@@ -93,6 +95,7 @@ class JoinStep:
     fan_out_max: int = 1
     unmatched_before: int = 0
     unmatched_rows: int = 0
+    lost_label_rows: int = 0
 
     def __str__(self) -> str:
         if not self.on:
@@ -143,8 +146,14 @@ def match_table(
     )
 
 
-def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinStep:
-    """Return the record of joining a table, with its row counts."""
+def describe_step(
+    table: str, on: str, match: Match, label_row_of: IntArray, *, is_outer: bool
+) -> JoinStep:
+    """Return the record of joining a table to rows of the label table, with row counts."""
+    lost_label_rows = 0
+    if not is_outer and not match.counts.all():
+        left = np.unique(label_row_of[match.counts > 0])
+        lost_label_rows = len(np.unique(label_row_of)) - len(left)
     fan_outs = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,
@@ -157,6 +166,7 @@ def describe_step(table: str, on: str, match: Match, *, is_outer: bool) -> JoinS
         fan_out_max=int(fan_outs.max(initial=0)),
         unmatched_before=int(np.count_nonzero(match.counts == 0)),
         unmatched_rows=match.unmatched_rows,
+        lost_label_rows=lost_label_rows,
     )
 
 
@@ -207,7 +217,7 @@ def _groups(old: Sequence[IntArray], new: Sequence[IntArray]) -> Codes:
 
 def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its rows
     joins: Sequence[Join],
-    keys: Mapping[tuple[str, int], Sequence[KeyColumn]],
+    keys: Keys,
     rows: Mapping[str, int],
     label_table: str,
     outer: Collection[str] = (),
@@ -237,7 +247,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     for table, numbers in order[1:]:
         match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
         on = " AND ".join(joins[number].text for number in numbers)
-        steps.append(describe_step(table, on, match, is_outer=table in outer))
+        steps.append(describe_step(table, on, match, joined[label_table], is_outer=table in outer))
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
@@ -248,9 +258,32 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
-        raise MappingError(f"the join has no rows; rows left after each step: {sizes}")
+        hint = hint_of_types(next(step for step in steps if not step.rows), joins, keys)
+        raise MappingError(f"the join has no rows; rows left after each step: {sizes}{hint}")
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
+
+
+def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
+    """Return the report's counts of label rows: all, joined, and those that a step lost."""
+    lost = {f"{step.table} on {step.on}": n for step in steps if (n := step.lost_label_rows)}
+    return {
+        "rows": steps[0].rows,
+        "joined": steps[0].rows - sum(lost.values()),
+        "lost": [{"step": step, "rows": rows} for step, rows in lost.items()],
+    }
+
+
+def hint_of_types(step: JoinStep, joins: Sequence[Join], keys: Keys) -> str:
+    """Return why keys of a step may not match, as far as their types tell; else ""."""
+    for join in joins:
+        columns = keys[join.left, join.left_key]
+        if join.text in step.on and any("text" in column.kind for column in columns):
+            return (
+                f"; keys of {join.text} are texts, which must agree in case, spaces and "
+                "leading zeros: try LOWER(TRIM(...)) on both sides"
+            )
+    return ""
 
 
 def _join_order(

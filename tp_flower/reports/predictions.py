@@ -48,11 +48,12 @@ class Outputs:
     """The meaning of a model's scores, by its loss.
 
     ``classes`` are the names of the label's classes, or the numbers of a clustering's
-    centres; empty in a regression.
+    centres; empty in a regression. A predicted class has the label's type, ``kind``.
     """
 
     loss: str
     classes: tuple[str, ...] = ()
+    kind: str = "text"
 
     def __post_init__(self) -> None:
         make_loss(self.loss, len(self.classes))
@@ -61,6 +62,14 @@ class Outputs:
     def count(self) -> int:
         """The number of scores of a row, d_c."""
         return make_loss(self.loss, len(self.classes)).outputs
+
+    @property
+    def values(self) -> pa.Array:
+        """The classes as values of the label's type, (k,)."""
+        is_whole = all(name.lstrip("-").isdecimal() for name in self.classes)
+        number = pa.int64() if is_whole else pa.float64()
+        types = {"text": pa.string(), "boolean": pa.bool_(), "number": number}
+        return pa.array(self.classes).cast(types[self.kind])
 
     def probabilities(self, scores: FloatArray) -> FloatArray:
         """Return the probability of every class, (N, k).
@@ -109,7 +118,7 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     chances = outputs.probabilities(scores)
     # with equal probabilities the first class, as in the accuracy
     best = chances.argmax(axis=1)
-    columns = {_PREDICTION: pa.array(outputs.classes).take(pa.array(best))}
+    columns = {_PREDICTION: outputs.values.take(pa.array(best))}
     for k, name in enumerate(outputs.classes):
         columns[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
     return columns

@@ -12,7 +12,9 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     warnings  [text]   what a user should know about the result
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
-                fan-out-max, unmatched-before, unmatched-rows}]   `JoinStep`, in order
+                fan-out-max, unmatched-before, unmatched-rows, lost-label-rows}]
+                `JoinStep`, in order
+    label-rows  {rows, joined, lost: [{step, rows}]}   `label_rows`
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
                 bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                 server-seconds, client-seconds, wait-seconds,
@@ -47,7 +49,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.files import write_file
-from tp_flower.joins.joining import JoinStep
+from tp_flower.joins.joining import JoinStep, label_rows
 
 SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"
@@ -136,6 +138,8 @@ class RunRecord:
         """Return the entries of `report.json` that a run of any mode has."""
         names = [entry.name for entry in fields(RunRecord)]
         content = {name.replace("_", "-"): getattr(self, name) for name in names}
+        if self.join_steps:
+            content["label-rows"] = label_rows(self.join_steps)
         return {"schema": SCHEMA_VERSION, "mode": mode, "status": status, **content}
 
     def traffic(self) -> dict[str, object]:

@@ -8,7 +8,7 @@ from tp_flower import methods
 from tp_flower.features.choice import Entry, read_entries, render_entries
 from tp_flower.model_names import NAME, VERSION
 from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, setting
-from tp_flower.splits import RANDOM, SplitRule
+from tp_flower.splits import RANDOM, RULES, SplitRule
 
 TRAIN: Final = "train"
 EXPLAIN: Final = "explain"
@@ -218,8 +218,8 @@ class DataSettings:
     sample: float = setting(
         1.0,
         "Share of the label table's rows to train on, for a quick try; 1 = all. The seed draws "
-        "them before the join: a run is that of a query with these rows alone. Noise and "
-        "epsilons stay those of a run on all of its rows: a smaller sample earns no privacy.",
+        "them before the join, as if the query had no others. It earns no privacy: epsilons "
+        "are those of a run on all rows that take part.",
         Range(0, 1, includes_low=False, includes_high=True),
         Readers(
             methods.JOINING,
@@ -235,13 +235,9 @@ class DataSettings:
     test_split: str = setting(
         RANDOM,
         'What is held out: "random" rows of the label table, or "random(p)" of another; '
-        '"group(f.day)", whole '
-        'values of one or several columns of a table; or "time(f.time_hour)", the last '
-        "joined rows by a column.",
-        Form(
-            '"random", "random(ALIAS)", "group(ALIAS.column, ...)", "time(ALIAS.column)"',
-            _test_split,
-        ),
+        '"group(f.day)", whole values of one or several columns of a table; or '
+        '"time(f.time_hour)", the last joined rows by a column.',
+        Form(RULES, _test_split),
         Readers(
             tuple(name for name in methods.JOINING if name != methods.CLUSTERING),
             refusal="{value!r} needs joined rows to hold out; strategy {strategy!r} "

@@ -89,7 +89,7 @@ def test_outputs_of_classes(logistic, softmax):
     chance = table["probability.1"].to_numpy()
     np.testing.assert_allclose(chance, 1 / (1 + np.exp(-score)))
     np.testing.assert_allclose(table["probability.0"].to_numpy() + chance, 1.0)
-    assert table["prediction"].to_pylist() == np.where(score > 0, "1", "0").tolist()
+    assert table["prediction"].to_pylist() == (score > 0).tolist()
     table = softmax.table(on(whole, store()))
     scores = np.column_stack([table[f"score.{c}"] for c in "abc"])
     chances = np.column_stack([table[f"probability.{c}"] for c in "abc"])
@@ -110,6 +110,20 @@ def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     assert frame["occurrence"].max() == 2
     weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
     assert squared.table(on(whole, store()), weighted).equals(table)
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes", "values"),
+    [
+        ("boolean", "0 1", [False, True]),
+        ("number", "-2 700", [-2, 700]),
+        ("number", "0.5 7", [0.5, 7.0]),
+        ("text", "01 1", ["01", "1"]),
+    ],
+)
+def test_predicted_classes_have_the_type_of_the_label(kind, classes, values):
+    predicted = Outputs("logistic", tuple(classes.split()), kind).values
+    assert str(predicted.to_pylist()) == str(values)
 
 
 @pytest.mark.parametrize("loss", ["squared ", "logistic", "kmeans"])

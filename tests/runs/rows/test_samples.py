@@ -9,9 +9,8 @@ from rich.console import Console
 from strategies.cli import model_view
 from strategies.explain.explanation import Explain
 from strategies.training.saving import make_manifest
-from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query, trained
+from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query
 from tests.support.federated import SOURCE, one_per_site, run_query, train
-from tp_flower.errors import QueryError
 from tp_flower.randomness import Stream, generator
 from tp_flower.splits import split_rows
 
@@ -51,15 +50,6 @@ def test_a_sample_is_the_query_over_its_rows(layout, loss, source, how):
         assert of_sample == pytest.approx(of_rows, rel=1e-9, nan_ok=True)
 
 
-def test_the_seed_decides_and_no_layout_does():
-    sampled = [
-        trained("squared", layout, "cg", sample=SHARE, seed=seed).strategy.report
-        for layout, seed in (("whole", 0), ("sharded", 0), ("whole", 1))
-    ]
-    rows = [(report.joined_rows_train, report.joined_rows_test) for report in sampled]
-    assert rows[0] == rows[1] != rows[2]
-
-
 def test_classes_are_those_of_the_sample():
     label = f"CASE WHEN o.rowid = {np.flatnonzero(~SAMPLED)[5]} THEN 'x' "
     label += "WHEN o.day > 14 THEN 'b' ELSE 'a' END"
@@ -72,7 +62,7 @@ def test_classes_are_those_of_the_sample():
 
 def test_the_sample_stands_beside_what_is_measured_on_it():
     name = "random rows, sample = 0.6 of the label rows"
-    strategy = trained("squared", "whole", "cg", sample=SHARE).strategy
+    strategy = train([LAYOUTS["whole"](FRAMES)], query(), "cg", sample=SHARE)
     assert strategy.report.split["name"] == name
     console = Console(file=io.StringIO(), width=400)
     console.print(model_view(make_manifest(strategy)))
@@ -81,8 +71,3 @@ def test_the_sample_stands_beside_what_is_measured_on_it():
     report = strategy.report
     rows = {"train": report.joined_rows_train, "test": report.joined_rows_test}
     assert explained["joined-rows"] == rows
-
-
-def test_a_sample_without_rows_is_refused():
-    with pytest.raises(QueryError, match=r"sample = 0.001 leaves none of 60 label rows"):
-        trained("squared", sample=0.001)

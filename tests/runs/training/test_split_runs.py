@@ -160,20 +160,15 @@ def test_classes_that_no_training_row_has_are_named():
     label = "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
     sql = query().replace("o.qty AS", f"{label} AS")
     (unseen,) = warnings_of(sql, test_split="time(o.day)", test_fraction=0.05)
-    assert "has the label's class late, which held-out rows have (time: o.day" in unseen
+    assert "has 1 of the label's classes (late; time: o.day" in unseen
     assert not warnings_of(sql)
 
 
 def test_a_label_that_follows_an_entity_is_told_of():
     (warning,) = warnings_of(query().replace("o.qty AS", "o.item * 2 AS"))
     assert warning.startswith("the label is the same in all joined rows of a row of i,")
-    assert 'test-split = "group(i.<key>)"' in warning
+    assert 'test-split = "random(i)"' in warning
     assert not warnings_of(query().replace("o.qty AS", "o.item + o.day AS"))
-
-
-def test_entities_held_out_whole_are_counted():
-    (line,) = warnings_of(test_split="group(c.id)")
-    assert line.startswith("held out whole (held-out c.id): 3 of 12 rows of c, ")
 
 
 def test_the_page_names_the_split_beside_the_metrics():

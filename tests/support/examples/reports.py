@@ -26,7 +26,10 @@ def small_report() -> RunReport:
         ),
         joined_rows_train=20,
         joined_rows_test=7,
-        join_steps=(JoinStep("f", 30), JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2)),
+        join_steps=(
+            JoinStep("f", 30),
+            JoinStep("p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3),
+        ),
         history=tuple(RoundReport(**fields) for fields in CASES["rounds"]),
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},

@@ -135,7 +135,7 @@ def test_many_to_many_by_hand():
     assert mapping.tables["t0"].row_of.tolist() == [0, 0, 1, 1]
     assert mapping.tables["t1"].row_of.tolist() == [0, 2, 0, 2]
     # of t0 two rows meet nothing, of t1 two
-    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2)
+    step = JoinStep("t1", 4, "t1.a = t0.a", False, 4, 0, 1.0, 2, 2, 2, 2)
     assert steps == (JoinStep("t0", 4), step)
     mapping, steps = build_mapping([], {}, {"t": 3}, "t")
     assert mapping.tables["t"].row_of.tolist() == [0, 1, 2]

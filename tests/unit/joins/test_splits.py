@@ -22,8 +22,8 @@ def counts(subset: np.ndarray) -> list[int]:
 
 
 def test_random_rows_are_those_without_validation_and_some_of_the_others():
-    both = split_at_random(50, SHARES, np.random.default_rng(3))
-    test_only = split_at_random(50, Shares(0.2), np.random.default_rng(3))
+    both = split_at_random(np.ones(50, bool), SHARES, np.random.default_rng(3))
+    test_only = split_at_random(np.ones(50, bool), Shares(0.2), np.random.default_rng(3))
     assert counts(both) == [30, 10, 10]
     np.testing.assert_array_equal(both == TEST, test_only == TEST)
 
@@ -59,7 +59,6 @@ def test_the_last_rows_by_time_are_held_out_whole(seed):
         ("days(f.day)", "not one of"),
         ("group(day)", "'day' is not a column"),
         ("group(f.day; f.hour)", "is not a column"),
-        ("random(f.day)", "names no table: random takes one alias"),
         ("time(f.day, f.hour)", "names 2 columns; time takes one"),
     ],
 )

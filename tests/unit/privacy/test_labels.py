@@ -30,11 +30,13 @@ def test_labels_are_numbers_or_classes(shards, task, values, classes):
     assert column.classes == tuple(classes.split())
 
 
+TASKS = ("auto", "regression", "classification")
 NULLS = [
     ([(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])], task, "NULL in 3 rows: add a f")
     for kind in ("number", "text")
-    for task in ("auto", "regression", "classification")
+    for task in TASKS
 ]
+HALVES = [k + 0.5 for k in range(51)]
 MANY = losses.MAX_CLASSES + 1
 TOO_MANY = f"has {MANY} distinct values; classification takes at most {losses.MAX_CLASSES}"
 
@@ -48,12 +50,21 @@ TOO_MANY = f"has {MANY} distinct values; classification takes at most {losses.MA
         ([("text", [0], "a")], "regression", "text, but the task is regression: CAST"),
         ([("number", [1.0, -1e300])], "auto", r"1e\+300, beyond 1e\+18: divide it"),
         ([("number", range(MANY))], "classification", TOO_MANY),
+        *(([("time", [1.0, 9.0])], task, "date or time: .* EPOCH") for task in TASKS),
+        ([("number", HALVES)], "classification", "has 51 classes that are numbers with frac"),
+        ([("text", range(51), [f"{x:g}".replace(".", ",") for x in HALVES])], "auto", "51 clas"),
         ([("text", range(MANY), map(str, range(MANY)))], "auto", TOO_MANY),
     ],
 )
 def test_labels_that_cannot_be_learned_are_refused(shards, task, match):
     with pytest.raises(QueryError, match=match):
         labels(*shards, task=task)
+
+
+@pytest.mark.parametrize("values", [HALVES[1:], range(900)])
+def test_some_fractions_and_many_whole_numbers_are_classes(values):
+    column = labels(("number", values), task="classification")
+    assert [float(name) for name in column.classes] == list(values)
 
 
 def loss(classes, joined, **settings):

@@ -241,7 +241,7 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
         train(Query.from_sql(SMALL_SQL), chosen, fail, grid, tmp_path)
     page = Page((tmp_path / PAGE_FILE).read_text())
     assert "failed: no space left" in page.text
-    assert len(page.figures["Loss by epoch"].points["test rows"]) == 2
+    assert len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2
 
 
 def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Label rows that a join loses, and splits that do not fit the label, are warned of."""
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from strategies.explain.explanation import Explain
+from tests.support.examples.explained import printed
+from tests.support.examples.store_runs import FRAMES, LEFT, trained
+from tests.support.federated import SOURCE, train
+
+NUMBERS = np.arange(10)
+SQL = "SELECT o.x AS label, c.z FROM o JOIN c ON o.k = c.k"
+LOST = "only 4 of 10 label rows are joined: 6 have no match in c on o.k = c.k"
+
+
+def keyed(left, right, sql=SQL):
+    o = pd.DataFrame({"k": left, "x": NUMBERS * 1.5})
+    c = pd.DataFrame({"k": right, "z": NUMBERS**2.0})
+    explained = train([{"o": [o]}, {"c": [c]}], sql, Explain)
+    return explained.warnings, explained.explanation
+
+
+def test_nearly_equal_keys_are_hinted_at_by_their_types():
+    upper, lower = (np.array([f"{letter}{k}" for k in NUMBERS], object) for letter in "Cc")
+    lower[:4] = upper[:4]
+    (warning,), explanation = keyed(upper, lower)
+    assert warning.startswith(LOST)
+    assert warning.endswith(
+        "texts, which must agree in case, spaces and leading zeros: try "
+        "LOWER(TRIM(...)) on both sides"
+    )
+    lost = [{"step": "c on o.k = c.k", "rows": 6}]
+    assert explanation["label-rows"] == {"rows": 10, "joined": 4, "lost": lost}
+    line = "Label rows: 4 of 10 are joined; 6 have no match in c on o.k = c.k."
+    assert f"Task: regression, by the label's type (number). {line}" in " ".join(
+        printed(explanation).split()
+    )
+    mended = SQL.replace("o.k = c.k", "LOWER(TRIM(o.k)) = LOWER(TRIM(c.k))")
+    assert keyed(upper, lower, mended)[0] == []
+    assert keyed(NUMBERS, NUMBERS + 6)[0] == [LOST]
+    assert keyed(NUMBERS, NUMBERS + 5)[0] == []
+
+
+@pytest.mark.parametrize(("source", "lost"), [(SOURCE, "ci"), (LEFT, "")])
+def test_steps_lose_the_label_rows_that_the_join_lacks(source, lost):
+    rows = trained("squared", "sharded", "cg", source, num_epochs=1).strategy.report.content("")
+    with duckdb.connect() as engine:
+        for name, frame in FRAMES.items():
+            engine.register(name, frame.reset_index())
+        joined = engine.sql(f"SELECT count(DISTINCT o.index) {source}").fetchall()[0][0]
+    counts = rows["label-rows"]
+    assert (counts["rows"], counts["joined"]) == (60, joined)
+    assert [item["step"][0] for item in counts["lost"]] == list(lost)
+    assert sum(item["rows"] for item in counts["lost"]) == 60 - joined
+
+
+def test_a_label_whose_rows_are_whole_classes_is_offered_the_split_that_fits():
+    genre = np.repeat(np.arange(12), [300, 90, 60, 30, 20, 10, *[5] * 6])
+    sites = [
+        {"genre": [pd.DataFrame({"id": np.arange(12), "name": list("abcdefghijkl")})]},
+        {"track": [pd.DataFrame({"genre": genre, "ms": genre + np.arange(len(genre)) % 7})]},
+    ]
+    sql = "SELECT g.name AS label, t.ms FROM genre g JOIN track t ON t.genre = g.id"
+    share, untrained = train(sites, sql, Explain, seed=5).warnings
+    assert share.startswith("1.9% of the joined rows are held out (random rows), the settings ask")
+    assert untrained.startswith("no training row has 2 of the label's classes (")
+    advice = 'test-split = "random(t)"'
+    assert untrained.endswith(f"{advice}, rows of t, leaves none of them out")
+    explained = train(sites, sql, Explain, seed=5, test_split="random(t)")
+    assert explained.warnings == []
+    assert explained.explanation["joined-rows"] == {"train": 432, "test": 108}
