@@ -28,11 +28,12 @@ METRIC_NAMES = {
 }
 """The metrics' names for people, the most telling first."""
 
-OF_LOSS = {
+KINDS = {
     ("loss", "squared"): " (1/2 squared error)",
     ("auc", "softmax"): " (macro, one class against all)",
 }
-"""Additions to a metric's name, by its key and the loss."""
+"""The kind of a metric, to stand behind its name, by the loss."""
+NO_REPORT = Record({})
 
 TRAIN, TEST = "train", "test"
 
@@ -81,9 +82,9 @@ def convergence(report: Record) -> Blocks:
 def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
         lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
-        title = f"{_capitalise(metric_name(report, name))} by epoch"
+        title = f"{_capitalise(metric_name(name, report))} by epoch"
         yield line_figure(title, EPOCHS, _axis(report, name), lines)
-    title, axis = _capitalise(f"{part} {metric_name(report, metric)}"), _axis(report, metric)
+    title, axis = _capitalise(f"{part} {metric_name(metric, report)}"), _axis(report, metric)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
     yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, COST_NOTE)
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
@@ -102,7 +103,7 @@ def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], 
 
 def _axis(report: Record, metric: str) -> Axis:
     unit = " (in the label's unit)" if metric == "rmse" else ""
-    return Axis(f"{metric_name(report, metric)}{unit}", linear, format_value)
+    return Axis(f"{metric_name(metric, report)}{unit}", linear, format_value)
 
 
 def _capitalise(words: str) -> str:
@@ -153,15 +154,14 @@ def loss_of(report: Record) -> str:
     return next(filter(None, losses), "")
 
 
-def metric_name(report: Record, metric: str) -> str:
-    """Return a metric's name for people, with its kind where others have the same name.
+def metric_name(metric: str, report: Record = NO_REPORT) -> str:
+    """Return a metric's name for people, with its kind where a report tells it.
 
-    >>> report = Record({"loss": "squared", "settings": {"privacy.labels": "laplace"}})
-    >>> metric_name(report, "loss"), metric_name(Record({"loss": "softmax"}), "auc")
-    ('loss (1/2 squared error), corrected for label noise', 'AUC (macro, one class against all)')
+    >>> metric_name("auc"), metric_name("loss", Record({"loss": "squared"}))
+    ('AUC', 'loss (1/2 squared error)')
     """
     name, settings = METRIC_NAMES.get(metric, metric.replace("_", " ")), report.at("settings")
-    name += OF_LOSS.get((metric, loss_of(report)), "")
+    name += KINDS.get((metric, loss_of(report)), "")
     is_noisy = settings.text("privacy.labels") not in ("", CLEAR)
     is_corrected = is_noisy and settings.get("privacy.label-correction") is not False
     return name + ", corrected for label noise" * is_corrected

@@ -129,7 +129,7 @@ def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks
     ]
     total = format_count(int(sum(site.amount("rows") for site in sites)))
     rows.append(("mean of the sites", total, "", *cells(personal.at("means"))))
-    title = f"Test {metric_name(personal, metrics[0])}, by site"
+    title = f"Test {metric_name(metrics[0])}, by site"
     head = ("site", "rows, train", "cluster", *(OWN_MODELS[name] for name in models))
     note = "Sites of a cluster have the same model."
     sent = personal.at("bytes")

@@ -252,7 +252,7 @@ def result(report: Record) -> Blocks:
     names = {name for part in parts for name in metrics[part]}
     order = [name for name in METRIC_NAMES if name in names]
     rows = [
-        (metric_name(report, name), *(format_value(metrics[part].get(name)) for part in parts))
+        (metric_name(name, report), *(format_value(metrics[part].get(name)) for part in parts))
         for name in dict.fromkeys((*order, *sorted(names)))
     ]
     head = ("", *(_rows_of(report, part) for part in parts))
@@ -299,7 +299,7 @@ def _outcome(report: Record) -> str:
     part, first = choice
     metrics = final_metrics(report, part)
     values = ", ".join(
-        f"{metric_name(report, name)} {format_value(metrics[name])}"
+        f"{metric_name(name, report)} {format_value(metrics[name])}"
         for name in dict.fromkeys((first, "log_loss", "r2"))
         if name in metrics
     )
@@ -346,7 +346,7 @@ def facts(report: Record) -> Iterator[Fact]:
         detail = f"train {format_value(train)}" if has_both else ""
         detail = ", ".join(filter(None, (split, detail)))
         value = format_value(final_metrics(report, part)[metric])
-        yield f"{rows_of}{metric_name(report, metric)}", value, detail
+        yield f"{rows_of}{metric_name(metric, report)}", value, detail
     scored, rows = report.at("rows"), report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"

@@ -138,8 +138,7 @@ class RunRecord:
         """Return the entries of `report.json` that a run of any mode has."""
         names = [entry.name for entry in fields(RunRecord)]
         content = {name.replace("_", "-"): getattr(self, name) for name in names}
-        if self.join_steps:
-            content["label-rows"] = label_rows(self.join_steps)
+        content["label-rows"] = label_rows(self.join_steps)
         return {"schema": SCHEMA_VERSION, "mode": mode, "status": status, **content}
 
     def traffic(self) -> dict[str, object]:

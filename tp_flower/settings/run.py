@@ -162,6 +162,10 @@ REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
 _FITTING: Final = methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.BOOST)
+_WITH_JOINED_ROWS: Final = Readers(
+    methods.JOINING,
+    refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it out",
+)
 _ENTITY: Final = re.compile(r"entity(?:\(\s*([^()]+?)\s*\))?")
 
 
@@ -221,10 +225,7 @@ class DataSettings:
         "them before the join, as if the query had no others. It earns no privacy: epsilons "
         "are those of a run on all rows that take part.",
         Range(0, 1, includes_low=False, includes_high=True),
-        Readers(
-            methods.JOINING,
-            refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it 1",
-        ),
+        _WITH_JOINED_ROWS,
     )
     test_fraction: float = setting(
         0.2,
@@ -267,11 +268,7 @@ class DataSettings:
         'counts once, however often it is joined), or "entity(c)" (a row of table c '
         "counts once). A query may also select `<expression> AS weight`.",
         Form('"joined", "entity", "entity(ALIAS)"', _row_weight),
-        Readers(
-            methods.JOINING,
-            refusal="{value!r} needs joined rows; strategy {strategy!r} has none: "
-            f"leave it {JOINED!r}",
-        ),
+        _WITH_JOINED_ROWS,
     )
     max_categories: int = setting(
         256, 'Categories kept per categorical column; the rarest share "(other)".', Range(2)
