@@ -103,12 +103,12 @@ def set_up_personalised(
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = [split_rows(rows[part.number], settings.test_fraction, rng) for part in parts]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
-    values = read_classes(extracted, parts)
+    kind, values = read_classes(extracted, parts)
     if len(values) == 1:
         raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
     if settings.task == "classification" and not values:
         raise QueryError("no site has sent the classes of its label")
-    classes = tuple(v if isinstance(v, str) else repr(v) for v in values)
+    classes = tuple(v if isinstance(v, str) else f"{v:.15g}" for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
         bound=bound, choices=choices, extracted=extracted, held_out=np.concatenate(held_out)
@@ -152,6 +152,7 @@ def set_up_personalised(
         loss=loss,
         base_score=base_score,
         classes=classes,
+        label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
         fan_out={name: np.ones(sum(trained), np.int64)},
@@ -193,8 +194,8 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | float]:
-    """Return the label's classes at all sites, ascending; none in a regression."""
+def read_classes(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, list[str | float]]:
+    """Return the label's type and its classes at all sites; none in a regression."""
     kinds: set[str] = set()
     classes: set[str | float] = set()
     is_class = []
@@ -210,7 +211,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
         kinds.add(label.kind)
         classes.update(names)
         is_class.append(label.classes is not None)
-    common_kind(kinds)
+    kind = common_kind(kinds)
     if any(is_class) and not all(is_class):
         raise QueryError("only some sites take the label as a class: set task")
     if len(classes) > MAX_CLASSES:
@@ -218,7 +219,7 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> list[str | floa
             f"the label has {len(classes)} distinct values; classification takes at "
             f"most {MAX_CLASSES}"
         )
-    return sorted(classes)
+    return kind, sorted(classes)
 
 
 def _label_sums(

@@ -280,7 +280,9 @@ def label_rows(report: Record) -> Prose:
     """Return the task, how many label rows are joined, and which steps lost the others."""
     rows = report.at("label-rows")
     lost = [f"{x.count('rows')} have no match in {x.text('step')}" for x in rows.records("lost")]
-    joined = f"Label rows: {rows.count('joined')} of {rows.count('rows')} are joined"
+    sample = report.at("settings").number("sample") or 1.0
+    head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
+    joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
     return Prose(f"{task}{'; '.join([joined, *lost])}.")
 

@@ -67,12 +67,11 @@ def _finer_split(joined: JoinedRows, settings: Settings, untrained: int) -> str:
     """Return the split by rows of the finest table, if more classes are trained on with it."""
     rows = {name: int((r.multiplicity > 0).sum()) for name, r in joined.mapping.tables.items()}
     finest = max(rows, key=lambda name: rows[name])
-    left = len(_untrained_classes(joined, split_by_table(joined.mapping, finest, settings)))
-    if left >= untrained:
+    if settings.split.kind != RANDOM or finest == joined.bound.label_table:
         return ""
-    return (
-        f'. test-split = "random({finest})", rows of {finest}, leaves {left or "none"} of them out'
-    )
+    left = len(_untrained_classes(joined, split_by_table(joined.mapping, finest, settings)))
+    advice = f'. With test-split = "random({finest})" it is {left or "none"} of them'
+    return advice if left < untrained else ""
 
 
 def _constant_labels(joined: JoinedRows) -> Iterator[str]:

@@ -146,14 +146,11 @@ def match_table(
     )
 
 
-def describe_step(
-    table: str, on: str, match: Match, label_row_of: IntArray, *, is_outer: bool
-) -> JoinStep:
-    """Return the record of joining a table to rows of the label table, with row counts."""
+def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool) -> JoinStep:
+    """Return the record of joining a table to label ``rows``, with its row counts."""
     lost_label_rows = 0
     if not is_outer and not match.counts.all():
-        left = np.unique(label_row_of[match.counts > 0])
-        lost_label_rows = len(np.unique(label_row_of)) - len(left)
+        lost_label_rows = len(np.unique(rows)) - len(np.unique(rows[match.counts > 0]))
     fan_outs = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,

@@ -343,7 +343,7 @@ class StatisticsRequest(Request, frozen=True):
 
     parts: dict[int, StatisticsPart]
 
-    discloses = (Discloses("which rows of {label_table} are held out", fields=("rows",)),)
+    discloses = (Discloses("which rows of {label_table} are trained on", fields=("rows",)),)
     schedule = ("encoders", "shards")
 
 
