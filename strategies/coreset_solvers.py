@@ -110,7 +110,8 @@ class SolvedStrategy(JoinStrategy):
         replies = yield self.request(replace(request, phase=EVALUATE))
         scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
         train = problem.train_metrics(problem.gather(scores))
-        self.finish_epoch(EpochResult(1, train, problem.held_out_metrics(scores).test))
+        held_out = problem.held_out_metrics(scores)
+        self.finish_epoch(EpochResult(1, train, held_out.test, predicted=held_out.predicted))
 
     def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
         """Add more facts about the coreset to the report."""

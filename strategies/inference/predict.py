@@ -34,7 +34,7 @@ from strategies.setup.row_weights import declared_weighting, row_weights, withou
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
-from tp_flower.learning.metrics import evaluate
+from tp_flower.learning.metrics import compare, constant_metrics, evaluate, no_better, predict
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -73,6 +73,7 @@ class ModelStrategy(RoundStrategy):
         super().__init__(query, settings, on_round, **overrides)
         self.manifest = manifest
         self.metrics: dict[str, float] = {}
+        self.outcomes: dict[str, object] = {}
 
     @abstractmethod
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
@@ -134,6 +135,7 @@ class ModelStrategy(RoundStrategy):
             },
             "predictions": predictions,
             "metrics": self.metrics,
+            **self.outcomes,
             "privacy": self._privacy(joined),
         }
         return {key: records.plain(value) for key, value in content.items()}
@@ -240,12 +242,17 @@ class Evaluate(ModelStrategy):
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
-        self.metrics = evaluate(
-            loss,
-            scores,
-            labels.values[joined.label_row_of],
-            row_weights(weighting, weights, mapping),
-        )
+        values = labels.values[joined.label_row_of]
+        weights = row_weights(weighting, weights, mapping)
+        self.metrics = evaluate(loss, scores, values, weights)
+        constant = constant_metrics(loss, np.array(self.manifest.base_score), values, weights)
+        if warning := no_better(self.metrics, constant, "these rows"):
+            self.warn(warning)
+        self.outcomes = {"baseline": {"test": constant}} if constant else {}
+        if constant and not self.settings.privacy.covers_labels:
+            self.outcomes |= compare(
+                labels.classes, predict(scores, is_regression=loss.is_regression), values, weights
+            )
         return joined
 
     def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:

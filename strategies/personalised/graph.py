@@ -26,7 +26,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings.training import BY_ROWS
 
 PENALTY: Final = "penalty"
-_NAMES: Final = frozenset({"loss", "log_loss", "auc", "accuracy", "rmse", "r2", PENALTY})
+_NAMES: Final = frozenset({"loss", "log_loss", "auc", "accuracy", "rmse", "mae", "r2", PENALTY})
 Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 
 

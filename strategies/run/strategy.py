@@ -25,6 +25,7 @@ from strategies.run import exchange
 from strategies.run.replies import BehindSites
 from strategies.run.session import Session
 from strategies.run.sites import Inventory
+from tp_flower.learning.metrics import Predictions
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
 from tp_flower.reports.records import RoundReport, merge_last_epoch
@@ -37,7 +38,7 @@ class EpochResult:
 
     There are none of test or validation rows if these were not scored. Residuals are
     relative: ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate
-    gradients.
+    gradients. ``predicted`` are the predictions of the test rows, (N',).
     """
 
     epoch: int
@@ -45,6 +46,7 @@ class EpochResult:
     test: dict[str, float]
     residuals: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
+    predicted: Predictions = None
 
     def is_within(self, tolerance: float) -> bool:
         """Whether there are residuals, and all are below the tolerance."""

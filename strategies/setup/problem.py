@@ -8,6 +8,7 @@ of each table. The joined rows are never built.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,12 +17,12 @@ import numpy.typing as npt
 from strategies.disclosures import Exposure
 from strategies.run.exchange import Part, Replies
 from strategies.run.replies import addends_of
-from tp_flower.arrays import AnyArray, BoolArray, FloatArray, effective_rows
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, class_counts, effective_rows
 from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
-from tp_flower.learning.metrics import evaluate
+from tp_flower.learning.metrics import Predictions, compare, constant_metrics, evaluate, predict
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
@@ -88,10 +89,14 @@ class Weighting:
 
 
 class HeldOutMetrics(NamedTuple):
-    """The metrics of held-out rows, {} where there are none."""
+    """The metrics of held-out rows, {} where there are none.
+
+    ``predicted`` are the predictions of those that test, (N',).
+    """
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
     validation: dict[str, float] = {}  # noqa: RUF012
+    predicted: Predictions = None
 
 
 @dataclass(frozen=True)
@@ -380,7 +385,33 @@ class TrainingProblem(PreparedRun):
         metrics: list[dict[str, float]] = [{}, {}]
         for place, rows in enumerate((~self.validates, self.validates)):
             if rows.any():
-                weights, labels = self.weighting.test, self.test_labels[rows]
-                weights = None if weights is None else weights[rows]
-                metrics[place] = evaluate(self.loss, scores[rows], labels, weights)
-        return HeldOutMetrics(*metrics)
+                metrics[place] = evaluate(self.loss, scores[rows], *self._held_out(rows))
+        predicted = predict(scores[~self.validates], is_regression=self.loss.is_regression)
+        return HeldOutMetrics(metrics[0], metrics[1], predicted)
+
+    def _held_out(self, rows: BoolArray) -> tuple[FloatArray, FloatArray | None]:
+        """Return the labels and the weights of some of the held-out rows."""
+        weights = self.weighting.test
+        return self.test_labels[rows], None if weights is None else weights[rows]
+
+    @cached_property
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """By part, the metrics of the best constant score of the training rows."""
+        train = self.train_labels, self.weighting.train_rows
+        parts = {"train": train, "test": self._held_out(~self.validates)}
+        return {
+            part: constant_metrics(self.loss, self.base_score, *rows)
+            for part, rows in parts.items()
+        }
+
+    def compare(self, predicted: Predictions, *, is_noisy: bool) -> dict[str, object]:
+        """Return the report's entries about a constant, and predictions of test rows."""
+        if not self.baselines["train"] or is_noisy:
+            return {"baseline": self.baselines} if self.baselines["train"] else {}
+        test, weights = self._held_out(~self.validates)
+        entries = {"baseline": self.baselines, **compare(self.classes, predicted, test, weights)}
+        if classes := self.classes:
+            counts = (class_counts(y, len(classes)).tolist() for y in (self.train_labels, test))
+            rows = zip(classes, *counts, strict=True)
+            entries["classes"] = {name: {"train": n, "test": m} for name, n, m in rows}
+        return entries

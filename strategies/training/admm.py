@@ -89,6 +89,7 @@ class AdmmServer:
             train=problem.train_metrics(scores),
             test=held_out.test,
             validation=held_out.validation,
+            predicted=held_out.predicted,
             residuals=dataclasses.asdict(gap),
         )
         self._scores = scores

@@ -43,7 +43,7 @@ from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.metrics import Contribution, contributions
+from tp_flower.learning.metrics import Contribution, contributions, no_better
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
 from tp_flower.methods import TREES
@@ -84,11 +84,13 @@ class Outcome:
 
     Digests identify the parts that sites keep, by number; "" for a site without a state
     folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
+    The comparison is with a constant, and of predictions with labels.
     """
 
     digests: Mapping[int, str] = field(default_factory=dict)
     coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
     contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    comparison: Mapping[str, object] = field(default_factory=dict)
 
     def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
         """Return the report's facts about the coefficients of the encoded features.
@@ -155,6 +157,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     """
 
     has_label: ClassVar[bool] = True
+    _final = EpochResult(0, {}, {})  # of the last epoch, or of the best one
 
     def __init__(
         self,
@@ -228,6 +231,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
+        if self.best.epoch in (0, result.epoch):
+            self._final = result
         super().finish_epoch(result)
 
     @property
@@ -260,9 +265,6 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if problem is None:
             raise RuntimeError("there is no report before the set-up is done")
         train_rows, test_rows = problem.joined_rows
-        ended = [item for item in self.history if item.train]
-        if self.best.epoch:
-            ended = [item for item in ended if item.epoch <= self.best.epoch]
         return RunReport(
             **self.record_fields,
             chosen=self.chosen,
@@ -271,14 +273,15 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             joined_rows_test=test_rows,
             split=self.split_facts,
             join_steps=problem.join_steps,
-            final_train=ended[-1].train if ended else {},
-            final_test=ended[-1].test if ended else {},
+            final_train=self._final.train,
+            final_test=self._final.test,
             model=str(self.model) if self.is_finished else "",
             contributions={
                 table: {"share": each.share, "mean-score": each.mean_score.tolist()}
                 for table, each in self.outcome.contributions.items()
             },
             coefficients=self.outcome.coefficient_facts(problem),
+            outcomes=self.outcome.comparison,
             privacy=privacy_report(
                 disclosures(problem.exposure),
                 self.ledgers,
@@ -364,12 +367,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         privacy = self.settings.privacy
         if privacy.covers_features or privacy.covers_predictions:
             return math.inf
-        shape = (len(problem.train_labels), len(problem.base_score))
-        return problem.loss.value(
-            np.broadcast_to(problem.base_score, shape),
-            problem.train_labels,
-            problem.weighting.train_rows,
-        )
+        return problem.baselines["train"].get("loss", math.inf)
 
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
@@ -550,4 +548,14 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             if (sums := _score_sums(replies, table)) is not None
         }
         contributed = contributions(sums, problem.train.joined_rows)
-        return Outcome(read_digests(replies, problem.parts), coefficients, contributed)
+        rows = f"held-out rows ({self.settings.split_name})"
+        if warning := no_better(self._final.test, problem.baselines["test"], rows):
+            self.warn(warning)
+        return Outcome(
+            digests=read_digests(replies, problem.parts),
+            coefficients=coefficients,
+            contributions=contributed,
+            comparison=problem.compare(
+                self._final.predicted, is_noisy=self.settings.privacy.covers_labels
+            ),
+        )

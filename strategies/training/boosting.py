@@ -140,6 +140,7 @@ class TablePuppetBoost(JoinStrategy):
                 train=problem.train_metrics(boosting.scores),
                 test=held_out.test,
                 validation=held_out.validation,
+                predicted=held_out.predicted,
             )
             self.finish_epoch(result)
             growing = {name: growing[name] for name, a in self._lengths.items() if a}

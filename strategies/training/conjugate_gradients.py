@@ -93,6 +93,7 @@ class TablePuppetCG(JoinStrategy):
                 train=train,
                 test=held_out.test,
                 validation=held_out.validation,
+                predicted=held_out.predicted,
                 residuals={"gradient": norm},
             )
             self.finish_epoch(result)

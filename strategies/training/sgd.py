@@ -258,8 +258,10 @@ class BatchStrategy(JoinStrategy):
         if step.evaluate == TESTED:
             scores = {name: table.gather_tested(replies) for name, table in tables}
             held_out = problem.held_out_metrics(scores)
-        test, validation = held_out
-        result = EpochResult(step.epoch.number, train, test, validation=validation)
+        test, validation, predicted = held_out
+        result = EpochResult(
+            step.epoch.number, train, test, validation=validation, predicted=predicted
+        )
         self.finish_epoch(result)
         return train["loss"]
 

@@ -7,7 +7,7 @@ scores do not depend on: held-out ones. An estimate that the noise has driven fa
 the range of what it estimates is NaN: so few rows tell nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,9 @@ from tp_flower.learning.label_noise import (
 )
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
+MOST_CLASSES, OTHERS = 15, "(other)"  # of a confusion matrix; the rarest are one
+TENTHS, LEAST_GROUP = 10, 10  # groups of rows, and how many rows a mean is of at least
+Predictions = FloatArray | None  # p, (N,): numbers, or the index of a class; None without any
 Weights = FloatArray | None  # w, (N,), > 0, of the rows in every mean; None: all alike
 LEAST_ROWS = 1 << 16  # with fewer, one class is computed after the other
 SLACK = 0.05  # how far beyond its range an estimate counts as the end
@@ -30,9 +33,10 @@ NAN = float("nan")
 def evaluate(
     loss: Loss, scores: FloatArray, labels: FloatArray, weights: Weights = None
 ) -> dict[str, float]:
-    """Return the loss and its metrics: RMSE and R2, or AUC, accuracy and log loss.
+    """Return the loss and its metrics: RMSE, MAE and R2, or AUC, accuracy and log loss.
 
-    Of a clustering, which has no labels, it is the distance to the nearest centre.
+    Of a clustering, which has no labels, it is the distance to the nearest centre. Noisy
+    labels have no MAE: its estimate would need the distribution of the errors.
     """
     value = loss.value(scores, labels, weights)
     if isinstance(loss, KMeansLoss):
@@ -43,6 +47,8 @@ def evaluate(
         if type(loss) not in (SquaredLoss, CorrectedSquaredLoss):
             half_mse = SquaredLoss().value(scores, labels, weights)
         metrics = _regression_metrics(half_mse, labels, noise_of, weights)
+        if noise_of is None:
+            metrics["mae"] = float(mean(np.abs(scores[:, 0] - labels), weights))
         return {"loss": value, **metrics}
     noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
     metrics = _class_metrics(scores, labels, noise, weights)
@@ -70,11 +76,9 @@ def _class_metrics(
     scores: FloatArray, labels: FloatArray, noise: ClassNoise | None, weights: Weights
 ) -> dict[str, float]:
     """Return the accuracy, and the mean AUC of the classes against all others."""
-    if scores.shape[1] == 1:
-        predicted, rates, classes = scores[:, 0] > 0.0, scores, [1]
-    else:
-        predicted, rates = scores.argmax(axis=1), softmax(scores)
-        classes = list(range(scores.shape[1]))
+    rates, classes = scores, [1]
+    if scores.shape[1] > 1:
+        rates, classes = softmax(scores), list(range(scores.shape[1]))
 
     def areas_of(span: slice) -> list[float]:
         areas = []
@@ -86,11 +90,91 @@ def _class_metrics(
 
     least = 1 if len(rates) >= LEAST_ROWS else len(classes)
     areas = [area for part in in_threads(areas_of, len(classes), least) for area in part]
-    accuracy = float(mean(predicted == labels, weights))
+    accuracy = float(mean(predict(scores) == labels, weights))
     if noise is not None:
         accuracy = _share(noise.rate_of(accuracy))
     area = float(np.nanmean(areas)) if not np.all(np.isnan(areas)) else NAN
     return {"auc": area, "accuracy": accuracy}
+
+
+def predict(scores: FloatArray, *, is_regression: bool = False) -> FloatArray:
+    """Return the numbers or the likeliest classes, (N,), of scores (N, d_c): a new array."""
+    if is_regression:
+        return scores[:, 0].copy()
+    best = scores[:, 0] > 0.0 if scores.shape[1] == 1 else scores.argmax(axis=1)
+    return best.astype(np.float64)
+
+
+def constant_metrics(
+    loss: Loss, base: FloatArray, labels: FloatArray, weights: Weights = None
+) -> dict[str, float]:
+    """Return the metrics of a constant score b (d_c,); {} without labels."""
+    if isinstance(loss, KMeansLoss) or not len(labels):
+        return {}
+    return evaluate(loss, np.broadcast_to(base, (len(labels), len(base))), labels, weights)
+
+
+def no_better(model: Mapping[str, float], constant: Mapping[str, float], rows: str) -> str:
+    """Return a warning if a model's metrics are no better than a constant's, or "".
+
+    >>> no_better({"rmse": 2.0}, {"rmse": 1.5}, "new rows")
+    'on new rows the model is no better than a constant: rmse 2 against 1.5'
+    """
+    name = "rmse" if "rmse" in model else "log_loss"
+    value, limit = model.get(name, -np.inf), constant.get(name, np.inf)
+    comparison = f"the model is no better than a constant: {name} {value:.4g} against {limit:.4g}"
+    return f"on {rows} {comparison}" if value >= limit else ""
+
+
+def compare(
+    classes: Sequence[str], predicted: Predictions, labels: FloatArray, weights: Weights = None
+) -> dict[str, object]:
+    """Return the report's entry `confusion` of classes, else `deciles`; {} without rows."""
+    if predicted is None or not len(labels):
+        return {}
+    if classes:
+        return {"confusion": confusion(classes, predicted, labels)}
+    return {"deciles": means_by_tenth(predicted, labels, weights)}
+
+
+def confusion(
+    classes: Sequence[str], predicted: FloatArray, labels: FloatArray
+) -> dict[str, dict[str, int]]:
+    """Return, by class, how many of its rows are predicted as each class.
+
+    Rows count alike, whatever their weights.
+    """
+    counts = np.bincount(labels.astype(np.intp), minlength=len(classes))
+    frequent = set(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist())
+    names = [name if k in frequent else OTHERS for k, name in enumerate(classes)]
+    listed = sorted(dict.fromkeys(names), key=OTHERS.__eq__)
+    table = {name: dict.fromkeys(listed, 0) for name in listed}
+    pairs, rows = np.unique(len(classes) * labels + predicted, return_counts=True)
+    for pair, count in zip(pairs.astype(int).tolist(), rows.tolist(), strict=True):
+        actual, guess = divmod(pair, len(classes))
+        table[names[actual]][names[guess]] += count
+    return table
+
+
+def means_by_tenth(
+    predicted: FloatArray, labels: FloatArray, weights: Weights = None
+) -> list[dict[str, float]]:
+    """Return the mean prediction and label of each tenth of the rows, by prediction.
+
+    A group has at least ``LEAST_GROUP`` rows, so that no mean is a row's; of as few rows
+    there are fewer groups, or none.
+    """
+    weights = np.ones(len(labels)) if weights is None else weights
+    groups = min(TENTHS, len(labels) // LEAST_GROUP)
+    order = np.argsort(predicted, kind="stable")
+    return [
+        {
+            "rows": len(rows),
+            "predicted": float(mean(predicted[rows], weights[rows])),
+            "actual": float(mean(labels[rows], weights[rows])),
+        }
+        for rows in (np.array_split(order, groups) if groups else ())
+    ]
 
 
 def _share(estimate: float) -> float:

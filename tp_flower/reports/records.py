@@ -29,11 +29,16 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
               `tp_flower.learning.metrics`
     coefficients   {table: [{feature, output, value}]}   of linear models, or
               gains of trees, as far as the policies of the sites allow
+    baseline  {train: {metric: value}, test: ..}   of the mean of the training labels, or
+              of the frequencies of their classes. Left out where labels have noise:
+    classes   {class: {train: rows, test: rows}}
+    confusion {class: {class: test rows of the first, predicted as the second}}
+    deciles   [{rows, predicted, actual}]   means of test rows, by prediction
     personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
     privacy   {adversary, delta, messages, ledger, totals}   see
               `strategies.disclosures`
 
-Metrics: `loss`, and `rmse`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
+Metrics: `loss`, and `rmse`, `mae`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
 (classification). Up is from the sites to the server. `overhead-bytes` is what messages
 carry besides the arrays of the tables, both ways.
 """
@@ -176,6 +181,7 @@ class RunReport(RunRecord):
     contributions: Mapping[str, object] = field(default_factory=dict)
     coefficients: Mapping[str, object] = field(default_factory=dict)
     personal: Mapping[str, object] = field(default_factory=dict)
+    outcomes: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def epochs(self) -> int:
@@ -247,6 +253,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "model": report.model,
         "contributions": report.contributions,
         "coefficients": report.coefficients,
+        **report.outcomes,
         **({"personal": report.personal} if report.personal else {}),
         "privacy": report.privacy,
     }

@@ -93,12 +93,16 @@ def test_evaluate_reports_metrics(run):
     report, shown, folder = run("evaluate", mode="evaluate", model_name="late")
     assert set(report["metrics"]) == {"loss", "log_loss", "auc", "accuracy"}
     assert report["predictions"] is None
+    assert report["baseline"]["test"].keys() == report["metrics"].keys()
+    correct = sum(row[name] for name, row in report["confusion"].items())
+    count = sum(sum(row.values()) for row in report["confusion"].values())
+    assert correct / count == pytest.approx(report["metrics"]["accuracy"])
     assert not (folder / "predictions.parquet").exists()
     assert "log loss" in shown
     carried = [own["carries"] for own in report["privacy"]["messages"]]
     assert "the label of every row of o" in carried
     page = Page((folder / "report.html").read_text()).text
-    assert " on all rows" in page
+    assert "all rows: constant" in page
     assert f"AUC {report['metrics']['auc']:.4f}" in page
     assert f"late@{report['model']['version']}" in page
 

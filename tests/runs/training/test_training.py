@@ -5,6 +5,8 @@ import functools
 import numpy as np
 import pandas as pd
 import pytest
+from sklearn import metrics as sk
+from sklearn.dummy import DummyClassifier, DummyRegressor
 
 from client_apps.app import app
 from strategies import TablePuppetSGD
@@ -271,6 +273,50 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
         scores += matrices[alias][inputs.shape[1] :].sum(axis=0)
     expected = evaluate(own, scores, store_labels(loss)[rows[:, 0]])
     assert report.final_test == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert report.warnings == []
+    labels = {"train": reference.labels, "test": store_labels(loss)[rows[:, 0]]}
+    dummy = DummyRegressor() if loss == "squared" else DummyClassifier()
+    dummy.fit(labels["train"][:, None], labels["train"])
+    assert_compared(report.outcomes, labels, scores, dummy)
+
+
+def assert_compared(outcomes, labels, scores, dummy):
+    """Compare with scikit-learn's constant, counts and means."""
+    is_number, codes = isinstance(dummy, DummyRegressor), range(max(scores.shape[1], 2))
+    for part, values in labels.items():
+        guess, expected = dummy.predict(values[:, None]), {}
+        if is_number:
+            expected["rmse"] = sk.root_mean_squared_error(values, guess)
+            expected["mae"] = sk.mean_absolute_error(values, guess)
+        else:
+            expected["accuracy"] = sk.accuracy_score(values, guess)
+            rates = dummy.predict_proba(values[:, None])
+            expected["log_loss"] = sk.log_loss(values, rates, labels=[*codes])
+            counts = [of_class[part] for of_class in outcomes["classes"].values()]
+            assert counts == np.bincount(values.astype(int), minlength=len(codes)).tolist()
+        actual = outcomes["baseline"][part]
+        assert {name: actual[name] for name in expected} == pytest.approx(expected)
+    if is_number:
+        tenths = np.array_split(np.argsort(scores[:, 0]), len(scores) // 10)
+        for group, rows in zip(outcomes["deciles"], tenths, strict=True):
+            means = scores[rows, 0].mean(), labels["test"][rows].mean()
+            assert tuple(group.values()) == pytest.approx((len(rows), *means), rel=1e-4, abs=1e-5)
+        return
+    guess = scores[:, 0] > 0 if scores.shape[1] == 1 else scores.argmax(axis=1)
+    matrix = sk.confusion_matrix(labels["test"], guess, labels=[*codes])
+    assert [[*row.values()] for row in outcomes["confusion"].values()] == matrix.tolist()
+
+
+@pytest.mark.parametrize("strategy", ["cg", "boost"])
+def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
+    orders = FRAMES["orders"]
+    chance = np.random.default_rng(1).permutation(orders["qty"])
+    sites = one_per_site(whole({**FRAMES, "orders": orders.assign(qty=chance)}))
+    how = {"min_rows_per_leaf": 2} if strategy == "boost" else {}
+    report = run("squared", sites, strategy, **how).strategy.report
+    model, constant = report.final_test["rmse"], report.outcomes["baseline"]["test"]["rmse"]
+    words = f"no better than a constant: rmse {model:.4g} against {constant:.4g}"
+    assert [words in warning for warning in report.warnings] == [True]
 
 
 def test_names_of_losses_are_those_of_the_tests():

@@ -10,6 +10,7 @@ from tests.support.reference.joins import segment_sum
 from tp_flower.arrays import effective_rows
 from tp_flower.errors import SettingsError
 from tp_flower.joins.mapping import RowWeights, TableMapping, TableRows
+from tp_flower.learning import metrics
 from tp_flower.learning.admm import AdmmState, residuals, score_steps
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise, corrected
 from tp_flower.learning.metrics import auc, evaluate
@@ -71,14 +72,41 @@ def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted
     rng = np.random.default_rng(0)
     labels, scores = rng.normal(size=80), rng.normal(size=(80, 1))
     weights = rng.gamma(0.7, size=80) if is_weighted else None
-    metrics = known.mean_squared_error, known.mean_absolute_error, known.r2_score
+    measures = known.mean_squared_error, known.mean_absolute_error, known.r2_score
     squares, distances, r2 = (
-        metric(labels, scores[:, 0], sample_weight=weights) for metric in metrics
+        measure(labels, scores[:, 0], sample_weight=weights) for measure in measures
     )
     for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
-        expected = {"loss": value, "rmse": squares**0.5, "r2": r2}
+        expected = {"loss": value, "rmse": squares**0.5, "mae": distances, "r2": r2}
         actual = evaluate(loss, scores, labels, weights)
         assert actual == pytest.approx(expected, rel=1e-12)
+
+
+@given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
+def test_a_confusion_matrix_of_many_classes_merges_the_rarest(classes, rows, seed):
+    labels, predicted = np.random.default_rng(seed).integers(0, classes, (2, rows))
+    table = metrics.confusion([str(k) for k in range(classes)], predicted * 1.0, labels * 1.0)
+    matrix = known.confusion_matrix(labels, predicted, labels=range(classes))
+    listed = [int(name) for name in table if name != metrics.OTHERS]
+    assert len(listed) == min(classes, metrics.MOST_CLASSES)
+    cells = [[table[str(k)][str(guess)] for guess in listed] for k in listed]
+    assert cells == matrix[np.ix_(listed, listed)].tolist()
+    assert sum(sum(row.values()) for row in table.values()) == rows
+    others = np.delete(matrix.sum(axis=1), listed)
+    assert max(others, default=0) <= min(matrix.sum(axis=1)[listed])
+
+
+@given(rows=st.integers(0, 250), is_weighted=st.booleans(), seed=st.integers(0, 99))
+def test_means_by_tenth_are_of_no_few_rows_whatever_their_order(rows, is_weighted, seed):
+    rng = np.random.default_rng(seed)
+    predicted, labels, weights = rng.gamma(1.0, size=(3, rows))
+    weights = weights if is_weighted else np.ones(rows)
+    groups = metrics.means_by_tenth(predicted, labels, weights)
+    assert len(groups) == min(rows // metrics.LEAST_GROUP, 10)
+    assert all(group["rows"] >= metrics.LEAST_GROUP for group in groups)
+    again = rng.permutation(rows)
+    moved = metrics.means_by_tenth(*(values[again] for values in (predicted, labels, weights)))
+    assert moved == [pytest.approx(group) for group in groups]
 
 
 def test_metrics_of_classes_are_scikit_learns():

@@ -49,7 +49,7 @@ def test_start_returns_flowers_result_with_metrics_of_every_epoch(name):
     ended = list(range(1, epochs + 1))
     assert list(result.train_metrics_clientapp) == ended
     assert list(result.evaluate_metrics_serverapp) in ([], ended)
-    metrics = {"rmse", "r2"} if strategy.has_label else {"rms_distance"}
+    metrics = {"rmse", "mae", "r2"} if strategy.has_label else {"rms_distance"}
     assert set(result.train_metrics_clientapp[epochs]) == {"loss", *metrics}
 
 
