@@ -22,6 +22,7 @@ Entry ``personal`` of `report.json`::
               of the sites' own models, as they were and as float32 would have been
 """
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import Final
@@ -45,11 +46,13 @@ from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters
+from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 
 PERSONAL: Final = "personal"
 GLOBAL: Final = "global"
+CLEARLY: Final = 1.01  # times an error: less is chance, or an end before the optimum
 _METRICS: Final = {PERSONAL: "metrics", GLOBAL: "common_metrics"}
 
 
@@ -142,6 +145,22 @@ class Training:
         if self.graph.alone is not None:
             self.metrics["local"] = self.graph.alone
 
+    def advice(self) -> str:
+        """Return how to change the graph's penalty if other models are clearly better, or ""."""
+        means = {track: mean_metrics(sites, "test") for track, sites in self.metrics.items()}
+        name = "rmse" if "rmse" in means[PERSONAL] else "log_loss"
+        errors = {track: each.get(name, math.inf) for track, each in means.items()}
+        best, penalty = min(errors, key=errors.__getitem__), self.settings.graph_penalty
+        way = f"lower it, say to {penalty / 10:g}" if best == "local" else "raise it"
+        # without personal coordinates no penalty counts
+        if not errors[PERSONAL] > CLEARLY * errors[best] or not self.mask.any() or not penalty:
+            return ""
+        return (
+            f"with graph-penalty = {penalty:g} the sites' own models are worse than the "
+            f"{OWN_MODELS[best]} (mean test {name} {errors[PERSONAL]:.4g} against "
+            f"{errors[best]:.4g}): {way}, or name the edges in graph"
+        )
+
     def report_entry(self, report: RunReport) -> dict[str, object]:
         """Return the entry in a run's report, which is complete without it."""
         problem, graph = self.problem, self.graph.graph
@@ -229,6 +248,8 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
                 break
         self.parameters = training.parameters
         training.take_metrics((yield training.request()))
+        if advice := training.advice():
+            self.warn(advice)
         self._training = training
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:

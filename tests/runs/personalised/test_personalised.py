@@ -319,6 +319,13 @@ def test_the_console_compares_with_one_model_and_with_each_alone():
     assert "2 sites, 1 edges" in render({"personal": facts})
 
 
+@pytest.mark.parametrize(("rows", "how", "advice"), CASES["advice"])
+def test_models_that_lose_to_others_say_how_to_change_the_penalty(rows, how, advice):
+    report = train(frames(rows=rows), **how).report
+    assert len(report.warnings) == bool(advice)
+    assert advice in "".join(report.warnings)
+
+
 @pytest.mark.parametrize(("sql", "message"), CASES["queries"])
 def test_queries_that_are_not_of_one_table_are_refused(sql, message):
     with pytest.raises(QueryError, match=message):
