@@ -40,14 +40,16 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PYTHON
 }
 
-# ensure_environment [dev]: make or reuse the environment; `dev` adds the tools of tests.
+# ensure_environment [EXTRA...]: make or reuse the environment; `dev` adds the tools of tests, `docs` those of the site.
 ensure_environment() {
-  local extra=${1:-} python stamp made
-  made="$venv/tp-flower-${extra:-run}.stamp"
+  local python stamp extra extras=("$@") missing=()
   if [ -x "$venv/bin/python" ]; then
     stamp=$(environment_stamp "$venv/bin/python")
-    # an environment with the tools of tests can do runs as well
-    if grep -qsx "$stamp" "$made" "$venv/tp-flower-dev.stamp"; then
+    # an environment with the tools of tests or of the site can do runs as well
+    for extra in "${extras[@]:-*}"; do
+      cat "$venv"/tp-flower-$extra.stamp 2>/dev/null | grep -qx "$stamp" || missing+=("$extra")
+    done
+    if [ ${#missing[@]} = 0 ]; then
       return
     fi
     say "updating the environment in $venv"
@@ -58,12 +60,17 @@ ensure_environment() {
     "$python" -m venv --clear "$venv" || fail "could not make an environment in $venv"
     stamp=$(environment_stamp "$venv/bin/python")
   fi
-  rm -f "$venv"/tp-flower-*.stamp
+  # what was installed for an older stamp is installed again when it is asked for
+  for extra in "$venv"/tp-flower-*.stamp; do
+    grep -qsx "$stamp" "$extra" || rm -f "$extra"
+  done
   # twice quiet: without the warnings of indexes that lack a package
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --constraint "$root/constraints.txt" --editable "$root${extra:+[$extra]}" ||
+    --constraint "$root/constraints.txt" --editable "$root${extras[*]:+[$(IFS=,; echo "${extras[*]}")]}" ||
     fail "the installation into $venv failed; once the cause is gone, run this again"
-  printf '%s\n' "$stamp" >"$made"
+  for extra in "${extras[@]:-run}"; do
+    printf '%s\n' "$stamp" >"$venv/tp-flower-$extra.stamp"
+  done
 }
 
 # ensure_database_servers: install PostgreSQL and MariaDB for the tests, where apt-get can.
