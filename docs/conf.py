@@ -20,8 +20,8 @@ release = PROJECT["version"]
 copyright = "the authors of tp_flower, Apache License 2.0"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-include_patterns = ["*.md", "docs/**.md"]
-exclude_patterns = [".*", "build", "dist", "runs", "tests", "scripts", "examples", "tp_flower"]
+include_patterns = ["*.md", "docs/**.md", "examples/**.md", "examples/**.ipynb"]
+exclude_patterns = [".*", "build", "dist", "runs", "tests", "scripts", "strategies", "tp_flower"]
 root_doc = "docs/index"
 
 myst_heading_anchors = 4

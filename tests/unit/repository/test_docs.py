@@ -7,7 +7,8 @@ import pytest
 
 from tests.support.files import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PATTERNS = ("*.md", "llms.txt", "docs/**/*.md", "examples/**/*.md")
+PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
 
 

@@ -1,0 +1,43 @@
+"""The folders of examples that a person copies: each runs as it stands."""
+
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from examples.own_tables.own_tables import run
+from tests.support.files import ROOT
+
+NOTEBOOK = ROOT / "examples" / "notebook" / "first_run.ipynb"
+
+
+def test_own_tables_end_in_least_squares_on_the_join(tmp_path, monkeypatch):
+    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+    folder = Path(shutil.copytree(ROOT / "examples" / "own_tables", tmp_path / "a copy"))
+    with (folder / "my-run.toml").open("a") as file:
+        file.write("test-fraction = 0.0\nl2 = 0.0\ntolerance = 1e-6\n")
+    run(folder)
+    report = json.loads((folder / "report" / "report.json").read_text())
+    with closing(sqlite3.connect(folder / "crm.db")) as database:
+        customers = pd.read_sql("SELECT * FROM customers", database)
+    joined = pd.read_csv(folder / "orders.csv").merge(customers, "inner", None, "customer_id", "id")
+    hot = pd.get_dummies(joined[["channel", "segment", "discount", "age", "income"]], dtype=float)
+    label, features = joined["quantity"].to_numpy(float), hot.to_numpy()
+    residual = label - features @ np.linalg.lstsq(features, label)[0]
+    assert report["final"]["train"]["rmse"] == pytest.approx(np.sqrt(np.mean(residual**2)), 1e-5)
+
+
+def test_the_notebook_runs_and_explains_most_of_the_label():
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    names: dict[str, object] = {}
+    for cell in cells:
+        assert not cell.get("outputs"), "a notebook is committed without output"
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    # income and discount against noise of deviation 1: 0.1 * 12 and 10 * 0.08
+    assert names["report"].final_test["r2"] > 0.5
