@@ -2,9 +2,9 @@
 # Train a linear model and boosted trees over the four tables of the built-in flights federation
 # (five organisations), and compare with training on the joined table: on rows held out at random, and
 # on whole days. With arguments one run of theirs. Makes .venv first if it is missing.
-#   bash scripts/quickstart.sh [arguments of flwr run]
-#   bash scripts/quickstart.sh -c 'strategy="sgd"'
-#   bash scripts/quickstart.sh -c /abs/my-run.toml --federation-config "num-supernodes=2 client-resources-num-cpus=1"
+#   bash scripts/quickstart.sh [arguments of tp-flower train]
+#   bash scripts/quickstart.sh --set strategy=sgd
+#   bash scripts/quickstart.sh my-run.toml --flower
 # Exits non-zero if the run failed or the comparison did.
 set -euo pipefail
 
@@ -12,26 +12,25 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 ensure_environment
 
-note=$(mktemp)
-trap 'rm -f "$note"' EXIT
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 
 # train ARGUMENTS...: run, and add the folder of its report to the list
 runs=()
 train() {
-  "$venv/bin/python" "$root/scripts/run_app.py" --note-output "$note" "$@"
-  [ -s "$note" ] || fail "the run completed but named no report"
-  runs+=("$(cat "$note")")
+  "$venv/bin/tp-flower" train "$@" | tee "$log"
+  runs+=("$(sed -n 's/^Report: \(.*\)\/report.json$/\1/p' "$log")")
 }
 
 say "training"
 train "$@"
 if [ $# -eq 0 ]; then
-  days='test-split="group(f.month, f.day)"'
+  days='test-split=group(f.month, f.day)'
   say "boosted trees"
-  train -c 'strategy="boost" model-name="trees"'
+  train --set strategy=boost --set model-name=trees
   say "the same, tested on whole days that were held out"
-  train -c "$days model-name=\"linear-days\""
-  train -c "$days validation-fraction=0.1 patience=2 strategy=\"boost\" model-name=\"trees-days\""
+  train --set "$days" --set model-name=linear-days
+  train --set "$days" --set validation-fraction=0.1 --set patience=2 --set strategy=boost --set model-name=trees-days
 fi
 
 say "the same on the joined table"

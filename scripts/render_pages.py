@@ -42,8 +42,9 @@ SETTINGS_HEAD: Final = """\
 Every key of the run config with its default, the values it may have, and the
 strategies that read it; written by `scripts/render_pages.py`. Set them with
 
-    flwr run . --stream -c 'strategy="sgd" seed=7'      # no spaces around =
-    flwr run . --stream -c /abs/my-run.toml             # one file, same keys
+    tp-flower train my-run.toml --set strategy=sgd --set seed=7   # a file, and settings that win
+    flwr run . --stream -c 'strategy="sgd" seed=7'                # no spaces around =
+    flwr run . --stream -c /abs/my-run.toml                       # one file, same keys
 
 `0`, `""` or `"auto"` stands for "chosen by the program" where the text says so; the
 report says what was chosen. An encoder may also be set by a key of its own,

@@ -18,17 +18,26 @@ from rich.text import Text
 from strategies import STRATEGIES, Explain
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import use_model
-from strategies.report_page.page import ReportError, explanation_view, result_view, write_page
+from strategies.report_page.page import (
+    ReportError,
+    explanation_view,
+    read_report,
+    result_view,
+    write_page,
+)
+from strategies.run import failures
 from strategies.run.channel import open_channel
+from strategies.run.journal import FOLDER
 from strategies.run.resume import resumed
 from strategies.run.strategy import RoundListener
 from strategies.trackers import Tracking
 from strategies.training.saving import make_manifest
-from tp_flower.errors import SettingsError, TPFlowerError
+from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
+from tp_flower.reports import records
 from tp_flower.reports.console import epoch_line
-from tp_flower.reports.records import RoundReport, report_dict, report_line, write_json
+from tp_flower.reports.records import REPORT_FILE, RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
@@ -40,34 +49,35 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Carry out a run for Flower, which then prints the reason of a failure."""
+    failures.FLOWER_LOGGER.addFilter(failures.reason_instead_of_trace)
+    carry_out(grid, Settings.from_run_config(context.run_config), context.run_id)
+
+
+def carry_out(grid: Grid, settings: Settings, run_id: int) -> None:
     """Train, explain, predict or evaluate, as the run's mode says; write the report."""
     console = Console(width=CONSOLE_WIDTH, highlight=False)
-    try:
-        settings = Settings.from_run_config(context.run_config)
-        if settings.resume:
-            settings = resumed(settings)
-        folder = output_folder(settings, context.run_id)
-        console.print(f"Results will be in {folder}", soft_wrap=True)
-        settings = replace(settings, output_dir=str(folder))
-        with Tracking(settings, folder) as tracking:
-            progress = _ProgressLines(console, settings)
+    if settings.resume:
+        settings = resumed(settings)
+    folder = output_folder(settings, run_id)
+    console.print(f"Results will be in {folder}", soft_wrap=True)
+    settings = replace(settings, output_dir=str(folder))
+    with Tracking(settings, folder) as tracking:
+        progress = _ProgressLines(console, settings)
 
-            def on_round(report: RoundReport) -> None:
-                progress(report)
-                tracking(report)
+        def on_round(report: RoundReport) -> None:
+            progress(report)
+            tracking(report)
 
-            seconds = settings.session_seconds
-            with open_channel(grid, settings.channel, seconds) as channel:
-                view = act(settings, on_round, channel, folder)
+        channel = open_channel(grid, settings.channel, settings.session_seconds)
+        try:
+            with failures.recorded(settings, folder), channel as connected:
+                view = act(settings, on_round, connected, folder)
+        finally:
             page = page_line(folder)
-    except TPFlowerError as error:
-        # the exit status of `flwr run` does not show it, so the last line must
-        text = "\n".join([f"FAILED: {error}", *getattr(error, "__notes__", ())])
-        console.print(text, soft_wrap=True, markup=False)
-        raise
     console.print(view)
     console.print(page, soft_wrap=True, markup=False)
-    console.print(report_line(folder / "report.json"), soft_wrap=True, markup=False)
+    console.print(records.report_line(folder / REPORT_FILE), soft_wrap=True, markup=False)
 
 
 def act(settings: Settings, on_round: RoundListener, grid: Grid, folder: Path) -> RenderableType:
@@ -76,8 +86,9 @@ def act(settings: Settings, on_round: RoundListener, grid: Grid, folder: Path) -
         return use_model(settings, on_round, grid, folder)
     has_label = STRATEGIES[settings.method_name].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
-    carry_out = explain if settings.mode == EXPLAIN else train
-    return carry_out(query, settings, on_round, grid, folder)
+    if settings.mode == EXPLAIN:
+        return explain(query, settings, on_round, grid, folder)
+    return train(query, settings, on_round, grid, folder)
 
 
 def explain(
@@ -100,13 +111,12 @@ def train(
     strategy = STRATEGIES[settings.method_name](query, settings, on_round)
     try:
         strategy.start(grid)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         if strategy.training_problem is not None:
-            failed = replace(strategy.report, status=f"failed: {error}")
+            failed = replace(strategy.report, status=failures.status_of(error))
             write_json(report_dict(failed), folder)
-            page_line(folder)
         if strategy.can_be_resumed:
-            error.add_note(f"A checkpoint is kept. To go on: flwr run . -c 'resume=\"{folder}\"'")
+            error.add_note(failures.how_to_resume(settings, folder))
         raise
     report = strategy.report
     write_json(report_dict(report), folder)
@@ -150,7 +160,22 @@ def output_folder(settings: Settings, run_id: int) -> Path:
         raise SettingsError(
             f"output-dir {str(folder)!r} cannot be made: {error.strerror}"
         ) from error
+    _check_free(folder, settings)
     return folder.resolve()
+
+
+def _check_free(folder: Path, settings: Settings) -> None:
+    """Refuse a folder with a report, unless its run is resumed or failed without a checkpoint."""
+    if not (folder / REPORT_FILE).exists():
+        return
+    way_on = f", or resume its run: resume={folder}" if (folder / FOLDER).is_dir() else ""
+    has_failed = str(read_report(folder)["status"]).startswith("failed")
+    if not settings.resume and (way_on or not has_failed):
+        raise SettingsError(
+            f"output-dir {str(folder)!r} has the report of a run, which is not overwritten: "
+            f"choose another folder{way_on}"
+        )
+    (folder / REPORT_FILE).unlink()
 
 
 class _ProgressLines:

@@ -112,6 +112,16 @@ def closest(name: str, choices: Collection[str]) -> str:
     return f" (did you mean {' or '.join(repr(spellings[m]) for m in matches)}?)"
 
 
+def failure_text(error: BaseException) -> str:
+    """Return the last lines of a failed command: its reason, then what to do about it.
+
+    >>> print(failure_text(KeyboardInterrupt()))
+    FAILED: interrupted
+    """
+    other = "interrupted" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+    return "\n".join([f"FAILED: {str(error) or other}", *getattr(error, "__notes__", ())])
+
+
 class ErrorKind(StrEnum):
     """The remedy for a site's error.
 

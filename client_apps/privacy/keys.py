@@ -41,7 +41,7 @@ _NO_PINS: Final = (
     "this site has no means to tell the other sites' public keys from keys that the "
     "server has put in their place, and shares no secret with them. Its owner writes "
     'one of these into the node config: allowed-keys = "FILE" (their public keys; '
-    "`python -m client_apps.cli site-key` prints a site's), or "
+    "`tp-flower site-key` prints a site's), or "
     'keys = "unchecked" (the server is trusted with the keys)'
 )
 

@@ -15,7 +15,7 @@ import pandas as pd
 from flwr.app import Context, RecordDict
 
 from client_apps.app import app as site_app
-from client_apps.cli import policy
+from client_apps.commands import policy
 from client_apps.data.key_files import site_key
 from strategies.app import app as server_app
 from strategies.run.grid import InProcessGrid

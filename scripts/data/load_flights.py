@@ -9,7 +9,7 @@ as CSV and ``tables.toml``, which names all of them. It has no password and no U
 are read from the environment variables PLANES_URI and WEATHER_URI when sites use it::
 
     export PLANES_URI=... WEATHER_URI=...
-    flwr run . --stream -c 'tables="DIR/tables.toml" sql="..."'
+    tp-flower train --set tables=DIR/tables.toml --set sql=...
 """
 
 import argparse

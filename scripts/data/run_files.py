@@ -95,7 +95,7 @@ def print_commands(title: str, folder: Path, runs: Sequence[Path]) -> None:
     """Say where the data are, and how to train on them."""
     print(f"{title} is in {folder}. To train on it, in {ROOT}:")
     for run in runs:
-        print(f"  flwr run . --stream -c {shlex.quote(str(run))}")
+        print(f"  tp-flower train {shlex.quote(str(run))}")
 
 
 def write_batches(path: Path, batches: Iterable[pa.RecordBatch], nothing: str) -> None:

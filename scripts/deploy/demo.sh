@@ -145,7 +145,7 @@ JOIN airports AS a ON f.dest = a.faa"
 write_policies() {
   local file=$1 table
   shift
-  python -m client_apps.cli policy --tables "$file" >"$work/policies.toml"
+  python -m tp_flower.command_line policy --tables "$file" >"$work/policies.toml"
   sed 's/^# models = .*/models = ["linear", "trees"]/' "$work/policies.toml" >>"$file"
   for table in "$@"; do
     case $table in
@@ -233,7 +233,7 @@ for name in "${organisations[@]}" stranger; do
 done
 # owners tell each other the keys by which their sites make keys that the server cannot read
 for name in "${organisations[@]}"; do
-  printf '%s %s\n' "$name" "$(python -m client_apps.cli site-key --state-dir "$work/sites/$name/state")"
+  printf '%s %s\n' "$name" "$(python -m tp_flower.command_line site-key --state-dir "$work/sites/$name/state")"
 done >"$work/keys.txt"
 cp "$work/sites/directory/tables.toml" "$work/sites/directory/airports.csv" "$work/sites/stranger"
 
@@ -341,10 +341,10 @@ say "the same settings and policies in the simulation"
 export PLANES_URI=$planes_uri WEATHER_URI=$weather_uri
 write_policies "$work/data/tables.toml" flights weather planes airports
 printf '%s\n' "${settings[@]}" "tables = \"$work/data/tables.toml\"" >"$work/simulate.toml"
-follow python scripts/run_app.py --note-output "$work/simulated" -c "$work/simulate.toml" >"$work/log/simulation" 2>&1 ||
+follow python -m tp_flower.command_line train "$work/simulate.toml" --set output-dir="$work/simulated" >"$work/log/simulation" 2>&1 ||
   fail_with_log simulation "the simulation failed"
 say "metrics of the deployment, and of the simulation"
-python - "$trained/report.json" "$(cat "$work/simulated")/report.json" <<'PYTHON'
+python - "$trained/report.json" "$work/simulated/report.json" <<'PYTHON'
 import json
 import sys
 

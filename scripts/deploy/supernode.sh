@@ -144,7 +144,7 @@ if $is_check; then
   say "the tables, as $(id -un) reads them"
   check_tables
   say "what they have spent of their budgets"
-  python -m client_apps.cli account --tables "$tables" --state-dir "$state"
+  python -m tp_flower.command_line account --tables "$tables" --state-dir "$state"
   say "the SuperLink, under the CA $(fingerprint "$ca")"
   check_superlink
   say "all is well; nothing was started"

@@ -36,7 +36,6 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import gammaln
 
 from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
@@ -88,6 +87,9 @@ def expected_batch_rows(
     >>> expected_batch_rows(np.array([1, 1, 4]), joined_rows=4, batch_size=2)
     4.0
     """
+    # a run without batches does not wait for it
+    from scipy.special import gammaln
+
     distinct, counts = np.unique(multiplicity, return_counts=True)
     full, last_rows = divmod(joined_rows, batch_size)
     total = 0.0

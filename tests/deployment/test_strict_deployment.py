@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps import cli
 from client_apps.app import app
 from client_apps.data.key_files import site_key
 from scripts.data.make_store import main as make_store
 from scripts.deploy.deployment import STORE_FILES, copy_app, store_entries
 from strategies import TablePuppetCG
 from strategies.run.grid import InProcessGrid
+from tests.support.command_line import printed_by
 from tests.support.deployment import deployed
 from tests.support.files import ROOT, case_table
 from tp_flower.query import Query
@@ -36,13 +36,11 @@ def allow(policy, allowed):
     return policy
 
 
-def tables_file(store, site, capsys):
+def tables_file(store, site):
     """The tables file of a strict owner, who allows what the query needs."""
     file = store / f"{site}.toml"
     file.write_text(store_entries(store, site))
-    capsys.readouterr()
-    cli.main(["policy", "--tables", str(file)])
-    _, *policies = capsys.readouterr().out.split("\n## The policy of table ")
+    _, *policies = printed_by("policy", "--tables", file).split("\n## The policy of table ")
     for table, policy in zip(STORE_FILES[site], policies, strict=True):
         with file.open("a") as tables:
             tables.write(f"\n## The policy of table {allow(policy, ALLOWED[table])}")
@@ -89,7 +87,7 @@ def plant_app(deployment, site, code):
 
 
 @pytest.mark.slow
-def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
+def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
     store = tmp_path / "store"
     assert make_store([str(store), "--orders", "500", "--customers", "200"]) == 0
     other_app, marker = altered(tmp_path)
@@ -97,7 +95,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path, capsys):
         keys = pin_keys(deployment)
         plant_app(deployment, "shop", "raise SystemExit('not what was listed')")
         for site in STORE_FILES:
-            file = tables_file(store, site, capsys)
+            file = tables_file(store, site)
             deployment.add_site(site, file, "--allowed-keys", keys)
 
         run = deployment.submit("altered", {**RUN, "min-sites": 2}, other_app)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from client_apps.cli import approvals
+from client_apps.commands import approvals
 from client_apps.data.saved_models import SavedModel
 from examples.hospitals.hospitals import COLUMNS, SITES, SQL, make, run
 from tests.support.files import ROOT

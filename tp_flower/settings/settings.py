@@ -348,5 +348,6 @@ class Settings(SettingValues):
 
 def _unknown(key: object) -> str:
     close = difflib.get_close_matches(str(key), KEYS, n=3)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
-    return f"{key}: unknown setting.{hint} Valid settings: {', '.join(KEYS)}."
+    if close:
+        return f"{key}: unknown setting. Did you mean {' or '.join(close)}?"
+    return f"{key}: unknown setting. Valid settings: {', '.join(KEYS)}."

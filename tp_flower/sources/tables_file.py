@@ -108,7 +108,7 @@ class ShardSource:
                 "  columns = []  # the columns that features may read\n"
                 "  keys = []     # the columns that may be joined on\n"
                 f'or policy = "{OPEN}" to its table, which allows everything but rows; '
-                "`python -m client_apps.cli policy --tables FILE` writes a first policy"
+                "`tp-flower policy --tables FILE` writes a first policy"
             )
 
     @property

@@ -57,11 +57,10 @@ def measure_simulation(_: Options) -> Outcome:
     if importlib.util.find_spec("ray") is None:
         raise SkippedSuite("no ray, which Flower's simulations need")
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
-        config = (
-            f'strategy="sgd" task="classification" num-epochs=2 progress=false '
-            f'batch-size={BATCH_ROWS} output-dir="{folder}/run"'
-        )
-        command = [str(ROOT / "scripts" / "run_app.py"), "-c", config]
+        config = "strategy=sgd task=classification num-epochs=2 progress=false"
+        config += f" batch-size={BATCH_ROWS} output-dir={folder}/run"
+        command = [str(ROOT / "scripts" / "run_app.py"), "train"]
+        command += [word for setting in config.split() for word in ("--set", setting)]
         status, output = run_python(command, ROOT, {"TP_FLOWER_HOME": f"{folder}/home"})
         if status:
             raise RuntimeError(f"the simulation failed:\n{output[-2000:]}")

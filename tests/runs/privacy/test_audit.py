@@ -8,12 +8,12 @@ from contextlib import suppress
 
 import pytest
 
-from client_apps.cli import main
 from client_apps.data import query_quota
 from client_apps.data.ledger import Ledger, open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.inference.predict import Predict
 from strategies.training.saving import make_manifest
+from tests.support.command_line import printed_by
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
 from tests.support.peers.hostile import SHOP, SQL, HostileGrid, header, tables
@@ -135,12 +135,11 @@ def options(folder):
     return ["--tables", f"{place}/tables.toml", "--state-dir", f"{place}/state"]
 
 
-def pending(folder, capsys):
-    main(["approvals", *options(folder)])
-    return capsys.readouterr().out
+def pending(folder):
+    return printed_by("approvals", *options(folder))
 
 
-def test_a_query_waits_until_its_owner_lists_it(tmp_path, capsys):
+def test_a_query_waits_until_its_owner_lists_it(tmp_path):
     digest = text_digest(ORDERS_TEXT)
     with pytest.raises(SiteError) as refusal:
         run(tmp_path, policy="approved-queries = []")
@@ -151,16 +150,16 @@ def test_a_query_waits_until_its_owner_lists_it(tmp_path, capsys):
     assert (line["digest"], line["query"]) == (digest, ORDERS_TEXT)
     assert "source" not in line
     block = ORDERS_TEXT.replace("\n", "\n    ")
-    assert pending(tmp_path, capsys) == f"{digest}\n    {block}\n"
+    assert pending(tmp_path) == f"{digest}\n    {block}\n"
     listed = f"approved-queries = ['{digest}']"
     run(tmp_path, policy=listed)
-    assert pending(tmp_path, capsys) == ""
+    assert pending(tmp_path) == ""
     # any other is still refused: another alias is the same, another label is not
     other = SQL.replace("o.", "orders.").replace("orders o", "orders")
     run(tmp_path, policy=listed, sql=other)
     with pytest.raises(SiteError, match="approved-queries"):
         run(tmp_path, policy=listed, sql=SQL.replace("o.price, ", ""))
-    assert 'label: "qty"' in pending(tmp_path, capsys)
+    assert 'label: "qty"' in pending(tmp_path)
 
 
 def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
@@ -214,17 +213,17 @@ def test_a_changed_line_breaks_the_chain(tmp_path):
 
 def page_of(folder):
     file = folder / "page.html"
-    main(["account", *options(folder), "--page", str(file)])
+    printed_by("account", *options(folder), "--page", file)
     assert file.stat().st_mode & 0o077 == 0
     return file.read_text(encoding="utf-8")
 
 
-def test_the_export_has_every_line_and_the_page_shows_them(tmp_path, capsys):
+def test_the_export_has_every_line_and_the_page_shows_them(tmp_path):
     run(tmp_path)
     with pytest.raises(SiteError, match="too few rows"):
         run(tmp_path, sql=f"{SQL} WHERE o.day > 900")
-    main(["account", "--export", *options(tmp_path)[2:]])
-    exported = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    text = printed_by("account", "--export", *options(tmp_path)[2:])
+    exported = list(map(json.loads, text.splitlines()))
     rows = rows_in(tmp_path / "shop" / "state" / "site.db", "SELECT line FROM ledger")
     checksums = [{"checksum": line["checksum"]} for line in exported]
     written = [json.loads(line) for (line,) in rows]

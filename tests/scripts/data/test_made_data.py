@@ -45,7 +45,7 @@ def test_each_organisation_has_its_shards_and_both_runs_fit_them(tmp_path, capsy
     assert (orders.rows, us.rows, uk.rows) == (30, 6, 3)
     assert us.columns == uk.columns
     for name, task in CASES["runs"]:
-        assert f"flwr run . --stream -c '{folder}/{name}.toml'" in output
+        assert f"tp-flower train '{folder}/{name}.toml'" in output
         check_run(folder / f"{name}.toml", "admm", task)
 
 
@@ -98,7 +98,7 @@ def test_every_table_explains_the_quantity():
 
 def test_every_carrier_has_its_flights_and_the_same_columns(tmp_path, capsys):
     assert make_carriers.main([str(tmp_path)]) == 0
-    assert f"flwr run . --stream -c {tmp_path}/my-run.toml" in capsys.readouterr().out
+    assert f"tp-flower train {tmp_path}/my-run.toml" in capsys.readouterr().out
     flights = [str(path) for path in flights_tables()["flights"].values()]
     counted = duckdb.sql(
         f"SELECT carrier, count(*), sum((arr_delay > 15)::INT) "

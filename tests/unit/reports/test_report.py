@@ -95,4 +95,4 @@ def test_json_has_finite_numbers_only_also_of_numpy(value, single):
 
 def test_the_scripts_find_the_report_by_its_line() -> None:
     assert report_line(Path("/a b/report.json")) == "Report: /a b/report.json"
-    assert "REPORT_LINE" in (ROOT / "scripts" / "run_app.py").read_text()
+    assert "REPORT_LINE" in (ROOT / "strategies" / "commands.py").read_text()

@@ -239,6 +239,7 @@ def test_a_run_that_fails_midway_has_a_page(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match="no space left"),
     ):
         train(Query.from_sql(SMALL_SQL), chosen, fail, grid, tmp_path)
+    page_line(tmp_path)
     page = Page((tmp_path / PAGE_FILE).read_text())
     assert "failed: no space left" in page.text
     assert len(page.figures["Loss (1/2 squared error) by epoch"].points["test rows"]) == 2

@@ -14,6 +14,7 @@ from strategies.app import CONSOLE_WIDTH
 from strategies.disclosures import NOTHING, SET_UP, Exposure, disclosures
 from strategies.personalised.setup import TRAINING
 from strategies.report_page.page import PAGE_FILE
+from strategies.run.failures import LOG_FILE
 from strategies.training.base import JoinStrategy
 from tests.support.examples.explained import ORDERS, SMALL, SMALL_SQL, explain, printed, run_app
 from tests.support.files import case_table
@@ -281,11 +282,14 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     assert totals == {"orders": 1.5, "items": 0, "customers": 0}
 
 
-def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path, capsys):
+def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path):
     words = "the join multiplies rows: i on o.item = i.item: 5 rows become 5"
     with pytest.raises(MappingError, match=words):
         run_app(tmp_path, mode="explain", **{"max-joined-rows": 4})
-    assert f"FAILED: {words}" in capsys.readouterr().out
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["status"].startswith(f"failed: {words}")
+    assert words in (tmp_path / PAGE_FILE).read_text()
+    assert "Traceback" in (tmp_path / LOG_FILE).read_text()
     with pytest.raises(RuntimeError, match="no explanation before"):
         _ = Explain(Query.from_sql(SMALL_SQL)).explanation
 

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-import client_apps.cli
-import strategies.cli
 from client_apps.data.saved_models import SavedModel, part_folder, parts_of
 from strategies.inference.manifest import manifest_path, write_manifest
+from tests.support.command_line import printed_by, refused_by
 from tests.support.examples.reports import small_manifest
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.encodings import NumberEncoding
@@ -19,14 +18,14 @@ from tp_flower.settings import Settings
 FIRST, SECOND = "20261122-001500-3f9a", "20261123-001500-00aa"
 
 
-def operator(capsys, home, *arguments):
-    strategies.cli.main([*arguments, "--home", str(home)])
-    return capsys.readouterr().out
+def operator(home, *arguments, command=printed_by, **how):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TP_FLOWER_HOME", str(home))
+        return command("models", *arguments, **how)
 
 
-def owner(capsys, root, *arguments):
-    client_apps.cli.main(["models", *arguments, "--state-dir", str(root)])
-    return capsys.readouterr().out
+def owner(root, *arguments, command=printed_by, **how):
+    return command("models", *arguments, "--state-dir", root, **how)
 
 
 def row_of(text, start):
@@ -60,21 +59,19 @@ def save_part(root, model, number=0):
     return saved.keep(part_folder(root, model, number))
 
 
-def test_listing_shows_every_version_also_beside_a_damaged_one(home, capsys):
+def test_listing_shows_every_version_also_beside_a_damaged_one(home):
     manifest_path(home, ModelVersion("delays", FIRST)).write_text("{")
-    text = operator(capsys, home, "list")
+    text = operator(home, "list")
     assert "it is not JSON" in " ".join(text.split())
     (line,) = [each for each in text.splitlines() if f"delays@{SECOND}" in each]
     assert all(words in line for words in ("admm", "flights, p", "auc 1.0000"))
     for command in (operator, owner):
-        assert command(capsys, home / "none", "list") == "no models\n"
+        assert command(home / "none", "list") == "no models\n"
 
 
-def test_showing_a_model_says_what_it_is_and_who_keeps_it(home, capsys, monkeypatch):
-    monkeypatch.setenv("TP_FLOWER_HOME", str(home))
-    strategies.cli.main(["show", "delays"])
-    assert f"delays@{SECOND}" in capsys.readouterr().out
-    text = operator(capsys, home, "show", f"delays@{FIRST}")
+def test_showing_a_model_says_what_it_is_and_who_keeps_it(home):
+    assert f"delays@{SECOND}" in operator(home, "show", "delays")
+    text = operator(home, "show", f"delays@{FIRST}")
     assert row_of(text, "label") == ['"late"', "of", "f"]
     assert row_of(text, "base score") == ["-1.2500"]
     assert row_of(text, "f (flights)")[:4] == ["linear", "1", "0.7500", "0.8500"]
@@ -82,11 +79,11 @@ def test_showing_a_model_says_what_it_is_and_who_keeps_it(home, capsys, monkeypa
     # names are text, not markup
     query = "SELECT '[red]x' AS label FROM t"
     write_manifest(home, small_manifest("age", query=query))
-    assert "[red]x" in operator(capsys, home, "show", "age")
+    assert "[red]x" in operator(home, "show", "age")
 
 
 @pytest.mark.parametrize("command", [operator, owner], ids=["operator", "owner"])
-def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
+def test_deleting_needs_an_exact_version(home, tmp_path, command):
     for version in (FIRST, SECOND):
         save_part(tmp_path, ModelVersion("delays", version))
     for wrong, match in (
@@ -94,27 +91,22 @@ def test_deleting_needs_an_exact_version(home, tmp_path, capsys, command):
         ("delays@20261122-001500-0000", "there is no model"),
         ("../delays@" + FIRST, "is not allowed"),
     ):
-        with pytest.raises(SystemExit) as stop:
-            command(capsys, home, "delete", wrong)
-        assert stop.value.code == 1
-        assert match in capsys.readouterr().err
+        assert match in command(home, "delete", wrong, command=refused_by)
     assert len(versions_in(home)) == 2
-    assert command(capsys, home, "delete", f"delays@{FIRST}") == (f"deleted delays@{FIRST}\n")
+    assert command(home, "delete", f"delays@{FIRST}") == (f"deleted delays@{FIRST}\n")
     assert list(map(str, versions_in(home))) == [f"delays@{SECOND}"]
 
 
-def test_an_owner_sees_what_the_site_keeps(tmp_path, capsys):
+def test_an_owner_sees_what_the_site_keeps(tmp_path):
     model = ModelVersion("delays", FIRST)
     save_part(tmp_path, model)
     save_part(tmp_path, model, number=7)
     (parts_of(tmp_path, model)[7] / "model.json").write_text("{")
-    listed = row_of(owner(capsys, tmp_path, "list"), f"delays@{FIRST}")
+    listed = row_of(owner(tmp_path, "list"), f"delays@{FIRST}")
     assert listed[:3] == ["flights,", "(damaged)", "2"]
-    with pytest.raises(SystemExit):
-        owner(capsys, tmp_path, "show", "delays")
-    assert "part-7 is damaged" in capsys.readouterr().err
+    assert "part-7 is damaged" in owner(tmp_path, "show", "delays", command=refused_by)
     save_part(tmp_path, ModelVersion("delays", SECOND))
-    text = owner(capsys, tmp_path, "show", "delays")
+    text = owner(tmp_path, "show", "delays")
     assert "part 0: table flights as f" in text
     assert row_of(text, "features") == ["hour", "=", '"hour"']
     assert row_of(text, "filters") == ['"hour"', ">", "3"]

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from client_apps.app import app
-from client_apps.cli import main
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
+from tests.support.command_line import printed_by, refused_by
 from tests.support.federated import store, store_sql, train, write_site
 from tp_flower.privacy import mechanisms
 from tp_flower.settings import PrivacySettings
@@ -30,17 +30,16 @@ def planned(source):
     )
 
 
-def spent(tables, capsys):
+def spent(tables):
     """The lines that the command prints, by table."""
     state = str(tables.parent / "state")
-    main(["account", "--tables", str(tables), "--state-dir", state])
-    lines = capsys.readouterr().out.splitlines()
+    lines = printed_by("account", "--tables", tables, "--state-dir", state).splitlines()
     return {line.split()[0]: line.split()[3:] for line in lines if " at shop" in line}
 
 
-def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
+def test_runs_add_up_and_what_is_reserved_counts(tables):
     nothing = ["0.0000", "row", "no", "budget", "1e-05"]
-    assert spent(tables, capsys) == {
+    assert spent(tables) == {
         "orders": ["0.0000", "row", "4.5", "1e-05"],
         "customers": nothing,
         "items": nothing,
@@ -51,17 +50,17 @@ def test_runs_add_up_and_what_is_reserved_counts(tables, capsys):
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(tables.parent / "state")
     method = train(grid, store_sql("logistic"), privacy=privacy)
-    after = spent(tables, capsys)
+    after = spent(tables)
     assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
     assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)
     totals = method.report.privacy["totals"]
     (source,) = {each["source"] for each in totals if each["table"] == "items"}
     open_ledger(str(tables.parent / "state")).reserve("open", [planned(source)], {})
-    assert float(spent(tables, capsys)["items"][0]) > 4.0
+    assert float(spent(tables)["items"][0]) > 4.0
 
 
-def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables, capsys):
-    spent(tables, capsys)
+def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables):
+    spent(tables)
     ledger = open_ledger(str(tables.parent / "state"))
     orders = next(s for s in load_tables(str(tables)) if s.table == "orders")
     scores = replace(planned(source_id(orders)).release, what="scores", mechanism=None)
@@ -71,29 +70,28 @@ def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables, capsys):
     ):
         run = str(scope == mechanisms.SCORES_TELL)
         ledger.note(run, [replace(scores, scope=scope)])
-        line = " ".join(spent(tables, capsys)["orders"])
+        line = " ".join(spent(tables)["orders"])
         assert line.startswith(words)
 
 
-def test_the_ledger_is_printed_and_begun_anew(tables, capsys, tmp_path):
+def test_the_ledger_is_printed_and_begun_anew(tables, tmp_path):
     state = ["--state-dir", str(tables.parent / "state")]
     ledger = open_ledger(state[1])
     ledger.reserve("open", [planned("source")], {})
-    main(["account", "--export", *state])
-    text = capsys.readouterr().out
+    text = printed_by("account", "--export", *state)
     (line,) = map(json.loads, text.splitlines())
     assert (line["event"], line["release"]["table"]) == ("reserve", "items")
     assert len(line["checksum"]) == 32
     file = tmp_path / "until-today.jsonl"
-    main(["account", "--begin-anew", str(file), *state])
+    printed_by("account", "--begin-anew", file, *state)
     assert file.read_text() == text
     assert ledger.spent("source") == []
     ledger.reserve("open", [planned("source")], {})
     # an account that was written down is not written over
-    with pytest.raises(SystemExit):
-        main(["account", "--begin-anew", str(file), *state])
-    assert "until-today.jsonl: File exists" in capsys.readouterr().err
+    reason = refused_by("account", "--begin-anew", file, *state)
+    assert "until-today.jsonl: File exists" in reason
     assert ledger.spent("source") != []
-    with pytest.raises(SystemExit):
-        spent(tmp_path / "none.toml", capsys)
-    assert "none.toml does not exist" in capsys.readouterr().err
+    reason = refused_by("account", "--tables", tmp_path / "none.toml")
+    assert "none.toml does not exist" in reason
+    for options in ((), ("--export", "--tables", tables), ("--export", "--page", "x")):
+        assert "use one of --tables" in refused_by("account", *options, status=2)

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from client_apps.cli import main
+from tests.support.command_line import printed_by, refused_by
 from tests.support.files import case_table
 from tp_flower.sources.policy import BUDGETED, RUNS_PER_BUDGET, Releases
 from tp_flower.sources.shards import describe, load_tables
@@ -30,9 +30,8 @@ def tables(tmp_path):
     return file
 
 
-def written(tables, capsys, *options):
-    main(["policy", "--tables", str(tables), *options])
-    return capsys.readouterr().out
+def written(tables, *options):
+    return printed_by("policy", "--tables", tables, *options)
 
 
 def policies(tables, text):
@@ -40,8 +39,8 @@ def policies(tables, text):
     return {source.table: source.policy for source in load_tables(str(tables))}
 
 
-def test_it_allows_nothing(tables, capsys):
-    text = written(tables, capsys)
+def test_it_allows_nothing(tables):
+    text = written(tables)
     before = {source.table: source.policy for source in load_tables(str(tables))}
     after = policies(tables, text)
     strict = policies(tables, '[tables.orders.policy]\n[tables."odd \\"name\\"".policy]')
@@ -52,9 +51,9 @@ def test_it_allows_nothing(tables, capsys):
         source.policy.check_names(describe(source).columns)
 
 
-def test_each_line_allows_what_it_says(tables, capsys):
+def test_each_line_allows_what_it_says(tables):
     """One line is uncommented at a time; all else must stay as it was."""
-    lines = written(tables, capsys).splitlines()
+    lines = written(tables).splitlines()
     none = policies(tables, "\n".join(lines))
     table = entry = ""
     changes = []
@@ -102,15 +101,13 @@ def check_rule(rule, difference):
         assert difference == {key.replace("-", "_"): value}
 
 
-def test_it_warns_of_identifiers_and_free_text(tables, capsys):
-    remarks = dict(re.findall(r'# "(\w+)",  # (.*)', written(tables, capsys, "--table", "orders")))
+def test_it_warns_of_identifiers_and_free_text(tables):
+    remarks = dict(re.findall(r'# "(\w+)",  # (.*)', written(tables, "--table", "orders")))
     assert remarks == CASES["expected"]
 
 
-def test_a_table_that_is_not_there_is_refused(tables, capsys):
+def test_a_table_that_is_not_there_is_refused(tables):
     for option, match in (("nothing", "no table 'nothing'"), ("", "without a policy")):
         if not option:
-            policies(tables, written(tables, capsys))
-        with pytest.raises(SystemExit):
-            written(tables, capsys, "--table", option)
-        assert match in capsys.readouterr().err
+            policies(tables, written(tables))
+        assert match in refused_by("policy", "--tables", tables, "--table", option)

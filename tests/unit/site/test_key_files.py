@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from client_apps.cli import main
 from client_apps.data.key_files import read_allowed_apps, read_allowed_keys, site_key
+from tests.support.command_line import printed_by, refused_by
 from tp_flower.errors import SettingsError, SiteError
 
 A, B = "0a" * 32, "0B" * 32
@@ -134,20 +134,15 @@ class TestSiteKey:
         with pytest.raises(SiteError, match="cannot write site-key into the state"):
             site_key(tmp_path / "file")
 
-    def test_command_prints_the_public_key_or_what_is_wrong(self, tmp_path, capsys):
+    def test_command_prints_the_public_key_or_what_is_wrong(self, tmp_path):
         folder = tmp_path / "state"
-        main(["site-key", "--state-dir", str(folder)])
-        printed = capsys.readouterr().out
+        printed = printed_by("site-key", "--state-dir", folder)
         assert re.fullmatch(r"[0-9a-f]{64}\n", printed)
         assert printed.strip() == site_key(folder).public.hex()
         assert site_key(folder).private.hex() not in printed
         (folder / "site-key").write_text("no key")
-        for place, code, error in (
-            ("state", "2", "'state' is not an absolute path"),
-            (str(folder), "1", "site-key in the state folder is damaged"),
+        for place, status, error in (
+            ("state", 2, "'state' is not an absolute path"),
+            (folder, 1, "site-key in the state folder is damaged"),
         ):
-            with pytest.raises(SystemExit, match=code):
-                main(["site-key", "--state-dir", place])
-            output = capsys.readouterr()
-            assert not output.out
-            assert error in output.err
+            assert error in refused_by("site-key", "--state-dir", place, status=status)

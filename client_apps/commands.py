@@ -1,47 +1,33 @@
-"""Commands of a site's owner.
+"""Commands of a site's owner, on the files of a site.
 
-    python -m client_apps.cli account --tables FILE      spent epsilon and budgets
-    python -m client_apps.cli account --tables FILE --page PAGE.html  who asked what
-    python -m client_apps.cli account --export           the ledger, JSON lines
-    python -m client_apps.cli account --begin-anew FILE  export it, then empty it
-    python -m client_apps.cli policy --tables FILE       a first policy, to be edited
-    python -m client_apps.cli approvals --tables FILE    queries that wait for approval
-    python -m client_apps.cli site-key                   for files of ``allowed-keys``
-    python -m client_apps.cli models list
-    python -m client_apps.cli models show NAME[@VERSION]
-    python -m client_apps.cli models delete NAME@VERSION
-
-All commands take ``--state-dir DIR``; run them as the user that runs the SuperNode,
-with the values of its node config. Reservations of open runs count in full in the
-account. ``--begin-anew`` resets what was spent: stop the SuperNode first. The site key
-is created on first use; its private part stays in the state folder. A model deleted
-here can no longer be used for predictions: the server knows the digests of its parts,
-not their parameters.
+``tp_flower.command_line`` calls them, as the user that runs the SuperNode, with the values of
+its node config. Reservations of open runs count in full in the account. To begin anew resets
+what was spent: stop the SuperNode first. The site key is created on first use; its private part
+stays in the state folder. A model deleted here can no longer be used for predictions: the server
+knows the digests of its parts, not their parameters.
 """
 
-import argparse
 import json
 import os
-import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from flwr.app import Context, RecordDict, UserConfig
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from client_apps.account_page import account_page
-from client_apps.data.key_files import site_key
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
+from client_apps.privacy.first_policy import first_policies
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower import model_names
-from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
+from tp_flower.errors import ModelError, SiteError, SourceError
 from tp_flower.files import PRIVATE, write_file
-from tp_flower.node_config import STATE_DIR, TABLES, state_dir
+from tp_flower.node_config import STATE_DIR, TABLES
 from tp_flower.privacy.mechanisms import SCORES_TELL
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.reports import blocks
@@ -50,47 +36,15 @@ from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
 
-CONSOLE_WIDTH = 100
 ACCOUNT = ("table at site", "spent epsilon", "per", "of", "delta")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one command; on failure print the reason and exit with 1."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    folder = options.state_dir
-    is_relative = folder and not Path(folder).expanduser().is_absolute()
-    if options.command == "account" and options.page and not options.tables:
-        parser.error("--page needs --tables")
-    if options.command == "site-key" and is_relative:
-        parser.error(f"{folder!r} is not an absolute path, as the SuperNode's must be")
-    root = state_dir({STATE_DIR: folder})
-    try:
-        if options.command == "site-key":
-            sys.stdout.write(site_key(root).public.hex() + "\n")
-        elif options.command == "policy":
-            sys.stdout.write(policy(options.tables, options.table))
-        elif options.command == "models":
-            view = _models(options.task, Path(root), options.model)
-            Console(width=CONSOLE_WIDTH, highlight=False).print(view)
-        elif options.command == "approvals":
-            sys.stdout.writelines(approvals(root, options.tables))
-        else:
-            _account(root, options)
-    except TPFlowerError as error:
-        parser.exit(1, f"{error}\n")
-
-
-def _account(root: str, options: argparse.Namespace) -> None:
-    if options.export:
-        sys.stdout.writelines(f"{line}\n" for line in open_ledger(root).export())
-    elif options.begin_anew:
-        begin_anew(root, Path(options.begin_anew))
-    else:
-        rows = account(root, options.tables)
-        if options.page:
-            write_page(root, rows, Path(options.page))
-        Console(width=CONSOLE_WIDTH).print(text_table(ACCOUNT, rows))
+def show_account(root: str, tables: str, page: str) -> RenderableType:
+    """Return the account for the console; also write a page of all queries, if it is named."""
+    rows = account(root, tables)
+    if page:
+        write_page(root, rows, Path(page))
+    return text_table(ACCOUNT, rows)
 
 
 def write_page(root: str, budgets: Sequence[Cells], file: Path) -> None:
@@ -134,7 +88,7 @@ def approvals(root: str, tables: str) -> Iterator[str]:
             text = query["query"]
             if text_digest(text) != query["digest"]:
                 text = "(longer than the ledger keeps: ask for it)"
-            yield f"{query['digest']}\n{textwrap.indent(text, '    ')}\n"
+            yield f"{query['digest']}\n{textwrap.indent(text, '    ')}"
 
 
 def _site(root: str, tables: str) -> Site:
@@ -162,9 +116,6 @@ def account(root: str, tables: str) -> list[Cells]:
 
 def policy(tables: str, table: str) -> str:
     """Return first policies of a tables file's tables, to be put at its end."""
-    # it opens the tables, which needs more libraries than the other commands
-    from client_apps.privacy.first_policy import first_policies
-
     text = first_policies(load_tables(tables), table)
     if not text:
         which = f"no table {table!r}" if table else "no table without a policy"
@@ -172,7 +123,8 @@ def policy(tables: str, table: str) -> str:
     return text
 
 
-def _models(task: str, root: Path, model: str) -> RenderableType:
+def models(task: str, root: Path, model: str) -> RenderableType:
+    """List, show or delete the site's parts of models."""
     if task == "delete":
         return Text(f"deleted {model_names.delete_version(root, model)}")
     if task == "list":
@@ -219,48 +171,3 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
         "folder": str(folder),
     }
     return text_table(("", ""), facts.items(), words=(0, 1), title=title)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m client_apps.cli", description="Commands of a site's owner."
-    )
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--state-dir",
-        default="",
-        help="what the SuperNode's node config has as state-dir (default: its default)",
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    text = "spent epsilon and budget of each table's rows"
-    spent = commands.add_parser("account", parents=[common], help=text)
-    task = spent.add_mutually_exclusive_group(required=True)
-    task.add_argument("--tables", help="the site's tables file")
-    task.add_argument("--export", action="store_true", help="print the ledger's lines")
-    text = "also write a page about every query, answered or refused"
-    spent.add_argument("--page", metavar="FILE", help=text)
-    text = "write the ledger's lines to a new file, and begin an empty ledger"
-    task.add_argument("--begin-anew", metavar="FILE", help=text)
-    text = "a first policy for the tables without one, in TOML: it allows nothing"
-    first = commands.add_parser("policy", parents=[common], help=text)
-    first.add_argument("--tables", required=True, help="the site's tables file")
-    first.add_argument("--table", default="", help="for this table alone")
-    text = "queries to review for a policy's approved-queries"
-    pending = commands.add_parser("approvals", parents=[common], help=text)
-    pending.add_argument("--tables", required=True, help="the site's tables file")
-    commands.add_parser("site-key", parents=[common], help="the site's public key")
-    models = commands.add_parser("models", help="the parts of models kept here")
-    tasks = models.add_subparsers(dest="task", required=True)
-    list_models = tasks.add_parser("list", parents=[common], help="list all models")
-    list_models.set_defaults(model="")
-    for name, metavar, text in (
-        ("show", "NAME[@VERSION]", "show the site's parts of one model"),
-        ("delete", "NAME@VERSION", "delete the site's parts of one version"),
-    ):
-        command = tasks.add_parser(name, parents=[common], help=text)
-        command.add_argument("model", metavar=metavar)
-    return parser
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,213 @@
+"""Commands of whoever runs queries: a run here or through Flower, and what runs have left.
+
+``tp_flower.command_line`` calls them. Only the manifest of a model is deleted here; the sites'
+owners delete their parts.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import closing
+from logging import CRITICAL
+from pathlib import Path
+from typing import Final
+
+from flwr.clientapp import ClientApp
+from flwr.common.logger import update_console_handler
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from strategies import STRATEGIES
+from strategies.app import carry_out, choose_sql, page_line
+from strategies.inference.manifest import Manifest, read_manifest, resolve
+from strategies.report_page.page import explanation_view, read_report, result_view
+from strategies.run.grid import InProcessGrid
+from strategies.run.session import Session
+from strategies.setup.joined_rows import encoder_choices
+from tp_flower.errors import ModelError, SettingsError
+from tp_flower.model_names import ModelVersion, delete_version, versions_in
+from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, STATE_DIR, state_dir
+from tp_flower.query import Query
+from tp_flower.reports.console import format_count, format_value, name_table, text_table
+from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EXPLAIN
+from tp_flower.sources.shards import hosted_shards
+from tp_flower.splits import RANDOM, SplitRule
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+# beside the interpreter, without resolving links: in an environment it is a link
+FLWR: Final = Path(sys.executable).with_name("flwr")
+STARTED_LINE: Final = "Successfully started run "
+INSTALLED: Final = "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"
+
+
+def site_count(settings: Settings) -> int:
+    """Return the number of organisations that the tables of a run are at."""
+    everything = {PARTITION_ID: 0, NUM_PARTITIONS: 1}
+    return len({shard.site for shard in hosted_shards(everything, {"tables": settings.tables})})
+
+
+def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
+    """Return all sites, in this process; Flower's log, and theirs, leaves the console."""
+    update_console_handler(level=CRITICAL)
+    return InProcessGrid(client_app, site_count(settings), {"tables": settings.tables})
+
+
+def run(settings: Settings, client_app: ClientApp) -> None:
+    """Carry out a run in this process, where simulations have their state."""
+    with closing(in_process(settings, client_app)) as grid:
+        for context in grid.contexts.values():
+            context.node_config[STATE_DIR] = state_dir({})
+        carry_out(grid, settings, grid.run.run_id)
+
+
+def run_through_flower(settings: Settings, superlink: str) -> bool:
+    """Run the app by `flwr run`; return whether it completed, which Flower does not say.
+
+    Without a SuperLink of Flower's configuration the local one simulates the sites.
+    """
+    if not (ROOT / "pyproject.toml").is_file():
+        raise SettingsError(f"--flower sends a copy of the repository, which {ROOT} is not")
+    defaults = Settings().to_dict()
+    changed = [(k, v) for k, v in settings.to_dict().items() if v != defaults[k]]
+    nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
+    where = [superlink] if superlink else ["--federation-config", nodes]
+    has_completed, number = False, ""
+    with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
+        # such values are written in TOML as in JSON
+        lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in changed)
+        config = write_whole(Path(folder, "run.toml"), "".join(lines))
+        with subprocess.Popen(
+            [FLWR, "run", ROOT, *where, "--stream", "-c", config],
+            env={**os.environ, INSTALLED: "1", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        ) as process:
+            try:
+                for line in process.stdout or ():
+                    sys.stdout.write(line)
+                    sys.stdout.flush()
+                    has_completed |= line.startswith(REPORT_LINE)
+                    number = line.split()[3] if line.startswith(STARTED_LINE) else number
+            except KeyboardInterrupt as error:
+                subprocess.run([FLWR, "stop", number, *where[: bool(superlink)]], check=False)
+                error.add_note("Flower stops the run. To go on: --set resume=FOLDER of its results")
+                raise
+    return has_completed
+
+
+def check(settings: Settings, client_app: ClientApp) -> str:
+    """Check that settings, query and tables fit together; return a line about them."""
+    method = STRATEGIES[settings.method_name]
+    query = Query.from_sql(choose_sql(settings), needs_label=method.has_label)
+    with closing(in_process(settings, client_app)) as grid:
+        session = Session.begin(grid, query, settings.with_fields(output_dir=""))
+        session.abandon()
+    inventory = session.inventory
+    encoder_choices(method(query, settings).bind(inventory.schemas()), settings)
+    tables = ", ".join(inventory.tables)
+    return f"Settings, query and tables ({tables}) fit together; no row was read."
+
+
+def report(folder: Path) -> RenderableType:
+    """Write the page of a run that has ended, and return its result for the console."""
+    content = read_report(folder)
+    view_of = explanation_view if content.get("mode") == EXPLAIN else result_view
+    is_complete = content["status"] == COMPLETED
+    view = view_of(content) if is_complete else Text(str(content["status"]))
+    return Group(view, Text(page_line(folder)))
+
+
+def models(task: str, root: Path, model: str) -> RenderableType:
+    """List, show or delete the models that runs have trained."""
+    if task == "list":
+        return models_table({version: _read(root, version) for version in versions_in(root)})
+    if task == "show":
+        return model_view(resolve(root, model))
+    return Text(f"deleted {delete_version(root, model)}")
+
+
+def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableType:
+    """Return a line per model; a text instead of a manifest says why it is missing."""
+    if not models:
+        return Text("no models")
+    rows = [
+        (str(model), manifest)
+        if isinstance(manifest, str)
+        else (
+            str(model),
+            manifest.created.removesuffix("+00:00").replace("T", " "),
+            str(manifest.settings.get("strategy", "")),
+            ", ".join(dict.fromkeys(table.name for table in manifest.tables)),
+            _test_metrics(manifest),
+        )
+        for model, manifest in models.items()
+    ]
+    head = ("model", "created, UTC", "strategy", "tables", "test metrics")
+    table = text_table(head, rows, words=range(len(head)))
+    # users copy a name into their next command
+    table.columns[0].no_wrap = True
+    return table
+
+
+def model_view(manifest: Manifest) -> RenderableType:
+    """Return the description, the tables and the sites of one model."""
+    versions = manifest.versions.items()
+    facts = {
+        "created": manifest.created,
+        "status": manifest.status,
+        "strategy": str(manifest.settings.get("strategy", "")),
+        **({"boosted from": manifest.start} if manifest.start else {}),
+        "query": manifest.query,
+        "label": f"{manifest.label} of {manifest.label_table}",
+        "loss": manifest.loss,
+        "classes": ", ".join(manifest.classes) or "none",
+        "base score": ", ".join(map(format_value, manifest.base_score)),
+        "joined rows": format_count(manifest.joined_rows),
+        "train": _metrics(manifest.train),
+        "test": _test_metrics(manifest),
+        "software": ", ".join(f"{name} {version}" for name, version in versions),
+    }
+    rows = [
+        (
+            name_table(table.table, table.name),
+            table.kind,
+            format_count(table.encoded.width),
+            format_value(table.share),
+            ", ".join(map(format_value, table.mean_score)),
+            ", ".join(f"{p.site} ({p.digest[:8] or 'kept nothing'})" for p in table.parts),
+        )
+        for table in manifest.tables
+    ]
+    numbers = ("encoded features", "share of variance", "mean score")
+    head = ("table", "model", *numbers, "kept at")
+    return Group(
+        text_table(("", ""), facts.items(), words=(0, 1), title=str(manifest.model)),
+        text_table(head, rows, words=(0, 1, 5), title="Tables"),
+    )
+
+
+def _metrics(metrics: Mapping[str, float]) -> str:
+    texts = (f"{name} {format_value(value)}" for name, value in metrics.items())
+    return ", ".join(texts) or "-"
+
+
+def _test_metrics(manifest: Manifest) -> str:
+    """Return the metrics of held-out rows, and which rows those were."""
+    split = SplitRule.read(str(manifest.settings.get("test-split", RANDOM)))
+    share = float(str(manifest.settings["test-fraction"]))
+    sample = float(str(manifest.settings.get("sample", 1.0)))
+    return f"{_metrics(manifest.test)} ({split.describe(share, sample)})"
+
+
+def _read(home: Path, model: ModelVersion) -> Manifest | str:
+    """Return a manifest, or why it is damaged: the other models are still listed."""
+    try:
+        return read_manifest(home, model)
+    except ModelError as error:
+        return str(error)

@@ -1,0 +1,146 @@
+"""The command line on a small store: runs in this process, their failures, and Flower's."""
+
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from flwr.common.logger import console_handler
+
+from strategies import app, commands
+from strategies.run.failures import EXIT_CODES, LOG_FILE, reason_instead_of_trace
+from tests.support.command_line import invoke, printed_by, refused_by
+from tests.support.federated import store_on_disk, store_sql
+from tests.support.files import case_table, output_of
+from tp_flower.errors import QueryError
+
+CASES = case_table(__file__)
+FAKE_FLWR = """#!{python}
+import sys, tomllib
+if sys.argv[1] == "run":
+    config = tomllib.load(open(sys.argv[-1], "rb"))
+    print("Successfully started run 7 in federation x", sys.argv[3:-1], config["output-dir"])
+    print(config["sql"])
+"""
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The settings file of a small store; the home of its runs is beside it."""
+    monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    level = console_handler.level
+    store_on_disk(tmp_path / "store")
+    file = tmp_path / "store" / "my-run.toml"
+    settings = {"tables": "tables.toml", "sql": store_sql("squared"), "output-dir": "out"}
+    file.write_text("".join(f"{key} = {json.dumps(text)}\n" for key, text in settings.items()))
+    yield file
+    console_handler.setLevel(level)
+
+
+def report_of(name="out"):
+    return json.loads(Path(name, "report.json").read_text())
+
+
+def final_of(name="out"):
+    return report_of(name)["final"]
+
+
+def test_a_run_of_each_mode_and_what_it_leaves(store):
+    assert "customers, items, orders) fit together" in printed_by("check", store)
+    # nothing was written
+    assert sorted(path.name for path in store.parent.parent.iterdir()) == ["store"]
+    text = printed_by("train", store, "--set", "num-epochs=2")
+    assert "Result of cg" in text
+    assert text.endswith(f"Report: {Path('out/report.json').absolute()}\n")
+    assert report_of()["settings"]["num-epochs"] == 2
+    assert "Result of cg" in printed_by("report", "out")
+    for mode, words in (("predict", "predictions are in"), ("evaluate", "RMSE"), ("explain", "")):
+        text = printed_by(mode, store, "--set", f"output-dir={mode}")
+        assert words in text
+        assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (True, mode)
+    assert "The join, step by step" in printed_by("report", "explain")
+    assert "default@" in printed_by("models")
+    site = printed_by("models", "show", "default", "--state-dir", Path("home/state").absolute())
+    assert "table orders as o" in site
+
+
+@pytest.mark.parametrize(("arguments", "status", "message"), CASES["refused"])
+def test_what_is_refused_ends_with_its_reason(store, arguments, status, message):
+    arguments = [str(store) if text == "FILE" else text for text in arguments]
+    assert message in refused_by(*arguments, status=status)
+
+
+def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
+    wrong = ("train", store, "--set", f"sql={store_sql('squared').replace('c.age', 'c.aeg')}")
+    result = invoke(*wrong)
+    reason = "feature c.aeg: table 'c' has no column 'aeg' (did you mean 'age'?)"
+    *_, first, last = result.stderr.splitlines()
+    assert (result.exit_code, len(result.stderr.splitlines())) == (1, 2)
+    assert first.startswith(f"FAILED: {reason}")
+    assert last == f"The full trace is in {Path('out', LOG_FILE).absolute()}"
+    assert "Traceback" in Path("out", LOG_FILE).read_text()
+    assert report_of()["status"].startswith(f"failed: {reason}")
+    assert "no column" in Path("out/report.html").read_text()
+    assert f"failed: {reason}" in printed_by("report", "out")
+    # it has nothing to lose; the next one has
+    printed_by("train", store, "--set", "num-epochs=1")
+    refused = refused_by("train", store, status=2)
+    assert refused.endswith(
+        "has the report of a run, which is not overwritten: choose another folder"
+    )
+    assert report_of()["status"] == "completed"
+
+
+def test_an_interrupted_run_says_how_it_goes_on(store, monkeypatch):
+    settings = ("--set", "strategy=admm", "--set", "num-epochs=4")
+    printed_by("train", store, *settings, "--set", "output-dir=whole")
+    line = app.epoch_line
+
+    def interrupt(rounds, *others):
+        if rounds[-1].epoch == 2:
+            raise KeyboardInterrupt
+        return line(rounds, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(app, "epoch_line", interrupt)
+        result = invoke("train", store, *settings)
+    assert (result.exit_code, report_of()["status"]) == (1, "failed: interrupted")
+    reason, way_on, *_ = result.stderr.splitlines()
+    assert reason == "FAILED: interrupted"
+    assert "or resume its run" in refused_by("train", store, *settings, status=2)
+    command = way_on.partition("To go on: tp-flower ")[2].split()
+    printed_by(*command)
+    assert (report_of()["status"], final_of()) == ("completed", final_of("whole"))
+
+
+def test_flower_logs_a_reason_without_trace_and_exit_code(caplog):
+    logger = logging.getLogger("flwr.of-this-test")
+    logger.addFilter(reason_instead_of_trace)
+    error = QueryError("no such column")
+    error.add_note("Write another.")
+    for exception in (error, ValueError("a bug")):
+        logger.error("ServerApp raised an exception", exc_info=exception)
+    logger.error("%sAn unhandled exception", EXIT_CODES[0])
+    first, second = caplog.records
+    assert (first.getMessage(), first.exc_info) == ("FAILED: no such column\nWrite another.", None)
+    assert second.exc_info
+
+
+@pytest.mark.parametrize(("last", "status"), [("Report: /x/report.json", 0), ("FAILED: no", 1)])
+def test_a_run_through_flower_has_its_status(store, tmp_path, monkeypatch, last, status):
+    flower = tmp_path / "flwr"
+    flower.write_text(FAKE_FLWR.format(python=sys.executable) + f"    print({last!r})\n")
+    flower.chmod(0o700)
+    monkeypatch.setattr(commands, "FLWR", flower)
+    result = invoke("train", store, "--flower", "--superlink", "prod")
+    assert (result.exit_code, result.stderr) == (status, "")
+    assert "run 7 in federation x ['prod', '--stream', '-c'] out" in result.stdout
+    assert result.stdout.endswith(f"{store_sql('squared')}\n{last}\n")
+
+
+def test_a_command_imports_what_it_needs():
+    code = "import sys; from tp_flower.command_line import app; print(*sys.modules)"
+    modules = set(output_of(code).split())
+    assert not modules & {"flwr", "torch", "pandas", "strategies", "client_apps", "tp_flower.query"}

@@ -1,0 +1,27 @@
+"""The command line, called in this process."""
+
+from typer.testing import CliRunner
+
+from tp_flower.command_line import app
+
+
+def invoke(*arguments: object):
+    """The result of a command; an error that it does not answer for is raised."""
+    result = CliRunner().invoke(app, list(map(str, arguments)))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def printed_by(*arguments: object) -> str:
+    """The output of a command, which must succeed."""
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def refused_by(*arguments: object, status: int = 1) -> str:
+    """The reason of a command, which must end with the exit status, in one line."""
+    result = invoke(*arguments)
+    assert (result.exit_code, result.stdout) == (status, ""), result.output
+    return " ".join(result.stderr.replace("│", " ").split())

@@ -1,0 +1,65 @@
+"""A run config of a TOML file and of single settings."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.files import case_table
+from tp_flower.errors import SettingsError
+from tp_flower.settings import Settings
+from tp_flower.settings.run_config import read_override, read_run_config
+
+CASES = case_table(__file__)
+FILE = """
+l2 = 0.5
+seed = 3
+tables = "tables.toml"
+[privacy]
+labels = "clear"
+[encode.f]
+month = "cyclic(12)"
+"""
+
+
+@pytest.mark.parametrize(("text", "key", "value"), CASES["overrides"])
+def test_a_value_is_toml_or_a_word(text: str, key: str, value: object) -> None:
+    assert read_override(text) == (key, value)
+    assert type(read_override(text)[1]) is type(value)
+
+
+def test_single_settings_win_over_those_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "my-run.toml"
+    file.write_text(FILE)
+    overrides = [
+        "l2=1e-3",
+        "privacy.labels=laplace",
+        "privacy.label-epsilon=2.0",
+        "task=regression",
+    ]
+    config = read_run_config(file, [*overrides, "privacy.label-range=0, 9"])
+    settings = Settings.from_run_config(config)
+    assert (settings.l2, settings.seed, settings.task) == (0.001, 3, "regression")
+    assert (settings.privacy.labels, settings.privacy.label_epsilon) == ("laplace", 2.0)
+    assert settings.encoders == (("f", "month", "cyclic(12)"),)
+
+
+def test_relative_tables_start_where_they_are_written(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "my-run.toml").write_text('tables = "tables.toml"')
+    monkeypatch.chdir(tmp_path)
+    file = Path("runs/my-run.toml")
+    assert read_run_config(file)["tables"] == str(tmp_path / "runs" / "tables.toml")
+    assert read_run_config(file, ["tables=t.toml"])["tables"] == str(tmp_path / "t.toml")
+    assert read_run_config(file, ["tables=/a/t.toml"])["tables"] == "/a/t.toml"
+    assert read_run_config(file, ["tables="])["tables"] == ""
+
+
+@pytest.mark.parametrize(("text", "overrides", "message"), CASES["refused"])
+def test_refused(text: str, overrides: list[str], message: str, tmp_path: Path) -> None:
+    file = tmp_path / "my-run.toml"
+    if text != "none":
+        file.write_text(text)
+    with pytest.raises(SettingsError) as refusal:
+        Settings.from_run_config(read_run_config(file, overrides))
+    assert re.search(message, str(refusal.value))

@@ -1,0 +1,181 @@
+"""The command line `tp-flower`, for whoever runs queries and for owners of sites.
+
+Commands import what they need when they run, so that a mistyped setting is answered at once.
+The two sides never import each other; this module, like Flower, loads from both by name.
+
+Exit status: 0 done, 1 failed, 2 an option or a setting was refused.
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated, Any, Final, Literal
+
+import typer
+from rich.console import Console, RenderableType
+from typer.core import TyperGroup
+
+from tp_flower.errors import SettingsError, TPFlowerError, failure_text
+from tp_flower.files import home_folder
+from tp_flower.node_config import STATE_DIR, state_dir
+
+SERVER: Final = "strategies.commands"
+SITE: Final = "client_apps.commands"
+CLIENT_APP: Final = "client_apps.app:app"
+CONSOLE_WIDTH: Final = 120
+MODES: Final[Mapping[str, str]] = {
+    "explain": "Say how the query would be joined, what training would cost, and who learns what.",
+    "train": "Train on the result of the query.",
+    "predict": "Predict the rows of a query with a saved model.",
+    "evaluate": "Measure a saved model on the rows of a query.",
+}
+
+File = Annotated[
+    Path | None, typer.Argument(help="TOML file of settings. [default: the built-in flights]")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A setting; it wins over the file's."),
+]
+StateDir = Annotated[
+    str,
+    typer.Option(
+        f"--{STATE_DIR}", metavar="DIR", help="What the SuperNode's node config has as state-dir."
+    ),
+]
+SiteTables = Annotated[str, typer.Option("--tables", metavar="FILE", help="The tables file.")]
+
+
+class Commands(TyperGroup):
+    """Commands whose last word on a failure is its reason, with an exit status."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (TPFlowerError, KeyboardInterrupt) as error:
+            sys.stdout.flush()
+            typer.echo(failure_text(error), err=True)
+            raise typer.Exit(2 if isinstance(error, SettingsError) else 1) from None
+
+
+app = typer.Typer(
+    name="tp-flower",
+    cls=Commands,
+    help="Train on the result of a SQL query whose tables live at different organisations.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def load(reference: str) -> Any:
+    """Return an object of the server's or of a site's side, as Flower loads an app."""
+    return resolve_name(reference)
+
+
+def show(view: RenderableType) -> None:
+    """Print what a command returns."""
+    Console(width=CONSOLE_WIDTH, highlight=False).print(view)
+
+
+def read_settings(file: Path | None, overrides: list[str] | None, **fixed: str) -> Any:
+    """Return the settings of a file and of single overrides, checked."""
+    from tp_flower.settings import Settings
+    from tp_flower.settings.run_config import read_run_config
+
+    return Settings.from_run_config(read_run_config(file, overrides or ()) | fixed)
+
+
+def _add_mode(mode: str, text: str) -> None:
+    @app.command(mode, help=text)
+    def carry_out(
+        file: File = None,
+        overrides: Overrides = None,
+        flower: Annotated[bool, typer.Option("--flower", help="Run through Flower.")] = False,
+        superlink: Annotated[str, typer.Option(help="The one for --flower, if not local.")] = "",
+    ) -> None:
+        settings = read_settings(file, overrides, mode=mode)
+        if not flower:
+            load(f"{SERVER}:run")(settings, load(CLIENT_APP))
+        elif not load(f"{SERVER}:run_through_flower")(settings, superlink):
+            raise typer.Exit(1)
+
+
+for _mode, _text in MODES.items():
+    _add_mode(_mode, _text)
+
+
+@app.command()
+def check(file: File = None, overrides: Overrides = None) -> None:
+    """Check settings, SQL and tables, and whether they fit together, without reading rows."""
+    settings = read_settings(file, overrides)
+    typer.echo(load(f"{SERVER}:check")(settings, load(CLIENT_APP)))
+
+
+@app.command()
+def report(folder: Path) -> None:
+    """Write the page of a run that has ended, and print its result."""
+    show(load(f"{SERVER}:report")(folder))
+
+
+@app.command()
+def models(
+    task: Annotated[Literal["list", "show", "delete"], typer.Argument()] = "list",
+    model: Annotated[str, typer.Argument(metavar="[NAME[@VERSION]]")] = "",
+    state_dir: StateDir = "",
+) -> None:
+    """List, show or delete models; with --state-dir the parts of them that a site has."""
+    root = Path(_state_of(state_dir)) if state_dir else home_folder()
+    show(load(f"{SITE if state_dir else SERVER}:models")(task, root, model))
+
+
+@app.command()
+def policy(tables: SiteTables, table: str = "") -> None:
+    """Print a first policy for the tables without one, or for one, in TOML: it allows nothing."""
+    typer.echo(load(f"{SITE}:policy")(tables, table), nl=False)
+
+
+@app.command()
+def account(
+    tables: SiteTables = "",
+    page: Annotated[str, typer.Option(help="Also write a page about every query.")] = "",
+    export: Annotated[bool, typer.Option("--export", help="Print the ledger's lines.")] = False,
+    begin_anew: Annotated[str, typer.Option(help="Move the ledger to a new file.")] = "",
+    state_dir: StateDir = "",
+) -> None:
+    """Print the epsilon that each table's rows have spent, and its budget."""
+    if [bool(tables), export, bool(begin_anew)].count(True) != 1 or (page and not tables):
+        raise typer.BadParameter("use one of --tables FILE [--page FILE], --export, --begin-anew")
+    root = _state_of(state_dir)
+    if tables:
+        show(load(f"{SITE}:show_account")(root, tables, page))
+    elif begin_anew:
+        load(f"{SITE}:begin_anew")(root, Path(begin_anew))
+    else:
+        for line in load("client_apps.data.ledger:open_ledger")(root).export():
+            typer.echo(line)
+
+
+@app.command()
+def approvals(tables: SiteTables, state_dir: StateDir = "") -> None:
+    """Print the queries that wait for a policy's approved-queries."""
+    for query in load(f"{SITE}:approvals")(_state_of(state_dir), tables):
+        typer.echo(query)
+
+
+@app.command("site-key")
+def site_key(state_dir: StateDir = "") -> None:
+    """Print the site's public key, for the allowed-keys of other sites."""
+    if state_dir and not Path(state_dir).expanduser().is_absolute():
+        raise typer.BadParameter(f"{state_dir!r} is not an absolute path, as a SuperNode's must be")
+    typer.echo(load("client_apps.data.key_files:site_key")(_state_of(state_dir)).public.hex())
+
+
+def _state_of(folder: str) -> str:
+    return state_dir({STATE_DIR: folder})
+
+
+if __name__ == "__main__":
+    app()

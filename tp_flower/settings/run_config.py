@@ -1,0 +1,62 @@
+"""The run config that a user writes: a TOML file, and single settings that override it."""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from tp_flower.errors import SettingsError
+from tp_flower.settings.settings import SETTINGS
+
+_TYPES: Final = {item.key: item.type for item in SETTINGS}
+
+
+def read_run_config(file: Path | None, overrides: Sequence[str] = ()) -> dict[str, object]:
+    """Return the settings of a file with those of `key=value` texts, which win.
+
+    The keys of a table have its name as prefix, "privacy.labels". A relative ``tables``
+    of the file starts at its folder, one of a text at the working directory.
+    """
+    folder, config = Path.cwd(), dict(map(read_override, overrides))
+    if file is not None:
+        folder = folder if "tables" in config else file.absolute().parent
+        config = {**dict(_flat(_read_toml(file))), **config}
+    if isinstance(tables := config.get("tables"), str) and tables:
+        config["tables"] = str(folder / Path(tables).expanduser())
+    return config
+
+
+def read_override(text: str) -> tuple[str, object]:
+    """Return the key and the value of a text `key=value`, else raise SettingsError.
+
+    The value is TOML; a bare word, and any value of a setting that is text, is a string.
+
+    >>> read_override("l2=1e-3"), read_override("strategy=boost")
+    (('l2', 0.001), ('strategy', 'boost'))
+    >>> read_override("model-name=2026"), read_override('sql="SELECT 1"')
+    (('model-name', '2026'), ('sql', 'SELECT 1'))
+    """
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (key and equals):
+        raise SettingsError(f"--set {text!r}: write key=value, such as --set strategy=boost")
+    try:
+        (parsed,) = tomllib.loads(f"value = {value}").values()
+    except ValueError:
+        return key, value
+    is_text = _TYPES.get(key) is str or not isinstance(parsed, bool | int | float)
+    return key, value if is_text and not isinstance(parsed, str) else parsed
+
+
+def _read_toml(file: Path) -> dict[str, object]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"the settings file {file} cannot be read: {error}") from error
+
+
+def _flat(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
