@@ -45,8 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command with `--flower`; return its exit status."""
     command = [sys.executable, "-m", "tp_flower.command_line", *arguments, "--flower"]
     try:
-        with private_superlink() as environment:
-            return subprocess.run(command, env=environment, check=False).returncode
+        with private_superlink() as environment, subprocess.Popen(command, env=environment) as run:
+            # Ctrl-C reaches the command too, which stops the run; a polite kill is like it
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGTERM, lambda *_: run.send_signal(signal.SIGINT))
+            return run.wait()
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -34,6 +34,9 @@ def test_all_problems_are_named_at_once_and_a_wrong_key_with_all_right_ones() ->
     lines = str(caught.value).splitlines()[1:]
     assert sorted(line[4:].split(":")[0] for line in lines) == sorted(wrong)
     assert "Did you mean num-epochs" in str(caught.value)
+    assert "Valid settings" not in str(caught.value)
+    with pytest.raises(SettingsError) as caught:
+        Settings.from_run_config({"zzz": 1})
     assert all(key in str(caught.value) for key in KEYS)
 
 
