@@ -37,6 +37,7 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
+autodoc_typehints_description_target = "documented_params"
 
 html_theme = "furo"
 html_title = f"tp_flower {release}"
