@@ -47,6 +47,7 @@ ensure_environment() {
     stamp=$(environment_stamp "$venv/bin/python")
     # an environment with the tools of tests or of the site can do runs as well
     for extra in "${extras[@]:-*}"; do
+      # shellcheck disable=SC2086 # without extras any stamp will do
       cat "$venv"/tp-flower-$extra.stamp 2>/dev/null | grep -qx "$stamp" || missing+=("$extra")
     done
     if [ ${#missing[@]} = 0 ]; then
