@@ -172,6 +172,7 @@ class Query:
             columns={alias: relation.columns for alias, relation in relations.items()},
             aliases=tuple(name for name in names if name),
         )
+        _check_absent(statement, scope)
         conditions, scope = bind_conditions(statement, scope)
         left_joined = [join.alias for join in statement.joins if join.is_left]
         settled = settle(conditions, left_joined, relations)
@@ -206,6 +207,13 @@ class Query:
         )
         followed = label.table if label else unlabelled.table if unlabelled else ""
         return BoundQuery(fragments, joins, followed, settled.outer, split_table)
+
+
+def _check_absent(statement: parsing.Statement, scope: Scope) -> None:
+    for alias, name in statement.absent:
+        tables = [scope.alias_of(alias, name)] if alias else scope.columns
+        if owner := next((a for a in tables if spell(name, scope.columns[a])), None):
+            raise QueryError(f"column {name!r} of a sub-query could be that of {owner}.*")
 
 
 def _without_label(statement: parsing.Statement, unlabelled: Unlabelled) -> parsing.Statement:

@@ -101,19 +101,14 @@ _SUB_QUERIES = (
     f"sub-queries are not supported here; for a value of each row write LEFT {_AGGREGATED}; "
     "IN (SELECT ...) stands in WHERE, joined by AND"
 )
-_CLOCK = "a day that stays the same, DATE '2024-01-31'"
 _INSTEAD = {
-    "to_char": "strftime(x, '%Y-%m')",
-    "format_date": "strftime(x, '%Y-%m')",
-    "to_date": "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')",
-    "parse_date": "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')",
+    **dict.fromkeys(("to_char", "format_date"), "strftime(x, '%Y-%m')"),
+    **dict.fromkeys(("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"),
     "unix_timestamp": "epoch(x)",
     "isnull": "COALESCE(x, 0)",
     "safe_divide": "x / NULLIF(y, 0)",
     "any": "x IN (1, 2)",
-    "now": _CLOCK,
-    "current_date": _CLOCK,
-    "current_timestamp": _CLOCK,
+    **dict.fromkeys(("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"),
 }
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
 _NO_AGGREGATES = "aggregate functions are not supported"

@@ -100,6 +100,8 @@ class Statement:
         items: at most one is the label by name, and one the weight.
         joins: one clause per table after the first, in the same order.
         sql: the whole query in canonical SQL, which parses to the same parts.
+        absent: tables ("" is every one) and columns that they must not have, because
+            a merged sub-query has another of that name beside a star.
     """
 
     tables: tuple[Table, ...]
@@ -107,6 +109,7 @@ class Statement:
     joins: tuple[JoinClause, ...]
     where: tuple[str, ...]
     sql: str = field(compare=False)
+    absent: tuple[tuple[str, str], ...] = field(default=(), compare=False)
 
 
 def item_name(item: SelectItem) -> str | None:
@@ -187,6 +190,7 @@ def parse_statement(sql: str, *, needs_label: bool = True) -> Statement:
         joins=tuple(map(_parse_join, select.args.get("joins") or ())),
         where=_conditions(select.args.get("where"), "WHERE"),
         sql=render(select),
+        absent=tuple(select.meta.get("absent", ())),
     )
 
 

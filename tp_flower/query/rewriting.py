@@ -217,7 +217,8 @@ def merge_sub_queries(select: exp.Select) -> None:
         inner = query.this if isinstance(query, exp.Subquery) and query.alias else None
         if not source or not isinstance(inner, exp.Select) or not _can_merge(outer, inner):
             continue
-        if outer is select and not inner.args.get("joins"):
+        has_stars = any(item.is_star for item in inner.expressions)
+        if not inner.args.get("joins") if outer is select else has_stars and inner.expressions[1:]:
             continue
         _merge_columns(outer, inner, source.this.alias)
         source.set("this", inner.args["from_"].this)
@@ -228,9 +229,11 @@ def merge_sub_queries(select: exp.Select) -> None:
 
 def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
     items = (*outer.expressions, *inner.expressions)
+    names = [item.alias_or_name.lower() for item in inner.expressions if not item.is_star]
     joins = outer.args.get("joins", ())
     return (
         {"from_"} <= clauses_of(inner) <= {"expressions", "from_", "joins", "where"}
+        and len(names) == len(set(names))
         and not any(map(has_aggregate, inner.expressions))
         and not any(join.args.get("using") or join.method for join in joins)
         and not any(item.is_star and clauses_of(item.find(exp.Star)) for item in items)
@@ -253,11 +256,14 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     ]
     named = {item.alias.lower() for item in outer.expressions}
     is_alone = all(join.meta.get("is_filter") for join in outer.args.get("joins", ()))
+    absent = outer.meta.setdefault("absent", [])
     items = [_named(item, values) for item in outer.expressions]
     outer.set("expressions", items)
     for column in columns:
         name, table = column.name.lower(), column.table.lower()
         if name in values:
+            # an engine may take such a column for that of the star: the binder refuses both
+            absent += [(star.table if isinstance(star, exp.Column) else "", name) for star in stars]
             column.replace(_operand(values[name]))
         elif stars and (table or is_alone):
             column.set("table", stars[0].args.get("table") if len(stars) == 1 else None)
