@@ -2,7 +2,7 @@
 # Walk the tutorial as a newcomer would, on the music shop: explain, train, predict.
 #   bash scripts/checks/walk_tutorial.sh [--csv]
 # The till's tables lie in a throw-away PostgreSQL; with --csv, or where there is none, in CSV files.
-# Takes a few minutes; needs the environment that quickstart.sh makes.
+# Takes a minute; needs the environment that quickstart.sh makes.
 set -euo pipefail
 
 # shellcheck source=scripts/deploy/lib.sh
@@ -13,12 +13,6 @@ source "$root/scripts/deploy/processes.sh"
 source "$root/scripts/deploy/databases.sh"
 [ -x "$venv/bin/python" ] || fail "there is no environment in $venv: scripts/quickstart.sh makes one"
 export PATH=$venv/bin:$PATH
-
-# tp_flower COMMAND RUN: the one place to change when the command line is another.
-tp_flower() {
-  say "$1 $2"
-  python "$root/scripts/run_app.py" -c "$work/shop/$2.toml"
-}
 
 work=$(mktemp -d) databases='' till=()
 finish() {
@@ -43,8 +37,9 @@ fi
 cd "$root"
 say "make the shop"
 python scripts/data/make_music_shop.py "$work/shop" "${till[@]}"
-tp_flower explain explain
-tp_flower train regression
-tp_flower predict predict
-tp_flower train classification
-tp_flower train plays
+for command in "check regression" "explain explain" "train regression" "predict predict" \
+  "evaluate predict" "train classification" "train plays"; do
+  read -r verb run <<<"$command"
+  say "tp-flower $verb $run.toml"
+  tp-flower "$verb" "$work/shop/$run.toml"
+done

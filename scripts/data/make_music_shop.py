@@ -50,6 +50,7 @@ RUNS: Final[Mapping[str, tuple[str, str, dict[str, Any]]]] = {
     "predict.toml": ("What will be paid?", PAID, {"mode": "predict", "model-name": "paid"}),
     "plays.toml": ("Do plays on the radio sell?", PLAYED, {}),
 }
+TRAINED: Final = ("regression.toml", "classification.toml", "plays.toml")
 CATALOGUE: Final = ("artists", "albums", "tracks", "genres", "media_types")
 TILL: Final = ("invoices", "invoice_lines")
 REGIONS: Final = {"europe": ["DE", "FR", "PT", "CZ"], "americas": ["US", "BR"], "asia": ["IN"]}
@@ -140,7 +141,7 @@ def write(options: argparse.Namespace) -> None:
         places[name] = [(f"{name}.csv", site)]
     write_tables(folder, places)
     runs = [write_run(folder / file, *run) for file, run in RUNS.items()]
-    print_commands("The music shop", folder, runs)
+    print_commands("The music shop", folder, [run for run in runs if run.name in TRAINED])
 
 
 def to_database(uri: str, tables: Mapping[str, pd.DataFrame]) -> None:

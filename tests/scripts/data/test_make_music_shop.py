@@ -19,7 +19,7 @@ def shop():
 
 def test_runs_fit_the_tables_in_files_and_sqlite(tmp_path, capsys):
     assert main([str(tmp_path), "--lines", "80"]) == 0
-    assert "flwr run . --stream -c" in capsys.readouterr().out
+    assert "tp-flower train" in capsys.readouterr().out
     sources = load_tables(str(tmp_path / "tables.toml"))
     assert len({source.table for source in sources}) == 11
     sites = [source.site for source in sources if source.table == "customers"]
