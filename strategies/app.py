@@ -54,8 +54,11 @@ def main(grid: Grid, context: Context) -> None:
     carry_out(grid, Settings.from_run_config(context.run_config), context.run_id)
 
 
-def carry_out(grid: Grid, settings: Settings, run_id: int) -> None:
-    """Train, explain, predict or evaluate, as the run's mode says; write the report."""
+def carry_out(grid: Grid, settings: Settings, run_id: int, is_full: bool = False) -> None:
+    """Train, explain, predict or evaluate, as the run's mode says; write the report.
+
+    Of an explanation, which does not fit a screen, the console has all if it ``is_full``.
+    """
     console = Console(width=CONSOLE_WIDTH, highlight=False)
     if settings.resume:
         settings = resumed(settings)
@@ -72,7 +75,7 @@ def carry_out(grid: Grid, settings: Settings, run_id: int) -> None:
         channel = open_channel(grid, settings.channel, settings.session_seconds)
         try:
             with failures.recorded(settings, folder), channel as connected:
-                view = act(settings, on_round, connected, folder)
+                view = act(settings, on_round, connected, folder, is_full)
         finally:
             page = page_line(folder)
     console.print(view)
@@ -80,28 +83,30 @@ def carry_out(grid: Grid, settings: Settings, run_id: int) -> None:
     console.print(records.report_line(folder / REPORT_FILE), soft_wrap=True, markup=False)
 
 
-def act(settings: Settings, on_round: RoundListener, grid: Grid, folder: Path) -> RenderableType:
+def act(
+    settings: Settings, on_round: RoundListener, grid: Grid, folder: Path, is_full: bool = False
+) -> RenderableType:
     """Carry out the run's mode and return its view for the console."""
     if settings.mode in (PREDICT, EVALUATE):
         return use_model(settings, on_round, grid, folder)
     has_label = STRATEGIES[settings.method_name].has_label
     query = Query.from_sql(choose_sql(settings), needs_label=has_label)
     if settings.mode == EXPLAIN:
-        return explain(query, settings, on_round, grid, folder)
+        return explanation_view(explain(query, settings, on_round, grid, folder), is_full)
     return train(query, settings, on_round, grid, folder)
 
 
 def explain(
     query: Query, settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
-) -> RenderableType:
-    """Write an explanation of the training, and return its view for the console."""
+) -> dict[str, object]:
+    """Write an explanation of the training, and return its content for the console."""
     strategy = Explain(query, settings, on_round)
     strategy.start(grid)
     content = strategy.explanation
     write_json(content, folder)
     # of the messages that explaining sends, only labels have a cost
     totals = content["privacy"]["totals"] if settings.privacy.covers_labels else []
-    return explanation_view({**content, "privacy": {"totals": totals}})
+    return {**content, "privacy": {"totals": totals}}
 
 
 def train(

@@ -57,12 +57,12 @@ def in_process(settings: Settings, client_app: ClientApp) -> InProcessGrid:
     return InProcessGrid(client_app, site_count(settings), {"tables": settings.tables})
 
 
-def run(settings: Settings, client_app: ClientApp) -> None:
+def run(settings: Settings, client_app: ClientApp, is_full: bool) -> None:
     """Carry out a run in this process, where simulations have their state."""
     with closing(in_process(settings, client_app)) as grid:
         for context in grid.contexts.values():
             context.node_config[STATE_DIR] = state_dir({})
-        carry_out(grid, settings, grid.run.run_id)
+        carry_out(grid, settings, grid.run.run_id, is_full)
 
 
 def run_through_flower(settings: Settings, superlink: str) -> bool:
@@ -114,12 +114,15 @@ def check(settings: Settings, client_app: ClientApp) -> str:
     return f"Settings, query and tables ({tables}) fit together; no row was read."
 
 
-def report(folder: Path) -> RenderableType:
+def report(folder: Path, is_full: bool) -> RenderableType:
     """Write the page of a run that has ended, and return its result for the console."""
     content = read_report(folder)
-    view_of = explanation_view if content.get("mode") == EXPLAIN else result_view
-    is_complete = content["status"] == COMPLETED
-    view = view_of(content) if is_complete else Text(str(content["status"]))
+    if content["status"] != COMPLETED:
+        view: RenderableType = Text(str(content["status"]))
+    elif content.get("mode") == EXPLAIN:
+        view = explanation_view(content, is_full)
+    else:
+        view = result_view(content)
     return Group(view, Text(page_line(folder)))
 
 

@@ -44,6 +44,7 @@ StateDir = Annotated[
         f"--{STATE_DIR}", metavar="DIR", help="What the SuperNode's node config has as state-dir."
     ),
 ]
+Full = Annotated[bool, typer.Option("--full", help="Print all of an explanation.")]
 SiteTables = Annotated[str, typer.Option("--tables", metavar="FILE", help="The tables file.")]
 
 
@@ -95,10 +96,11 @@ def _add_mode(mode: str, text: str) -> None:
         overrides: Overrides = None,
         flower: Annotated[bool, typer.Option("--flower", help="Run through Flower.")] = False,
         superlink: Annotated[str, typer.Option(help="The one for --flower, if not local.")] = "",
+        full: Full = False,
     ) -> None:
         settings = read_settings(file, overrides, mode=mode)
         if not flower:
-            load(f"{SERVER}:run")(settings, load(CLIENT_APP))
+            load(f"{SERVER}:run")(settings, load(CLIENT_APP), full)
         elif not load(f"{SERVER}:run_through_flower")(settings, superlink):
             raise typer.Exit(1)
 
@@ -115,9 +117,9 @@ def check(file: File = None, overrides: Overrides = None) -> None:
 
 
 @app.command()
-def report(folder: Path) -> None:
+def report(folder: Path, full: Full = False) -> None:
     """Write the page of a run that has ended, and print its result."""
-    show(load(f"{SERVER}:report")(folder))
+    show(load(f"{SERVER}:report")(folder, full))
 
 
 @app.command()

@@ -64,7 +64,7 @@ def read_report(folder: Path) -> Document:
 INDENT = 2
 
 
-def explanation_view(content: Mapping[str, object]) -> RenderableType:
+def explanation_view(content: Mapping[str, object], is_full: bool = False) -> RenderableType:  # noqa: ARG001
     """Return everything that `explain` prints, from the content of its report."""
     report = Record(content)
     blocks = (*overview.tables(report), *costs(report), *privacy(report))

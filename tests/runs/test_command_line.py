@@ -60,7 +60,9 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
         text = printed_by(mode, store, "--set", f"output-dir={mode}")
         assert words in text
         assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (True, mode)
-    assert "The join, step by step" in printed_by("report", "explain")
+    assert "The join, step by step" in printed_by("report", "explain", "--full")
+    full = printed_by("explain", store, "--set", "output-dir=full", "--full")
+    assert "query.extract" in full
     assert "default@" in printed_by("models")
     site = printed_by("models", "show", "default", "--state-dir", Path("home/state").absolute())
     assert "table orders as o" in site
