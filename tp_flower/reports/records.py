@@ -143,7 +143,8 @@ class RunRecord:
         """Return the entries of `report.json` that a run of any mode has."""
         names = [entry.name for entry in fields(RunRecord)]
         content = {name.replace("_", "-"): getattr(self, name) for name in names}
-        content["label-rows"] = label_rows(self.join_steps)
+        # a run that failed before its join has none
+        content["label-rows"] = label_rows(self.join_steps) if self.join_steps else {}
         return {"schema": SCHEMA_VERSION, "mode": mode, "status": status, **content}
 
     def traffic(self) -> dict[str, object]:
