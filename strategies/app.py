@@ -21,9 +21,9 @@ from strategies.inference.predict import use_model
 from strategies.report_page.page import (
     ReportError,
     explanation_view,
+    page_lines,
     read_report,
     result_view,
-    write_page,
 )
 from strategies.run import failures
 from strategies.run.channel import open_channel
@@ -132,12 +132,12 @@ def train(
 
 
 def page_line(folder: Path) -> str:
-    """Write `report.html` beside `report.json`, and return a line that says where.
+    """Write `report.html` beside `report.json`; return commands, and a line that says where.
 
     The run does not fail if the page cannot be written.
     """
     try:
-        return f"Page: {write_page(folder)}"
+        return page_lines(folder)
     except (OSError, ReportError) as error:
         return f"report.html could not be written: {error}"
 

@@ -1,6 +1,6 @@
 """A run as curves: the metrics of every epoch over the costs up to then."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strategies.report_page.costs import TIMES
@@ -14,12 +14,13 @@ from strategies.report_page.plots import (
     whole,
 )
 from tp_flower.methods import CLEAR
-from tp_flower.reports.blocks import Blocks, Record
-from tp_flower.reports.console import format_seconds, format_value
+from tp_flower.reports.blocks import NOTES, Blocks, Record
+from tp_flower.reports.console import format_value, value_format
 
 METRIC_NAMES = {
     "auc": "AUC",
     "rmse": "RMSE",
+    "mae": "MAE",
     "rms_distance": "RMS distance",
     "accuracy": "accuracy",
     "r2": "R²",
@@ -39,14 +40,8 @@ TRAIN, TEST = "train", "test"
 
 EPOCHS = Axis("epoch", whole, "{:.0f}".format)
 MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
-SECONDS = Axis("seconds in rounds", from_zero, format_seconds)
+SECONDS = Axis("seconds in rounds", from_zero, "{:,.3f}".format)
 RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
-
-COST_NOTE = "One point per epoch; the first includes set-up."
-RESIDUALS_NOTE = (
-    "Primal: how far scores are from what they should agree on. Dual: how far that "
-    "moved in the epoch. Gradient: its preconditioned norm, relative to the loss."
-)
 
 
 @dataclass(frozen=True)
@@ -76,19 +71,20 @@ def convergence(report: Record) -> Blocks:
             if epoch.residuals.get(name, 0.0) > 0
         ]
         lines.append(Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
-    yield line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, RESIDUALS_NOTE)
+    yield line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, NOTES["residuals"])
 
 
 def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
         lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
         title = f"{_capitalise(metric_name(name, report))} by epoch"
-        yield line_figure(title, EPOCHS, _axis(report, name), lines)
-    title, axis = _capitalise(f"{part} {metric_name(metric, report)}"), _axis(report, metric)
+        yield line_figure(title, EPOCHS, _axis(report, name, lines), lines)
+    title = _capitalise(f"{part} {metric_name(metric, report)}")
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
-    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, COST_NOTE)
+    axis = _axis(report, metric, lines)
+    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, NOTES["cost"])
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
-    yield line_figure(f"{title} by time", SECONDS, axis, lines, COST_NOTE)
+    yield line_figure(f"{title} by time", SECONDS, axis, lines, NOTES["cost"])
 
 
 def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]) -> Series:
@@ -101,9 +97,10 @@ def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], 
     return Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
 
 
-def _axis(report: Record, metric: str) -> Axis:
+def _axis(report: Record, metric: str, lines: Sequence[Series]) -> Axis:
     unit = " (in the label's unit)" if metric == "rmse" else ""
-    return Axis(f"{metric_name(metric, report)}{unit}", linear, format_value)
+    show = value_format(value for line in lines for _, value in line.points)
+    return Axis(f"{metric_name(metric, report)}{unit}", linear, show)
 
 
 def _capitalise(words: str) -> str:

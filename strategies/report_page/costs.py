@@ -17,7 +17,7 @@ ESTIMATES = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 def costs(report: blocks.Record) -> blocks.Blocks:
     """Yield the plots of time and bytes, and the cost estimate of `explain`."""
-    yield _estimate(report.at("cost"))
+    yield estimate(report.at("cost"))
     rounds = report.records("history")
     yield _phases(rounds)
     yield _sites(rounds)
@@ -34,7 +34,8 @@ def costs(report: blocks.Record) -> blocks.Blocks:
         yield blocks.Prose(_waiting(_counted(rounds)))
 
 
-def _estimate(cost: blocks.Record) -> blocks.Block | None:
+def estimate(cost: blocks.Record) -> blocks.Block | None:
+    """Return the estimate of rounds and bytes, if there is one."""
     if not cost:
         return None
     rows = []
@@ -107,30 +108,14 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
     return bar_figure(title, bars, format_bytes, DIRECTIONS, note if overhead else "")
 
 
-COVERED_NOTE = (
-    "Epsilon against the server, who sees every message, per row of the table or per "
-    "unit that its policy names: all covered releases of the run composed. It says "
-    "nothing of what is not covered."
-)
-CLEAR_NOTE = (
-    "Scores left in the clear: with the models they tell the features of each row, "
-    "whatever noise covers other releases."
-)
-GIVEN_NOTE = "Epsilon is against a server that sides with no site, given the scores' sums: {}."
-NOTHING_NOTE = (
-    "No mechanism covers what this run released: rows and their columns stayed at "
-    "their sites, but what the messages below carry was sent in the clear."
-)
-
-
 def privacy(report: blocks.Record) -> blocks.Blocks:
     """Yield the totals, the messages and the ledger."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
         is_covered = any(total.amount("epsilon") for total in totals)
         is_clear = any(total.text("epsilon") for total in totals)
-        note = CLEAR_NOTE if is_clear else NOTHING_NOTE
-        yield blocks.Prose(COVERED_NOTE if is_covered else note)
+        kind = "covered" if is_covered else "clear" if is_clear else "nothing"
+        yield blocks.Prose(blocks.NOTES[kind])
         yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
     title = "Every message, and who learns what"
@@ -153,7 +138,7 @@ def privacy_totals(privacy: blocks.Record) -> blocks.Table:
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
     title = f"What a {per} has spent against the server, and what is not covered"
     sums = {total.text("given") for total in totals if total.amount("epsilon")}
-    note = "; ".join(GIVEN_NOTE.format(text) for text in sorted(sums) if text)
+    note = "; ".join(blocks.NOTES["given"].format(text) for text in sorted(sums) if text)
     return blocks.tabulate(title, totals, TOTALS, note)
 
 

@@ -3,7 +3,13 @@
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import bar_figure
 from tp_flower.reports import blocks
-from tp_flower.reports.console import OWN_MODELS, format_bytes, format_count, format_value
+from tp_flower.reports.console import (
+    OWN_MODELS,
+    format_bytes,
+    format_count,
+    format_value,
+    value_format,
+)
 
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")
@@ -40,8 +46,7 @@ def _shares(report: blocks.Record) -> blocks.Block | None:
         bars,
         _per_cent,
         ("share",),
-        "How much each table's scores vary over the joined rows, beside the others': "
-        "what two tables tell alike counts for both.",
+        blocks.NOTES["shares"],
     )
 
 
@@ -65,16 +70,11 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
     is_cut = len(largest) < len(bars)
     note = f"The {len(largest)} largest of {len(bars)}. " if is_cut else ""
     has_trees = any(entry.text("output") == "gain" for entry in entries)
-    meaning = (
-        "By how much the splits at the feature lower the loss, summed over the joined rows."
-        if has_trees
-        else "Change of the score per unit of the encoded feature; of a standardised "
-        "number, per deviation."
-    )
+    meaning = blocks.NOTES["gain" if has_trees else "coefficients"]
     return bar_figure(
         f"{'Gain by feature' if has_trees else 'Coefficients'} of {table}",
         largest,
-        format_value,
+        value_format(bar[1][0] for bar in largest),
         note=f"{note}{meaning} Its sites allow them to be shown.",
     )
 
@@ -98,13 +98,14 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
     ]
     yield blocks.Table("The coreset that was trained on", ("", "rows"), rows)
     shares, totals = coreset.at("shares"), coreset.at("totals")
+    show = value_format(totals.amount(alias) for alias in shares.content)
     draws = [
-        (title, format_value(totals.amount(alias)), f"{shares.amount(alias):.1%}")
+        (title, show(totals.amount(alias)), f"{shares.amount(alias):.1%}")
         for alias, title in blocks.table_titles(report, shares.content).items()
     ]
     if draws:
         uniform = f"{coreset.amount('uniform-share'):.1%}"
-        draws.append(("drawn uniformly", format_value(float(len(draws))), uniform))
+        draws.append(("drawn uniformly", show(float(len(draws))), uniform))
         note = "A table's share of the draws is that of its sensitivities in all."
         head = ("table", "sum of sensitivities", "share of draws")
         yield blocks.Table("Who draws", head, draws, note=note)
@@ -115,20 +116,21 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
 def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks.Block | None:
     models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
-    metrics = [key for key in SITE_METRICS if any(key in values for values in measured)]
+    metrics = [key for key in SITE_METRICS if any(key in numbers for numbers in measured)]
     if not metrics:
         return None
 
-    def cells(site: blocks.Record) -> list[str]:
-        tested = (site.at(name).at(TEST) for name in models)
-        return [format_value(values.number(metrics[0])) for values in tested]
+    def values(site: blocks.Record) -> list[float | None]:
+        return [site.at(name).at(TEST).number(metrics[0]) for name in models]
+
+    show = value_format(value for site in sites for value in values(site))
 
     rows = [
-        (site.text("site"), site.count("rows"), str(_cluster(site) + 1), *cells(site))
+        (site.text("site"), site.count("rows"), str(_cluster(site) + 1), *map(show, values(site)))
         for site in sites
     ]
     total = format_count(int(sum(site.amount("rows") for site in sites)))
-    rows.append(("mean of the sites", total, "", *cells(personal.at("means"))))
+    rows.append(("mean of the sites", total, "", *map(show, values(personal.at("means")))))
     title = f"Test {metric_name(metrics[0])}, by site"
     head = ("site", "rows, train", "cluster", *(OWN_MODELS[name] for name in models))
     note = "Sites of a cluster have the same model."

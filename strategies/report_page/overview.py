@@ -1,7 +1,7 @@
 """The head of the page, with the main figures, and the result of the run."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
 from strategies.report_page.convergence import (
@@ -13,10 +13,13 @@ from strategies.report_page.convergence import (
     main_metric,
     metric_name,
 )
+from strategies.report_page.plots import Axis, Series, line_figure, linear
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports.blocks import (
+    NOTES,
     TWO_TEXTS,
+    Block,
     Blocks,
     Code,
     Column,
@@ -28,23 +31,32 @@ from tp_flower.reports.blocks import (
     tabulate,
     text_column,
 )
-from tp_flower.reports.console import format_bytes, format_count, format_seconds, format_value
+from tp_flower.reports.console import (
+    format_bytes,
+    format_count,
+    format_seconds,
+    format_value,
+    value_format,
+)
 from tp_flower.reports.records import COMPLETED
 from tp_flower.settings import Settings
 
 
 def settings(report: Record) -> Blocks:
     """Yield the settings that differ from their defaults, the chosen ones, and all."""
-    values, defaults = report.at("settings").content, Settings().to_dict()
-    changed = {
-        key: value
-        for key, value in values.items()
-        # the query is shown elsewhere
-        if key != "sql" and (key not in defaults or defaults[key] != value)
-    }
+    # the query is shown elsewhere
+    changed = {key: value for key, value in changed_settings(report).items() if key != "sql"}
     yield _values("Set for this run", changed)
     yield _values("Chosen by the program", report.at("chosen").content)
-    yield _values("All settings", values, is_folded=True)
+    yield _values("All settings", report.at("settings").content, is_folded=True)
+
+
+def changed_settings(report: Record) -> dict[str, object]:
+    """Return the settings that differ from their defaults."""
+    values, defaults = report.at("settings").content, Settings().to_dict()
+    return {
+        key: value for key, value in values.items() if key not in defaults or defaults[key] != value
+    }
 
 
 def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> Table:
@@ -71,6 +83,7 @@ def format_setting(value: object) -> str:
     return str(value)
 
 
+MOST_ROWS = 16  # of the table of classes: of confusion matrices all
 FAN_OUT = ("min", "median", "mean", "max")
 CLAUSE = re.compile(r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
 
@@ -129,10 +142,10 @@ def _weights(weights: Record) -> Iterator[str]:
         yield f"{weights.count('left-out')} joined rows of weight 0 take no part."
 
 
-def list_tables(tables: list[Record]) -> Table:
+def list_tables(tables: list[Record], fan_out: Iterable[str] = FAN_OUT) -> Table:
     """Return the tables of the query, and how their rows are joined."""
     multiplicities = [item.at("multiplicity").content for item in tables]
-    names = [name for name in FAN_OUT if any(name in item for item in multiplicities)]
+    names = [name for name in fan_out if any(name in item for item in multiplicities)]
     dropped = [f"{item.text('table')}.{name}" for item in tables for name in item.texts("dropped")]
     note = "joined: how many rows of the join a row of the table is in."
     constant = f"Left out because they are constant: {', '.join(dropped)}."
@@ -145,7 +158,7 @@ def list_tables(tables: list[Record]) -> Table:
         count_column("features", "features"),
         Column("shards", _shards),
         text_column("sites", "sites"),
-        *(_times_column(f"joined, {name}", name, "multiplicity") for name in names),
+        *(_times_column(f"joined, {name}", name, tables, "multiplicity") for name in names),
     ]
     return tabulate("Tables", tables, columns, " ".join(notes))
 
@@ -161,21 +174,15 @@ def _shards(table: Record) -> str:
     return format_count(int(table.amount("shards")) or len(table.texts("sites")))
 
 
-def _times_column(head: str, key: str, inside: str = "") -> Column:
-    return Column(head, lambda item: _times(item.at(inside) if inside else item, key))
+def _times_column(head: str, key: str, items: Iterable[Record], inside: str = "") -> Column:
+    """Return the column of how often rows are joined, with decimals if any needs them."""
 
+    def times(item: Record) -> float | None:
+        return (item.at(inside) if inside else item).number(key)
 
-def _times(item: Record, key: str) -> str:
-    """Return how often rows are joined.
-
-    >>> record = Record({"mean": 66.2413, "max": 361})
-    >>> [_times(record, key) for key in ("mean", "max", "median")]
-    ['66.24', '361', '-']
-    """
-    times = item.number(key)
-    if times is None:
-        return "-"
-    return f"{times:,.0f}" if times == int(times) else f"{times:,.2f}"
+    is_whole = all(value == int(value) for item in items if (value := times(item)) is not None)
+    form = "{:,.0f}" if is_whole else "{:,.2f}"
+    return Column(head, lambda item: "-" if (n := times(item)) is None else form.format(n))
 
 
 def _steps(steps: list[Record]) -> Table:
@@ -190,7 +197,7 @@ def _steps(steps: list[Record]) -> Table:
         text_column("on", "on"),
         count_column("rows before", "rows-before"),
         count_column("rows after", "rows"),
-        *(_times_column(head, f"fan-out-{name}") for head, name in fan_outs.items()),
+        *(_times_column(head, f"fan-out-{name}", steps) for head, name in fan_outs.items()),
         count_column("rows without a match", "unmatched-before"),
         count_column("of the table, without", "unmatched-rows"),
     ]
@@ -238,7 +245,6 @@ def head_of(report: Record) -> dict[str, object]:
     return {
         "label": label_of(report.text("query")),
         "subject": f"{verb} {counts}",
-        "result": _outcome(report),
         "failure": "" if status == COMPLETED else status,
         "about": " · ".join(filter(None, _run_facts(report))),
         "facts": list(facts(report)),
@@ -246,17 +252,10 @@ def head_of(report: Record) -> dict[str, object]:
 
 
 def result(report: Record) -> Blocks:
-    """Yield all metrics, and what was scored with a saved model."""
-    metrics = {part: final_metrics(report, part) for part in (TEST, TRAIN)}
-    parts = [part for part in metrics if metrics[part]]
-    names = {name for part in parts for name in metrics[part]}
-    order = [name for name in METRIC_NAMES if name in names]
-    rows = [
-        (metric_name(name, report), *(format_value(metrics[part].get(name)) for part in parts))
-        for name in dict.fromkeys((*order, *sorted(names)))
-    ]
-    head = ("", *(_rows_of(report, part) for part in parts))
-    yield Table("Metrics of the model", head, rows)
+    """Yield the outcome, and what was scored with a saved model."""
+    yield _metrics(report)
+    yield _classes(report)
+    yield _tenths(report)
     yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
@@ -268,6 +267,56 @@ def result(report: Record) -> Blocks:
     columns = [text_column("table", "table"), text_column("sites", "sites")]
     title = "Sites of the model that were not there"
     yield tabulate(title, report.records("missing"), columns)
+
+
+def _metrics(report: Record) -> Table:
+    """Return the metrics of the model and of a constant, each in one format."""
+    rows: dict[str, dict[str, float]] = {}
+    for part in (TEST, TRAIN):
+        constant = report.at("baseline").at(part).numbers()
+        for suffix, metrics in (("", final_metrics(report, part)), (": constant", constant)):
+            if metrics:
+                rows[f"{_rows_of(report, part)}{suffix}"] = metrics
+    names = {name for metrics in rows.values() for name in metrics}
+    if "log_loss" in names:
+        names.discard("loss")
+    order = [*(n for n in METRIC_NAMES if n in names), *sorted(names - METRIC_NAMES.keys())]
+    columns = [[metrics.get(name) for metrics in rows.values()] for name in order]
+    cells = zip(rows, *(map(value_format(column), column) for column in columns), strict=True)
+    head = ("", *(metric_name(name, report) for name in order))
+    note = NOTES["constant"] if report.at("baseline") else ""
+    return Table("Metrics of the model", head, list(cells), note=note)
+
+
+def _classes(report: Record) -> Table:
+    """Return the rows of each class, and as which class they are predicted."""
+    counts, confusion = report.at("classes"), report.at("confusion")
+    parts = {"train": "training rows", "test": "held-out rows"} if counts else {}
+    names = list(confusion.content or counts.content)[:MOST_ROWS]
+    rows = [
+        (
+            name,
+            *(counts.at(name).count(part) for part in parts),
+            *(confusion.at(name).count(other) for other in confusion.content),
+        )
+        for name in names
+    ]
+    head = ("class", *parts.values(), *(f"as {name}" for name in confusion.content))
+    return Table("Classes", head, rows, note=NOTES["classes"] if confusion else "")
+
+
+def _tenths(report: Record) -> Block | None:
+    groups = [item.numbers() for item in report.records("deciles")]
+    points = sorted(
+        (group["predicted"], group["actual"])
+        for group in groups
+        if group.keys() >= {"predicted", "actual"}
+    )
+    show = value_format(value for point in points for value in point)
+    x, y = (Axis(f"mean {name}", linear, show) for name in ("prediction", "label"))
+    equal = [(predicted, predicted) for predicted, _ in points]
+    lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
+    return line_figure("Label against prediction", x, y, lines, NOTES["tenths"])
 
 
 def warnings(report: Record) -> Blocks:
@@ -292,22 +341,6 @@ def _rows_of(report: Record, part: str) -> str:
     held_out = f"held-out rows ({split})" if split else "held-out rows"
     rows = held_out if part == TEST else "training rows"
     return "all rows" if report.at("metrics") else rows
-
-
-def _outcome(report: Record) -> str:
-    choice = main_metric(report)
-    if not choice:
-        return ""
-    part, first = choice
-    metrics = final_metrics(report, part)
-    values = ", ".join(
-        f"{metric_name(name, report)} {format_value(metrics[name])}"
-        for name in dict.fromkeys((first, "log_loss", "r2"))
-        if name in metrics
-    )
-    epochs = report.amount("epochs")
-    suffix = f" after {counted(epochs, 'epoch')}" if epochs else ""
-    return f"{values} on {_rows_of(report, part)}{suffix}"
 
 
 def _run_facts(report: Record) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The page of a run, written beside `report.json`; its blocks on a console as well."""
 
 import json
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,17 +10,20 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from strategies.disclosures import NOTHING
 from strategies.report_page import overview
 from strategies.report_page.convergence import convergence
-from strategies.report_page.costs import costs, privacy, privacy_totals
+from strategies.report_page.costs import costs, estimate, privacy, privacy_totals
 from strategies.report_page.model import model
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
-from tp_flower.reports.blocks import Block, Code, Prose, Record, Table, render_page
+from tp_flower.reports.blocks import NOTES, Block, Blocks, Code, Prose, Record, Table, render_page
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
+from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
 
-PAGE_FILE = "report.html"
+PAGE_FILE, RUN_FILE = "report.html", "run.toml"
+OF_ONE_RUN = ("output-dir", "resume")  # settings that the next run does not share
 MOST_BYTES = 1 << 28
 
 
@@ -36,15 +41,45 @@ def render(report: Mapping[str, object]) -> str:
         "Time and bytes": costs(record),
         "Model": model(record),
         "Privacy": privacy(record),
-        "Settings": overview.settings(record),
+        "Settings": (commands(record), *overview.settings(record)),
     }
     footer = "Made of report.json, which has every figure of this page."
     return render_page(overview.head_of(record), contents, footer)
 
 
 def write_page(folder: Path) -> Path:
-    """Write `report.html` beside a folder's `report.json`, and return its path."""
-    return write_whole(folder / PAGE_FILE, render(read_report(folder)))
+    """Write `report.html` and `run.toml` beside a folder's `report.json`; return the first."""
+    report = read_report(folder)
+    write_whole(folder / RUN_FILE, run_file(Record(report)))
+    return write_whole(folder / PAGE_FILE, render(report))
+
+
+def run_file(report: Record) -> str:
+    """Return the file of settings that repeats a run, for `tp-flower` and for Flower."""
+    changed = overview.changed_settings(report).items()
+    # JSON writes texts, numbers and booleans as TOML does
+    lines = {key: f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in changed}
+    return "".join(line for key, line in lines.items() if key not in OF_ONE_RUN)
+
+
+def commands(report: Record) -> Code:
+    """Return the commands to repeat a run, and to go on from it."""
+    mode, model = report.text("mode"), report.text("model")
+    file = shlex.quote(str(Path(report.at("settings").text("output-dir")) / RUN_FILE))
+    lines = [f"tp-flower {mode} {file}", f"flwr run . --stream -c {file}"]
+    if mode == EXPLAIN:
+        lines.append(f"tp-flower {TRAIN} {file}")
+    # a failed run has no model
+    elif model:
+        of_model = f"--set {shlex.quote(f'model-name={model}')}"
+        lines += [f"tp-flower {verb} {file} {of_model}" for verb in (PREDICT, EVALUATE)]
+    return Code("To repeat this run, and to go on from it", lines)
+
+
+def page_lines(folder: Path) -> str:
+    """Write the page of a folder; return commands that follow, and a line that says where."""
+    page, block = write_page(folder), commands(Record(read_report(folder)))
+    return "\n".join([f"{block.title}:", *block.lines, f"Page: {page}"])
 
 
 def read_report(folder: Path) -> Document:
@@ -61,14 +96,38 @@ def read_report(folder: Path) -> Document:
     return content
 
 
+DETAIL = re.compile(r" ?[:;(].*")  # of what a message carries
 INDENT = 2
+MOST_COLUMNS = 12  # of a table on the console
 
 
-def explanation_view(content: Mapping[str, object], is_full: bool = False) -> RenderableType:  # noqa: ARG001
-    """Return everything that `explain` prints, from the content of its report."""
+def explanation_view(content: Mapping[str, object], is_full: bool = False) -> RenderableType:
+    """Return what `explain` prints, from the content of its report: a screen, or everything."""
     report = Record(content)
-    blocks = (*overview.tables(report), *costs(report), *privacy(report))
-    return _group((*blocks, *overview.warnings(report)))
+    everything = (*overview.tables(report), *costs(report), *privacy(report))
+    return _group((*(everything if is_full else _screen(report)), *overview.warnings(report)))
+
+
+def _screen(report: Record) -> Blocks:
+    """Yield the tables, lost rows, costs, and what the server learns, in some 50 lines."""
+    head, rows = overview.head_of(report), report.at("joined-rows")
+    split = f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
+    yield Prose(f"{head['label']} {head['subject']}: {split}. {NOTES['screen']}")
+    yield overview.list_tables(report.records("tables"), fan_out=())
+    lines = [
+        f"{step.count('unmatched-before')} of {step.count('rows-before')} rows, for "
+        f"{step.text('on')}{', and stay in the join' if step.get('is-outer') else ''}"
+        for step in report.records("join-steps")
+        if step.amount("unmatched-before")
+    ]
+    yield Code("Rows that find no match", lines) if lines else None
+    yield estimate(report.at("cost"))
+    sent = [item for item in report.records("releases") if item.text("to") == "server"]
+    for title, is_clear in (("in the clear", True), ("masked, hashed or noisy", False)):
+        learned = (item for item in sent if (item.text("protection") == NOTHING) == is_clear)
+        texts = dict.fromkeys(DETAIL.sub("", item.text("carries")) for item in learned)
+        yield Prose(f"The server learns, {title}: {'; '.join(texts)}.")
+    yield privacy_totals(report.at("privacy"))
 
 
 def result_view(content: Mapping[str, object]) -> RenderableType:
@@ -101,6 +160,8 @@ def _view(block: Block) -> Iterable[RenderableType]:
         for line in block.lines:
             yield Padding(Text(line), (0, 0, 0, INDENT))
         yield Text()
+    elif isinstance(block, Table) and len(block.head) > MOST_COLUMNS:
+        yield Text(f"\n{block.title}: on the page", style="italic")
     elif isinstance(block, Table):
         yield Text(f"\n{block.title}", style="italic")
         yield text_table(block.head, block.rows, words=block.words)

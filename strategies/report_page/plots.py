@@ -79,7 +79,7 @@ def whole(values: Iterable[float]) -> Scale:
     low, high = float(min(numbers)), float(max(numbers))
     step = max(nice_step((high - low) / (TICKS + 1)), Decimal(1))
     # 2.5 is not a whole number
-    step *= 1 if step == int(step) else 2
+    step = Decimal(int(step if step == int(step) else 2 * step))
     first, last = math.ceil(low / float(step)), math.floor(high / float(step))
     margin = 0.0 if low < high else 0.5
     return Scale(low - margin, high + margin, _multiples(first, last, step))

@@ -24,6 +24,7 @@ STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
 LIGHT, DARK = _TEXTS["light"], _TEXTS["dark"]
+NOTES: Final[Mapping[str, str]] = _TEXTS["notes"]  # below titles of the page
 
 STYLE = f"""
 :root {{ color-scheme: light dark; {LIGHT} }}

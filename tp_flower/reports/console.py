@@ -1,7 +1,7 @@
 """The console of a run: numbers for people, and a line per epoch."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from rich import box
@@ -70,14 +70,23 @@ def format_value(value: float | None) -> str:
 
     >>> format_value(0.73219), format_value(41.23456), format_value(1e-7)
     ('0.7322', '41.2346', '1.00e-07')
-    >>> format_value(None), format_value(float("nan"))
-    ('-', '-')
     """
-    if value is None or not math.isfinite(value):
-        return "-"
-    if value != 0 and not 1e-3 <= abs(value) < 1e5:
-        return f"{value:.2e}"
-    return f"{value:.4f}"
+    return value_format([value])(value)
+
+
+def value_format(values: Iterable[float | None]) -> Callable[[float | None], str]:
+    """Return one format for numbers that are compared, by the largest of them.
+
+    >>> [value_format([41.23456, 0.7])(x) for x in (41.23456, 0.7, None)]
+    ['41.2346', '0.7000', '-']
+    >>> value_format([5250.1])(2.0), value_format([0.0089])(0.00021), value_format([1e-7])(0.0)
+    ('2.00', '0.00021', '0.00e+00')
+    """
+    sizes = [abs(x) for x in values if x is not None and math.isfinite(x)]
+    exponent = math.floor(math.log10(max(sizes, default=0.0) or 1.0))
+    decimals = max(min(5 - exponent, 4), 2 - exponent, 0)
+    form = f"{{:,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
+    return lambda value: "-" if value is None or not math.isfinite(value) else form.format(value)
 
 
 def _three_digits(number: float) -> str:

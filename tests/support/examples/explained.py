@@ -30,9 +30,9 @@ def run_app(folder, **config):
     return json.loads((folder / "report.json").read_text())
 
 
-def printed(explanation) -> str:
+def printed(explanation, is_full=True) -> str:
     file = io.StringIO()
-    view = explanation_view({**explanation, "privacy": {}})
+    view = explanation_view({**explanation, "privacy": {}}, is_full)
     Console(file=file, width=CONSOLE_WIDTH).print(view)
     return file.getvalue()
 

@@ -11,7 +11,13 @@ from rich.console import Console
 from strategies.report_page.page import result_view
 from tests.support.examples.reports import small_report
 from tests.support.files import case_table
-from tp_flower.reports.console import epoch_line, format_bytes, format_seconds, format_value
+from tp_flower.reports.console import (
+    epoch_line,
+    format_bytes,
+    format_seconds,
+    format_value,
+    value_format,
+)
 from tp_flower.reports.records import RoundReport, report_dict
 
 CASES = case_table(__file__)
@@ -31,6 +37,12 @@ def test_numbers_are_short(kind: str) -> None:
     for number, text in CASES["numbers"][kind]:
         assert FORMS[kind](number) == text
     assert format_value(None) == "-"
+
+
+@pytest.mark.parametrize("column", CASES["columns"])
+def test_a_column_has_one_format(column: dict[str, list]) -> None:
+    show = value_format(column["numbers"])
+    assert [show(number) for number in column["numbers"]] == column["texts"]
 
 
 @given(st.integers(1000, 10**14))

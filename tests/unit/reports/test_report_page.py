@@ -2,8 +2,10 @@
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
+import tomllib
 from collections.abc import Mapping
 from contextlib import closing
 from copy import deepcopy
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 from client_apps.app import app as client_app
 from strategies.app import page_line, train
+from strategies.report_page import page as pages
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report, render
 from strategies.report_page.plots import (
     MOST_POINTS,
@@ -33,7 +36,7 @@ from tests.support.examples.reports import small_report
 from tests.support.files import ROOT, case_table
 from tests.support.page_reading import Page
 from tp_flower.query import Query
-from tp_flower.reports.blocks import DARK, LIGHT, STYLES
+from tp_flower.reports.blocks import DARK, LIGHT, STYLES, Record
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 
@@ -84,6 +87,8 @@ EXAMPLES = {
     "failed": made_report(status="failed: site 'EWR' is gone", final={}),
     "failed at once": made_report(history=[], epochs=0, final={}, status="failed: x"),
     "coreset": made_report(chosen={"coreset": CASES["coreset"]}, warnings=["tau is 150"]),
+    "classes": made_report(**CASES["compared"]),
+    "numbers": made_report(deciles=CASES["deciles"]),
     "nothing": {},
 }
 
@@ -125,6 +130,26 @@ def test_figures_are_those_of_the_report() -> None:
     assert by_time == [(3.5 * epoch, auc) for epoch, auc in enumerate(aucs, 1)]
     bars = {title: figure.bars for title, figure in figures.items() if figure.bars}
     assert bars == CASES["charts"]
+
+
+def test_labels_lie_beside_predictions() -> None:
+    figure = Page(render(EXAMPLES["numbers"])).figures["Label against prediction"]
+    pairs = [(group["predicted"], group["actual"]) for group in CASES["deciles"]]
+    equal = [(predicted, predicted) for predicted, _ in pairs]
+    assert figure.points == {"rows not trained on": pairs, "prediction = label": equal}
+
+
+@pytest.mark.parametrize(("mode", "model", "verbs"), CASES["commands"])
+def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
+    folder, sql = "/my runs/it's $HOME;1", "SELECT '\"a\\b\"'\nFROM é"
+    chosen = Settings(sql=sql, l2=1e-5, progress=False, output_dir=folder)
+    report = Record({"mode": mode, "model": model, "settings": chosen.to_dict()})
+    assert tomllib.loads(pages.run_file(report)) == {"sql": sql, "l2": 1e-5, "progress": False}
+    first, second, *others = map(shlex.split, pages.commands(report).lines)
+    file, named = f"{folder}/{pages.RUN_FILE}", ["--set", f"model-name={model}"] if model else []
+    assert first == ["tp-flower", mode, file]
+    assert second == ["flwr", "run", ".", "--stream", "-c", file]
+    assert others == [["tp-flower", verb, file, *named] for verb in verbs]
 
 
 def test_drawings_are_to_scale() -> None:
@@ -178,7 +203,7 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
     # the query has a line per clause
     label, *lines = re.findall("<code>(.*?)</code>", html)
     assert label == "f.late"
-    assert lines == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+    assert lines[:3] == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
 
 
 def test_names_are_text() -> None:
@@ -250,7 +275,7 @@ def test_a_page_that_cannot_be_written_is_only_said(tmp_path: Path) -> None:
     (tmp_path / PAGE_FILE).mkdir()
     assert page_line(tmp_path).startswith("report.html could not be written: ")
     (tmp_path / PAGE_FILE).rmdir()
-    assert page_line(tmp_path) == f"Page: {tmp_path / PAGE_FILE}"
+    assert page_line(tmp_path).endswith(f"\nPage: {tmp_path / PAGE_FILE}")
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "[1]", "{}"])

@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import duckdb
+import numpy as np
+import pandas as pd
 import pytest
 
 from strategies import STRATEGIES, Explain
@@ -255,9 +257,31 @@ def test_flights_are_what_sql_says():
                 assert connection.execute(
                     f"SELECT count(*) FROM {table} ANTI JOIN {other} ON {on}"
                 ).fetchone() == (unmatched,)
+    assert_a_screen(explanation, "flights 327,346", "48,329 of 327,346 rows, for f.tailnum")
     # known from the data: the rows after every step
     steps = [step["rows"] for step in explanation["join-steps"]]
     assert steps == [327_346, 279_017, 277_690, 271_594]
+
+
+def assert_a_screen(explanation, *words):
+    lines = printed(explanation, is_full=False).splitlines()
+    # the app prints 12 more, of its rounds, commands and files
+    assert len(lines) <= 47
+    assert max(map(len, lines)) <= CONSOLE_WIDTH
+    text = " ".join(" ".join(lines).split())
+    for expected in (*words, *CASES["screen"]):
+        assert expected in text
+
+
+def test_seven_tables_are_explained_on_a_screen():
+    frame = pd.DataFrame({"id": range(9), "next": range(1, 10), "x": np.arange(9.0) ** 2})
+    sites = {f"s{n}": {f"table_{n}": frame} for n in range(7)}
+    joins = (f"JOIN table_{n} t{n} ON t{n - 1}.next = t{n}.id" for n in range(1, 7))
+    features = ", ".join(f"t{n}.x AS x{n}" for n in range(1, 7))
+    sql = f"SELECT t0.x AS label, {features} FROM table_0 t0 {' '.join(joins)}"
+    explanation = explain(sql, sites)
+    lost = [f"1 of {9 - n} rows, for t{n}.next = t{n + 1}.id" for n in range(6)]
+    assert_a_screen(explanation, "2 joined rows to train on, 1 held out", *lost)
 
 
 def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys):
@@ -266,9 +290,10 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     text = capsys.readouterr().out
     page = Page((tmp_path / PAGE_FILE).read_text()).text
-    for words in ("Every message, and who learns what", "What a row has spent against"):
+    for words in ("The server learns, in the clear: ", "What a row has spent against"):
         assert words in text
-        assert words in page
+    assert "What a row has spent against" in page
+    assert "Every message, and who learns what" in page
     assert "to be learned from 3 tables" in page
     assert "Training by cg, epochs: 100" in page
     assert "the whole run 206 " in page
