@@ -85,7 +85,7 @@ def value_format(values: Iterable[float | None]) -> Callable[[float | None], str
     sizes = [abs(x) for x in values if x is not None and math.isfinite(x)]
     exponent = math.floor(math.log10(max(sizes, default=0.0) or 1.0))
     decimals = max(min(5 - exponent, 4), 2 - exponent, 0)
-    form = f"{{:,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
+    form = f"{{:z,.{decimals}f}}" if decimals <= 7 and exponent < 9 else "{:.2e}"
     return lambda value: "-" if value is None or not math.isfinite(value) else form.format(value)
 
 
