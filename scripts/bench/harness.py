@@ -159,7 +159,7 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> pd.DataFrame:
 
     def on_round(report: RoundReport, grid: InProcessGrid) -> None:
         if report.train:
-            penalty = 0.5 * settings.l2 * _squared_norm(grid)
+            penalty = 0.5 * settings.l2 * squared_norm(grid)
             loss = report.train["loss"]
             epochs.append({**report.test, "loss_": loss, "penalty": penalty})
 
@@ -172,7 +172,7 @@ def run_traced(sql: str, settings: Settings, sites: Sites) -> pd.DataFrame:
     return trace.assign(objective=trace.pop("loss_") + penalty)
 
 
-def _squared_norm(grid: InProcessGrid) -> float:
+def squared_norm(grid: InProcessGrid) -> float:
     """Return ||theta||^2 over all tables, as far as it is penalised."""
     # all shards of a table have the same parameters at the end of an epoch
     models = {part.data.table: part.model for part in participants_of(grid)}
