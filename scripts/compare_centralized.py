@@ -147,7 +147,7 @@ def judge(
         text = f"RMSE difference {difference:.3%}, allowed {margin:.1%}"
     if any(settings.model_of(table["table"]) != "linear" for table in report["tables"]):
         return f"{text} for linear models; these are not: no verdict", True
-    if settings.validation_fraction:
+    if settings.validation_share:
         return f"{text} of what is not stopped early; this is: no verdict", True
     is_equal = difference <= margin
     word = "equal" if settings.family in MARGINS else "close"

@@ -29,6 +29,9 @@ class Method:
     """One value of the setting ``strategy``; epochs and sizes are its defaults.
 
     Attributes:
+        epochs: at most; training ends where it has converged.
+        few_epochs: those with noise, which each costs some budget, or a coreset.
+        patience: the default where validation rows are automatic.
         family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"boost"``,
             ``"coreset"`` (the server solves on the rows of a coreset) or ``"personal"``
             (a model per site).
@@ -48,6 +51,8 @@ class Method:
 
     family: str
     epochs: int
+    few_epochs: int = 0
+    patience: int = 10
     solves_tables: bool = False
     only_model: str = ""
     sends_gradients: bool = False
@@ -57,8 +62,8 @@ class Method:
     solvers: tuple[str, ...] = ()
 
 
-_ADMM: Final = Method(ADMM, 12, solves_tables=True)
-_SGD: Final = Method(SGD, 10, sends_gradients=True)
+_ADMM: Final = Method(ADMM, 100, few_epochs=12, solves_tables=True)
+_SGD: Final = Method(SGD, 30, few_epochs=10, sends_gradients=True)
 _CORESET: Final = Method(CORESET, 1, sends_a_row_once=False, coreset_size=ROWS_OF_CORESET)
 
 METHODS: Final[Mapping[str, Method]] = {
@@ -67,8 +72,8 @@ METHODS: Final[Mapping[str, Method]] = {
     "sgd": _SGD,
     "vfl-admm": replace(_ADMM, sends_a_row_once=False),
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
-    "gd": replace(_SGD, epochs=100, is_full_batch=True),
-    "boost": Method(BOOST, 6, only_model=TREES),
+    "gd": replace(_SGD, epochs=100, few_epochs=100, is_full_batch=True),
+    "boost": Method(BOOST, 40, few_epochs=6, patience=2, only_model=TREES),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
     CLUSTERING: replace(_CORESET, solvers=("kmeans++", "distdim")),
     "personalised": Method(PERSONAL, 60),

@@ -252,8 +252,7 @@ class Participant:
         """Return parameters or scores; raise DivergedError unless they are finite."""
         if not np.isfinite(numbers).all():
             raise errors.DivergedError(
-                f"table {self.data.table}: the model is no longer finite: training "
-                "diverged. Lower learning-rate (0 chooses one)"
+                f"table {self.data.table}: the model is no longer finite: training diverged"
             )
         return numbers
 

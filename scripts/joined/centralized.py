@@ -181,7 +181,7 @@ def _split(
 
 
 def _shares(settings: Settings) -> splits.Shares:
-    return splits.Shares(settings.test_fraction, settings.validation_fraction)
+    return splits.Shares(settings.test_fraction, settings.validation_share)
 
 
 def _split_key(connection: Connection, fragment: Fragment) -> ExtractedKey:

@@ -393,8 +393,8 @@ def facts(report: Record) -> Iterator[Fact]:
         yield "joined rows", format_count(train + test + validation), detail
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
-        detail = counted(epochs, "epoch") if epochs else ""
-        yield "rounds", format_count(rounds), detail
+        details = counted(epochs, "epoch") if epochs else "", report.text("verdict")
+        yield "rounds", format_count(rounds), ", ".join(filter(None, details))
     up, down = report.amount("bytes_up"), report.amount("bytes_down")
     if up + down:
         detail = f"{format_bytes(up)} up, {format_bytes(down)} down"

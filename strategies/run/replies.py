@@ -22,9 +22,8 @@ from tp_flower.protocol.setup_messages import ExtractedPart
 REASON_CHARACTERS = 1000
 
 _DIVERGED = (
-    ": training diverged there. Lower learning-rate (0 chooses it), set rho to 0 "
-    "(chosen), or raise l2; if all are at their defaults, look for extreme values in "
-    "the data"
+    ": training diverged there. Lower learning-rate, raise l2, or look for extreme "
+    "values in the data"
 )
 
 

@@ -103,7 +103,7 @@ def tests_every_epoch(settings: Settings) -> bool:
 
 def ends_early(settings: Settings) -> bool:
     """Whether any epoch may be the last, or the one whose model is saved."""
-    return settings.tolerance > 0.0 or settings.validation_fraction > 0.0
+    return settings.tolerance > 0.0 or settings.validation_share > 0.0
 
 
 MOST_RECORDS: Final = 1000

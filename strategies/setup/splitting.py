@@ -99,7 +99,7 @@ def split_by_table(mapping: TableMapping, table: str, settings: Settings) -> spl
 
 
 def _shares(settings: Settings) -> splits.Shares:
-    return splits.Shares(settings.test_fraction, settings.validation_fraction)
+    return splits.Shares(settings.test_fraction, settings.validation_share)
 
 
 def _by_columns(

@@ -17,6 +17,7 @@ from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, admm_epoch
+from strategies.training.trend import SETTLED, remaining_fall
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.learning import admm
@@ -52,7 +53,7 @@ class AdmmServer:
         self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
         curvature = problem.loss.curvature(problem.base_score)
         self.rho = settings.rho or RHO_SHARE * curvature
-        noisy = settings.privacy.covers_features or settings.privacy.covers_predictions
+        noisy = settings.is_noisy
         # both would follow the noise
         self._balances = not settings.rho and not noisy
         self.over_relaxation = settings.over_relaxation or (1.0 if noisy else OVER_RELAXATION)
@@ -140,7 +141,7 @@ class AdmmStrategy(JoinStrategy):
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
-        """Run the epochs, until the residuals are below the tolerance if one is set."""
+        """Run the epochs, until the loss settles or the residuals are within the tolerance."""
         server = AdmmServer(problem, self.settings)
         self.chosen |= {
             "rho": server.rho,
@@ -154,7 +155,9 @@ class AdmmStrategy(JoinStrategy):
                 held_out = problem.held_out_metrics(scores)
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            if result.is_within(self.settings.tolerance) or self.best.is_over:
+            is_within = result.is_within(self.settings.tolerance)
+            has_settled = self.ends_by_loss and remaining_fall(self.losses) < SETTLED
+            if is_within or has_settled or self.best.is_over:
                 return
 
     @property

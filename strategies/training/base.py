@@ -16,11 +16,12 @@ from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from logging import INFO
-from typing import ClassVar, Final, Generic, TypeVar
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
+from flwr.serverapp.strategy import Result
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
@@ -38,6 +39,7 @@ from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
+from strategies.training.trend import NOT_CONVERGED, trend_verdict
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError
@@ -72,8 +74,7 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
         return
     raise DivergedError(
         f"training diverged in epoch {epoch}: its loss is {loss:.4g}, against "
-        f"{baseline:.4g} for a constant score. Lower learning-rate (0 = "
-        "chosen), set rho to 0 (chosen), or raise l2"
+        f"{baseline:.4g} for a constant score"
         + (f"; num-epochs = {epoch - 1} stops before it" if epoch > 1 else "")
     )
 
@@ -174,8 +175,19 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.outcome = Outcome()
         self._baseline = math.inf
         self.held_out_digest = ""
-        self.best = BestEpoch(self.settings.patience)
+        self.best = BestEpoch(self.settings.patience_epochs)
+        self.losses: list[float] = []
+        self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
+
+    def start(self, *args: Any, **options: Any) -> Result:
+        """Set up and train; a training that diverges says what to change."""
+        try:
+            return super().start(*args, **options)
+        except DivergedError as error:
+            rate = self.chosen.get("learning-rate", "chosen")
+            advice = f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
+            raise DivergedError(f"{error}. {advice}") from error
 
     @abstractmethod
     def set_up(self) -> Generator[Requests, Replies, Run]:
@@ -204,7 +216,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
-        self.best = BestEpoch(self.settings.patience)
+        self.best = BestEpoch(self.settings.patience_epochs)
+        self.losses = []
         problem = yield from self.set_up()
         self.training_problem = problem
         for table, encoder in problem.encoders.items():
@@ -215,8 +228,26 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.epoch = 1
         yield from self.epochs(problem)
         self.epoch = 0
+        self.verdict = self.judge(problem)
+        if self.verdict.startswith(NOT_CONVERGED):
+            self.warn(self.verdict)
         replies = yield ask(self.last_request(), problem.parts)
         self.outcome = self.outcome_of(replies, problem)
+
+    @property
+    def ends_by_loss(self) -> bool:
+        """Whether training ends when its loss has settled: num-epochs does not say when."""
+        settings = self.settings
+        return not (settings.num_epochs or settings.is_noisy or settings.coreset_size)
+
+    def judge(self, problem: Run) -> str:
+        """Return the verdict on the training, after its last epoch."""
+        if self.settings.is_noisy:
+            return "not judged: noise hides the trend of the loss"
+        if self.best.is_over:
+            return f"converged: epoch {self.best.epoch} had the lowest validation loss"
+        is_convex = all(table.is_linear for table in problem.tables.values())
+        return trend_verdict(self.losses, is_convex=is_convex)
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
@@ -228,6 +259,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def finish_epoch(self, result: EpochResult) -> None:
         """Record an epoch; its metrics belong to the round that just ended."""
         check_epoch(result.epoch, result.train["loss"], self._baseline)
+        self.losses.append(result.train["loss"])
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
@@ -276,6 +308,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             final_train=self._final.train,
             final_test=self._final.test,
             model=str(self.model) if self.is_finished else "",
+            verdict=self.verdict,
             contributions={
                 table: {"share": each.share, "mean-score": each.mean_score.tolist()}
                 for table, each in self.outcome.contributions.items()
@@ -364,8 +397,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
         It is infinity if noise can make an epoch bad, and the next one good.
         """
-        privacy = self.settings.privacy
-        if privacy.covers_features or privacy.covers_predictions:
+        if self.settings.is_noisy:
             return math.inf
         return problem.baselines["train"].get("loss", math.inf)
 

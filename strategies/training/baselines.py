@@ -42,7 +42,3 @@ class GradientDescent(BatchStrategy):
     def batch_size(self, joined_rows: int) -> int:
         """Return N."""
         return joined_rows
-
-    def decay(self, _: int) -> float:
-        """Return 1: a batch of all rows has no noise that smaller steps average."""
-        return 1.0

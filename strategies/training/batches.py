@@ -99,34 +99,34 @@ PRIVATE_BATCHES_PER_EPOCH = 20
 """The same for DP-SGD: a row pays for every batch that it is in, and the noise of a
 batch is the smaller beside its gradient the more rows the batch has."""
 
-TORCH_LEARNING_RATE = 0.05
-"""Automatic learning rate if some model is not linear. It is far below the limit of
-stability: on flights, MLPs reach a loss 0.018 higher after three epochs with an eighth
-of it."""
-
 NOISE_MARGIN = 4.0  # automatic learning rate: safety margin for steps on few rows
 
 
 def safe_rate(problem: TrainingProblem, batch_rows: float, momentum: float) -> float:
-    """Return 1 / (L + 4 T / averaged) for linear models.
+    """Return 1 / (L + 4 T / averaged).
 
-    L bounds the curvature of the whole objective: the largest eigenvalue of the joined
-    features' Gram matrix is at most the sum of the tables' largest, times the loss's
-    curvature. T bounds it by the trace instead, the mean curvature of single rows:
-    steps on few rows must be smaller. ``averaged`` is batch size * (1 - momentum), the
-    number of rows that the momentum averages; with weighted rows, the number of equal
-    rows with the same variance. Other models have a rate of their own.
+    For linear models L bounds the curvature of the whole objective: the largest
+    eigenvalue of the joined features' Gram matrix is at most the sum of the tables'
+    largest, times the loss's curvature. T bounds it by the trace instead, the mean
+    curvature of single rows: steps on few rows must be smaller. ``averaged`` is batch
+    size * (1 - momentum), the number of rows that the momentum averages; with weighted
+    rows, the number of equal rows with the same variance. With other models L is T,
+    that of an untrained MLP: a sixth of its features and its width, which scale scores.
     """
     tables: list[TrainedTable] = list(problem.tables.values())
-    if not all(table.is_linear for table in tables):
-        return TORCH_LEARNING_RATE
-    largest = sum(table.largest_curvature for table in tables)
-    trace = sum(sum(table.mean_curvature) * table.width for table in tables)
+    if all(table.is_linear for table in tables):
+        scale = 1.0
+        largest = sum(table.largest_curvature for table in tables)
+        trace = sum(sum(table.mean_curvature) * table.width for table in tables)
+    else:
+        scale = problem.score_unit
+        widths = (t.width + len(t.penalised) / (t.width + 1) for t in tables)
+        largest = trace = sum(1.0 + width / 6.0 for width in widths)
     weights = problem.weighting.train_rows
     effective_share = 1.0 if weights is None else effective_rows(weights) / len(weights)
     averaged = batch_rows * (1.0 - momentum) * effective_share
     bound = largest + NOISE_MARGIN * trace / averaged
-    return 1.0 / (problem.loss.max_curvature * bound + problem.l2)
+    return 1.0 / (problem.loss.max_curvature * scale**2 * bound + problem.l2)
 
 
 def damped_rates(

@@ -10,7 +10,7 @@ before their own steps, except after the last epoch, when all rows are scored.
 import itertools
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,7 @@ from strategies.training.batches import (
     safe_rate,
 )
 from strategies.training.traffic import TableSize, Traffic, sgd_epoch
+from strategies.training.trend import LEAST_FACTOR, Pace
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.mapping import TableMapping
@@ -98,9 +99,10 @@ class BatchStrategy(JoinStrategy):
         size = self.settings.batch_size or math.ceil(joined_rows / batches)
         return min(size, joined_rows)
 
-    def decay(self, epoch: int) -> float:
-        """Return the divisor of the step size in an epoch, from 1."""
-        return 1.0 + self.settings.decay * (epoch - 1)
+    @property
+    def is_paced(self) -> bool:
+        """Whether the losses decide how large the steps are."""
+        return not (self.settings.learning_rate or self.settings.is_noisy)
 
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches once the mapping is known."""
@@ -116,10 +118,11 @@ class BatchStrategy(JoinStrategy):
         return sgd_epoch(tables, batches, self.settings, is_last=is_last)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
-        """Run the epochs, or until the loss changes less than the tolerance, if set."""
+        """Run the epochs, until the loss settles or changes less than the tolerance."""
         batches, plan = self._batches, self._batches.plan
         # a run that is brought up to date sends the same requests anew
         self._scores_number = 0
+        self._pace = Pace(self._baseline, can_halve=not self.settings.method.is_full_batch)
         labels, weights = problem.train_labels[plan.order], problem.weighting.train_rows
         weights = None if weights is None else weights[plan.order, None]
         last_scores = np.empty((len(labels), problem.loss.outputs))
@@ -127,10 +130,10 @@ class BatchStrategy(JoinStrategy):
         schedule = self._schedule(problem)
         first = next(schedule)
         batch_scores = batches.select(first.batch, problem.initial_scores)
-        for step in itertools.chain([first], schedule):
-            span = plan.slice(step.batch)
+        for planned in itertools.chain([first], schedule):
+            span = plan.slice(planned.batch)
             scores = sum_local(
-                partial(plan.sum_scores, step.batch),
+                partial(plan.sum_scores, planned.batch),
                 problem.base_score,
                 batch_scores,
                 problem.fixed_point,
@@ -141,8 +144,12 @@ class BatchStrategy(JoinStrategy):
             derivatives = derivatives if weights is None else weights[span] * derivatives
             messages = {
                 number: BatchMessages(array)
-                for number, array in batches.scatter(step.batch, derivatives).items()
+                for number, array in batches.scatter(planned.batch, derivatives).items()
             }
+            if self.is_paced:
+                of_batch = None if weights is None else weights[span, 0]
+                self._pace.after_batch(problem, scores, labels[span], of_batch)
+            step = self._decide(planned)
             replies = yield from self._exchange(problem, step, len(derivatives), messages)
             if step.next_batch is not None:
                 batch_scores = batches.gather(step.next_batch, problem, replies)
@@ -151,9 +158,24 @@ class BatchStrategy(JoinStrategy):
             loss = self._end_epoch(problem, step, replies, last_scores)
             if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
                 return
-            if self.best.is_over:
+            if step.next_batch is None or self.best.is_over:
                 return
             loss_before = loss
+
+    def _decide(self, step: _Step) -> _Step:
+        """Return the step, as the last of the run if the pace is over."""
+        if not (step.ends_epoch and self.is_paced):
+            return step
+        self._pace.after_epoch()
+        is_last = self.ends_by_loss and self._pace.is_over
+        return replace(step, next_batch=None, evaluate=ALL) if is_last else step
+
+    def judge(self, problem: TrainingProblem) -> str:
+        """Return the verdict by losses that are all of the steps' own batches."""
+        self.losses = self._pace.losses or self.losses
+        if self.ends_by_loss and self._pace.factor < LEAST_FACTOR:
+            return "settled: smaller steps no longer lower the loss"
+        return super().judge(problem)
 
     def _schedule(self, problem: TrainingProblem) -> Iterator[_Step]:
         """Yield the batches of all epochs.
@@ -200,7 +222,8 @@ class BatchStrategy(JoinStrategy):
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
             rates = damped_rates(problem, rate, rows)
             self.chosen["learning-rates"] = rates
-        decay = self.decay(epoch)
+        is_constant = self.is_paced or settings.method.is_full_batch
+        decay = 1.0 if is_constant else 1.0 + settings.decay * (epoch - 1)
         return {name: rate / decay for name, rate in rates.items()}
 
     def _exchange(
@@ -212,8 +235,9 @@ class BatchStrategy(JoinStrategy):
             scores_number=self._scores_number,
             next_batch=step.next_batch,
             evaluate=step.evaluate,
-            learning_rates=dict(step.epoch.rates),
-            momentum=self.settings.momentum,
+            learning_rates={n: self._pace.factor * r for n, r in step.epoch.rates.items()},
+            # a step that was too long is not repeated
+            momentum=0.0 if self._pace.peak else self.settings.momentum,
         )
         request = SgdRequest(
             batch=step.batch,

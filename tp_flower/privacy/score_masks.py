@@ -87,8 +87,7 @@ class FixedPoint:
             # the server reads this: a score's value would tell what masks hide
             raise DivergedError(
                 "a score is out of range; the run's fixed point allows up to "
-                f"{self.limit:g}: training diverged. Lower learning-rate (0 chooses "
-                "one), or look for extreme values in the data"
+                f"{self.limit:g}: training diverged"
             )
         return np.rint(scores * 2.0**self.bits).astype(np.int32).view(np.uint32)
 

@@ -54,8 +54,7 @@ def fixed_words(numbers: FloatArray, addends: int, table: str) -> IntArray:
         raise DivergedError(
             f"table {table}: a number to be summed blindly is "
             f"{largest:g} times its unit; sealed sums allow up to {limit:g}: "
-            "training diverged, or a feature has no scale. Lower learning-rate (0 "
-            "chooses one), or encode numbers as 'standard'"
+            "training diverged, or a feature has no scale: encode numbers as 'standard'"
         )
     return np.rint(numbers * 2.0**BITS).astype(np.int64)
 

@@ -22,6 +22,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                 site-seconds: {site: s}, rounds}]   `RoundReport`
     totals    {bytes-up: {table: n}, bytes-down: {table: n}, overhead-bytes,
                server-seconds, client-seconds, wait-seconds}
+    verdict   whether training has converged, and what to do if not
     epochs, rounds, bytes_up, bytes_down      of the whole run; without overhead
     final     {train: {metric: value}, test: {metric: value}}
     model     name@version that the models were kept under; "" if they were not
@@ -179,6 +180,7 @@ class RunReport(RunRecord):
     privacy: Mapping[str, object]
     status: str = COMPLETED
     model: str = ""
+    verdict: str = ""
     contributions: Mapping[str, object] = field(default_factory=dict)
     coefficients: Mapping[str, object] = field(default_factory=dict)
     personal: Mapping[str, object] = field(default_factory=dict)
@@ -249,6 +251,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
         "tables": report.tables,
         "joined-rows": {"train": report.joined_rows_train, "test": report.joined_rows_test},
         "split": report.split,
+        "verdict": report.verdict,
         "epochs": report.epochs,
         "final": {"train": report.final_train, "test": report.final_test},
         "model": report.model,

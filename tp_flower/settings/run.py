@@ -1,6 +1,7 @@
 """Settings of a run: what it does, where it writes, and how it waits for sites."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -161,7 +162,7 @@ class SiteSettings:
 REGRESSION: Final = "regression"
 CLASSIFICATION: Final = "classification"
 JOINED: Final = "joined"
-_FITTING: Final = methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.BOOST)
+FITTING: Final = methods.of_families(methods.ADMM, methods.CG, methods.SGD, methods.BOOST)
 _WITH_JOINED_ROWS: Final = Readers(
     methods.JOINING,
     refusal="{value!r} needs joined rows; strategy {strategy!r} has none: leave it out",
@@ -188,6 +189,17 @@ def entity_named(text: str) -> str | None:
 def _row_weight(text: str) -> str:
     entity_named(text)
     return text
+
+
+_FRACTION: Final = '"auto", or at least 0 and below 1'
+
+
+def _validation_fraction(value: object) -> float | str:
+    if value == AUTO:
+        return AUTO
+    with suppress(TypeError, ValueError):
+        return Range(0, 1).read(float(str(value)))
+    raise ValueError(f"{value!r} is out of range: it must be {_FRACTION}")
 
 
 def _test_split(text: str) -> str:
@@ -245,21 +257,23 @@ class DataSettings:
             f"has none: leave it {RANDOM!r}",
         ),
     )
-    validation_fraction: float = setting(
-        0.0,
+    validation_fraction: float | str = setting(
+        AUTO,
         "Share of what is not held out for testing that validates, by the same split: "
         "the model of the epoch with the lowest validation loss is saved; 0 = none, "
-        "the last model is.",
-        Range(0, 1),
+        'the last model is; "auto": 0.1 for models other than linear without noise, '
+        "coreset or `boost-from`, else 0.",
+        Form(_FRACTION, _validation_fraction, lambda value: value),
         Readers(
-            _FITTING,
+            FITTING,
             refusal="{value!r} needs epochs to choose from; strategy {strategy!r} has "
             "none over joined rows: leave it 0",
         ),
     )
     patience: int = setting(
         0,
-        "Epochs without a lower validation loss after which training ends; 0 = train on.",
+        "Epochs without a lower validation loss after which training ends; 0 = train "
+        'on, or, with `validation-fraction = "auto"`, 10, for "boost" 2.',
         Range(0),
     )
     row_weight: str = setting(

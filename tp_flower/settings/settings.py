@@ -65,8 +65,30 @@ class SettingValues(
 
     @property
     def epochs(self) -> int:
-        """The number of epochs, with 0 resolved to the strategy's default."""
-        return self.num_epochs or self.method.epochs
+        """The number of epochs, at most, with 0 resolved to the strategy's default."""
+        few = self.method.few_epochs if self.is_noisy or self.coreset_size else 0
+        return self.num_epochs or few or self.method.epochs
+
+    @property
+    def is_noisy(self) -> bool:
+        """Whether models or scores leave the sites with noise."""
+        return self.privacy.covers_features or self.privacy.covers_predictions
+
+    @property
+    def validation_share(self) -> float:
+        """The share of rows that validates, with "auto" resolved."""
+        if self.validation_fraction != run.AUTO:
+            return float(self.validation_fraction)
+        is_plain = not (self.is_noisy or self.coreset_size or self.boost_from)
+        overfits = self.method.only_model == methods.TREES or bool(self.other_model)
+        is_automatic = is_plain and overfits and self.method_name in run.FITTING
+        return 0.1 if is_automatic else 0.0
+
+    @property
+    def patience_epochs(self) -> int:
+        """The patience, with 0 resolved: some where validation rows are automatic."""
+        is_chosen = self.validation_fraction == run.AUTO and self.validation_share > 0.0
+        return self.patience or (self.method.patience if is_chosen else 0)
 
     @property
     def split(self) -> SplitRule:
@@ -135,12 +157,12 @@ def _unread(values: SettingValues) -> Iterator[str]:
 
 
 def _conflicts_of_splits(values: SettingValues) -> Iterator[str]:
-    if values.split.columns and not (values.test_fraction or values.validation_fraction):
+    if values.split.columns and not (values.test_fraction or values.validation_share):
         yield (
             f"test-split: {values.test_split!r} needs a test-fraction or a "
             "validation-fraction above 0"
         )
-    if values.patience and not values.validation_fraction:
+    if values.patience and not values.validation_share:
         yield (
             f"patience: {values.patience} epochs without a lower validation loss need "
             "a validation-fraction above 0"
@@ -292,7 +314,7 @@ class Settings(SettingValues):
     equivalent to entries of `encoders`.
 
     >>> Settings(strategy="sgd").epochs
-    10
+    30
     >>> Settings.from_run_config({"hidden-sizes": "32,8"}).hidden_sizes
     (32, 8)
     """

@@ -70,7 +70,8 @@ class SgdSettings:
     momentum: float = setting(0.9, 'SGD and "gd": momentum, in [0, 1).', Range(0, 1), _SGD)
     decay: float = setting(
         1.0,
-        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e); "
+        "SGD: the step size of epoch e = 0, 1, ... is learning-rate / (1 + decay * e), where "
+        "that is set or noise is added; a chosen one is halved when the loss stalls. "
         '"gd" keeps it constant.',
         Range(0),
         _BATCHES,
@@ -123,15 +124,16 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        "Passes over the joined rows, for CG at most; 0 = 12 for ADMM, 10 for SGD, 100 "
-        'for CG and "gd". "boost": rounds; 0 = 6. "personalised": rounds; 0 = 60.',
+        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM and "gd", '
+        '30 for SGD, 40 rounds for "boost", 60 for "personalised"; with noise or a coreset '
+        "12 for ADMM, 10 for SGD.",
         Range(0),
     )
     tolerance: float = setting(
         0.0,
         "Stop when the residuals (ADMM), the gradient norm (CG), the change of the "
-        'loss (SGD) or of the models ("personalised") fall below it; 0 = 0.003 for CG, '
-        "off for others.",
+        'loss (SGD) or of the models ("personalised") fall below it, for CG in '
+        "four epochs or by a factor of five; 0 = 0.003 for CG, off for others.",
         Range(0),
         _ITERATIVE,
     )

@@ -33,6 +33,7 @@ def small_report() -> RunReport:
         history=tuple(RoundReport(**fields) for fields in CASES["rounds"]),
         final_train={"loss": 0.25, "auc": 0.75},
         final_test={"loss": 0.375, "auc": 0.625},
+        verdict="converged: it has settled",
         privacy={"delta": 1e-5, "totals": [TOTAL]},
         output_dir="/runs/1",
         started="2026-11-20T08:00:00+00:00",

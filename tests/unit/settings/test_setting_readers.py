@@ -24,6 +24,8 @@ DERIVED = {
     "method_name": ("strategy",),
     "split": ("test_split",),
     "split_name": ("test_split", "sample"),
+    "validation_share": ("validation_fraction",),
+    "patience_epochs": ("patience",),
 }
 """By member of the settings, the fields that it stands for."""
 SENT_ALONG = {
@@ -41,9 +43,9 @@ OF_OTHER_RUNS = {
     "admm": CORESETS,
     "boost": CORESETS,
     "cg": CORESETS,
-    "sgd": CORESETS,
+    "sgd": {"decay", *CORESETS},
     "vfl-admm": CORESETS,
-    "vfl-sgd": CORESETS,
+    "vfl-sgd": {"decay", *CORESETS},
     "gd": {"batch_size", *CORESETS},
     "coreset-kmeans": NO_MODEL,
     "personalised": {"max_joined_rows", "update_clusters"},

@@ -63,8 +63,9 @@ def test_int_is_stored_as_float_where_a_float_is_meant() -> None:
 
 
 def test_epochs_and_rows_of_a_coreset_follow_the_strategy() -> None:
-    for strategy, epochs in (("admm", 12), ("sgd", 10)):
+    for strategy, epochs, few in (("admm", 100, 12), ("sgd", 30, 10)):
         assert Settings(strategy=strategy).epochs == epochs
+        assert Settings(strategy=strategy, coreset_size=50).epochs == few
         assert Settings(strategy=strategy, num_epochs=3).epochs == 3
     assert Settings().coreset_rows == 0
     assert Settings(coreset_size=7).coreset_rows == 7

@@ -1,0 +1,105 @@
+"""Trend of the loss: whether a training has converged, and how long SGD's steps are.
+
+A loss that falls ever more slowly, as c / epochs, has as far to go as its fall per
+epoch times the epochs so far; one that falls geometrically has less to go.
+
+Steps keep their size while the loss falls, and are halved when it stalls: their noise is
+what keeps it up then. After a batch whose loss explodes they are an eighth, and that
+batch's step has no momentum.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from strategies.setup.problem import TrainingProblem
+from tp_flower.arrays import FloatArray
+
+SETTLED: Final = 2e-4
+"""Remaining fall, relative to the loss, below which training has converged."""
+NEAR: Final = 2e-2  # below it, the optimum of a convex loss is near
+LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
+NOT_CONVERGED: Final = "not converged"
+
+
+def remaining_fall(losses: Sequence[float]) -> float:
+    """Return about how far the loss still has to fall, relative to it.
+
+    >>> remaining_fall([1.0] * 9), remaining_fall([1.0])
+    (0.0, inf)
+    """
+    recent = max(len(losses) // 5, LEAST_EPOCHS)
+    window = losses[-1 - recent :]
+    if len(losses) <= recent:
+        return float("inf")
+    # one that rises again has not settled either
+    span = (max(window) - min(window)) / (abs(window[-1]) or 1.0)
+    return span / recent * len(losses)
+
+
+def trend_verdict(losses: Sequence[float], *, is_convex: bool) -> str:
+    """Return the verdict on a training by its losses, one per epoch."""
+    remaining, epochs = remaining_fall(losses), len(losses)
+    if remaining < SETTLED:
+        caution = "" if is_convex else "; as models are not linear, another seed may end lower"
+        return f"converged: the loss has settled{caution}"
+    further = f"num-epochs = {2 * epochs} goes on"
+    if epochs <= LEAST_EPOCHS:
+        return f"not judged after {epochs} epochs: {further}"
+    state = "nearly converged" if is_convex and remaining < NEAR else NOT_CONVERGED
+    verb = "falling" if losses[-1] <= min(losses[-1 - LEAST_EPOCHS :]) else "wavering"
+    return f"{state}: the loss is still {verb} by {remaining / epochs:.2%} per epoch; {further}"
+
+
+PLATEAU: Final = 1e-3  # an epoch that lowers the loss by a smaller share halves the steps
+LEAST_FACTOR: Final = 1 / 64  # steps this small end the training: their noise is gone
+EXPLOSION: Final = 25.0  # times the loss of a constant score: even a batch of one row
+BACK_OFF: Final = 8.0
+
+
+@dataclass
+class Pace:
+    """The step size relative to the first one, and the losses that decide it.
+
+    ``baseline`` is a constant score's loss, ``losses`` are the epochs', the means over
+    batches before their own steps; ``peak`` is the highest since they began to explode.
+    """
+
+    baseline: float
+    can_halve: bool = True
+    factor: float = 1.0
+    losses: list[float] = field(default_factory=list)
+    peak: float = 0.0
+    _batches: list[tuple[float, int]] = field(default_factory=list)
+
+    def after_batch(
+        self,
+        problem: TrainingProblem,
+        scores: FloatArray,
+        labels: FloatArray,
+        weights: FloatArray | None,
+    ) -> None:
+        """Take the scores (B, d_c) of a batch; back off if their loss explodes."""
+        constant = np.broadcast_to(problem.base_score, scores.shape)
+        loss, least = (problem.loss.value(h, labels, weights) for h in (scores, constant))
+        self._batches.append((loss, len(labels)))
+        if loss <= EXPLOSION * max(abs(least), abs(self.baseline)):
+            self.peak = 0.0
+        elif not loss <= self.peak:
+            self.factor, self.peak = self.factor / BACK_OFF, loss
+
+    def after_epoch(self) -> None:
+        """End an epoch; halve the steps if it has not lowered the loss."""
+        losses, rows = zip(*self._batches, strict=True)
+        self.losses.append(float(np.average(losses, weights=rows)))
+        self._batches.clear()
+        *_, before, loss = (float("inf"), *self.losses)
+        if self.can_halve and not before - loss >= PLATEAU * abs(loss):
+            self.factor /= 2.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the loss has settled, or steps are so small that their noise is gone."""
+        return self.factor < LEAST_FACTOR or remaining_fall(self.losses) < SETTLED
