@@ -11,6 +11,7 @@ import pandas as pd
 
 from scripts.bench.datasets import Dataset, lahman
 from scripts.bench.harness import SkippedSuite
+from tp_flower.arrays import FloatArray
 
 Schema = tuple[Mapping[str, pd.DataFrame], str, str]
 TASKS = {"regression": "f.y", "classification": "f.y > 0"}
@@ -30,7 +31,7 @@ def datasets() -> Iterator[Dataset]:
 
 def _dataset(name: str, schema: Schema) -> Dataset:
     tables, sql, task = schema
-    settings = {"task": task, "max-categories": 2000}
+    settings: dict[str, str | float] = {"task": task, "max-categories": 2000}
     return Dataset(name, f"{name}, {task}", "rmse", sql, settings, dict(tables))
 
 
@@ -77,7 +78,8 @@ def music(task: str) -> Schema:
     sizes |= {"invoice": 412, "f": 2240}
     up = {"album": ("artist",), "track": ("album", "genre"), "invoice": ("customer",)}
     up["f"] = ("track", "invoice")
-    tables, effects = {}, {}
+    tables: dict[str, pd.DataFrame] = {}
+    effects: dict[str, FloatArray] = {}
     for name, rows in sizes.items():
         kinds = draw.integers(0, rows, rows) if name in ("track", "invoice") else np.arange(rows)
         keys = {parent: draw.integers(0, sizes[parent], rows) for parent in up.get(name, ())}
@@ -91,8 +93,8 @@ def music(task: str) -> Schema:
         for name in ("f", "track", "album", "invoice")
         for parent in up[name]
     )
-    columns = ", ".join(f"{name}.x, {name}.c" for name in sizes if name != "f")
-    return tables, f"SELECT {TASKS[task]} AS label, f.x, {columns} FROM f {joins}", task
+    features = ", ".join(f"{name}.x, {name}.c" for name in sizes if name != "f")
+    return tables, f"SELECT {TASKS[task]} AS label, f.x, {features} FROM f {joins}", task
 
 
 def snowflake(number: int) -> Schema:

@@ -47,7 +47,7 @@ def _lost_rows(joined: JoinedRows) -> Iterator[str]:
 
 def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     """Yield a warning where the held-out share of joined rows is far from the settings'."""
-    wanted = settings.test_fraction + (1.0 - settings.test_fraction) * settings.validation_fraction
+    wanted = settings.test_fraction + (1.0 - settings.test_fraction) * settings.validation_share
     share = float(joined.is_test.mean())
     odds = share * (1.0 - wanted), wanted * (1.0 - share)
     if max(odds) > ODDS * min(odds) and abs(share - wanted) * len(joined.subset) >= LEAST_ROWS:

@@ -61,8 +61,8 @@ def _is_judged(outcome: Outcome, dataset: Dataset) -> bool:
     outcome.facts[f"{dataset.title}: gap (%), epochs, verdict"] = [
         *(round(100.0 * gap, 4), report.epochs, verdict)
     ]
-    is_right = {"converged": gap <= RIGHT_GAP, "not converged": gap > RIGHT_GAP}
-    return is_right.get(verdict, True)
+    is_wrong = {"converged": gap > RIGHT_GAP, "not converged": gap < RIGHT_GAP}
+    return not is_wrong.get(verdict, False)
 
 
 def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
