@@ -68,6 +68,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
                 columns=columns,
                 rows=schema.rows,
                 all_null=list(schema.all_null),
+                unlisted=source.policy.unlisted(schema.columns),
             )
         )
     return DescribeReply(

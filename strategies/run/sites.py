@@ -20,6 +20,7 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.setup_messages import DescribeReply, DescribeRequest, ShardDescription
+from tp_flower.query.scope import TableSchema
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
 
@@ -80,7 +81,7 @@ class Inventory:
         shards = [shard for shard in self.shards if shard.table.lower() == name]
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
-    def schemas(self) -> dict[str, dict[str, str]]:
+    def schemas(self) -> dict[str, TableSchema]:
         """Return the columns and types of every table, which its shards share."""
         return {table: _schema(self.shards_of(table)) for table in self.tables}
 
@@ -213,33 +214,33 @@ def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
         seen[key] = shard
 
 
-def _schema(shards: Sequence[HostedShard]) -> dict[str, str]:
-    first = shards[0]
-    types = dict(first.columns)
-    settled = {name for name in types if name not in first.all_null}
-    for other in shards[1:]:
-        _check_columns(first, other)
-        for name, kind in other.columns.items():
-            if name in other.all_null:
-                continue
-            if name not in settled:
-                types[name] = kind
-                settled.add(name)
-            elif kind_of(types[name]) != kind_of(kind):
-                raise SchemaError(
-                    f"table {first.table!r}: column {name!r} is {types[name]} at site "
-                    f"{first.site!r} and {kind} at site {other.site!r}; declare its "
-                    "type in the tables file (types = { ... })"
-                )
-    return types
-
-
-def _check_columns(first: HostedShard, other: HostedShard) -> None:
-    missing = sorted(first.columns.keys() - other.columns.keys())
-    extra = sorted(other.columns.keys() - first.columns.keys())
-    if missing or extra:
-        raise SchemaError(
-            f"table {first.table!r}: the shards of sites {first.site!r} and "
-            f"{other.site!r} differ: only {first.site!r} has {missing}, only "
-            f"{other.site!r} has {extra}"
-        )
+def _schema(shards: Sequence[HostedShard]) -> TableSchema:
+    """Return the columns that all shards have with one kind of values, and their types."""
+    schema, unread = TableSchema(), {}
+    columns: dict[str, list[tuple[HostedShard, str]]] = {}
+    for shard in shards:
+        for name in shard.columns:
+            columns.setdefault(name.lower(), []).append((shard, name))
+    for lower, having in columns.items():
+        first, name = having[0]
+        where = f"table {first.table!r}: column {name!r} is"
+        # the type of a column without values must not count
+        kinds = [(s.site, s.columns[n]) for s, n in having if n not in s.all_null]
+        site, kind = kinds[0] if kinds else (first.site, first.columns[name])
+        others = [(s, k) for s, k in kinds if kind_of(k) != kind_of(kind)]
+        if len(having) < len(shards):
+            lacking = [repr(s.site) for s in shards if all(s is not other for other, _ in having)]
+            unread[lower] = (
+                f"{where} at site {first.site!r}, but not at {', '.join(lacking)}: another "
+                'name of it there is changed in the tables file (rename = { theirs = "ours" })'
+            )
+        elif others:
+            unread[lower] = (
+                f"{where} {kind} at site {site!r} and {others[0][1]} at site {others[0][0]!r}; "
+                "declare its type in the tables file (types = { ... })"
+            )
+        else:
+            schema[name] = kind
+    unlisted = {name.lower() for shard in shards for name in shard.unlisted}
+    schema.unread, schema.unlisted = unread, frozenset(n for n in schema if n.lower() in unlisted)
+    return schema

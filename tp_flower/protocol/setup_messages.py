@@ -38,6 +38,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         index: position among the table's shards at the organisation.
         position: position among the shards that the node hosts.
         columns: types by name, for the columns that a policy shows.
+        unlisted: those of them that the policy keeps from features.
     """
 
     table: f.Name
@@ -47,6 +48,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     columns: dict[f.Name, f.Name]
     rows: f.TableRowCount
     all_null: list[f.Name]
+    unlisted: list[f.Name] = []
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -69,7 +71,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "names of the hosted tables; columns, types and rows of the query's",
+            "names of the hosted tables; columns, types and rows of the query's, and which "
+            "columns a policy keeps from features",
             fields=("shards", "tables"),
         ),
     )

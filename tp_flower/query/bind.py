@@ -25,7 +25,7 @@ from tp_flower.query import parsing
 from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
-from tp_flower.query.relations import Schema, bind_table
+from tp_flower.query.relations import Schema, bind_table, table_schemas
 from tp_flower.query.scope import Local, Scope, expand_stars
 
 Bound = tuple[parsing.SelectItem, Local]  # an item, and its expression over one table
@@ -142,6 +142,11 @@ class Query:
         )
         return tuple(dict.fromkeys(table.name for table in tables))
 
+    @property
+    def has_stars(self) -> bool:
+        """Whether the query selects the columns that its tables happen to have."""
+        return any(isinstance(item, parsing.StarItem) for item in self.statement.items)
+
     def bind(
         self,
         schemas: Mapping[str, Schema],
@@ -171,6 +176,7 @@ class Query:
         scope = Scope(
             columns={alias: relation.columns for alias, relation in relations.items()},
             aliases=tuple(name for name in names if name),
+            schemas=table_schemas({alias: r.schema for alias, r in relations.items()}),
         )
         _check_absent(statement, scope)
         conditions, scope = bind_conditions(statement, scope)

@@ -67,14 +67,14 @@ def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition]
     order = list(scope.columns)
     for number, join in enumerate(statement.joins, 1):
         visible = {alias: scope.columns[alias] for alias in order[: number + 1]}
-        local = Scope(visible, merged, scope.aliases)
+        local = replace(scope, columns=visible, merged=merged)
         owner = join.alias if join.is_left else None
         for name in _shared(join, local) if join.is_natural else join.using:
             equality = _bind_using(join, name, local)
             merged = {**merged, name.lower(): equality.left.table}
             bound.append(equality)
         bound += [_bind(text, local, owner) for text in join.on]
-    full_scope = Scope(scope.columns, merged, scope.aliases)
+    full_scope = replace(scope, merged=merged)
     bound += [_bind(text, full_scope, None) for text in statement.where]
     return bound, full_scope
 
@@ -92,7 +92,7 @@ def _bind_using(join: JoinClause, name: str, scope: Scope) -> Condition:
     what = f"join of {join.alias} USING ({name})"
     left_columns = {a: names for a, names in scope.columns.items() if a != join.alias}
     column = exp.column(exp.to_identifier(name, quoted=True))
-    left = Scope(left_columns, scope.merged, scope.aliases).table_of(column, what)
+    left = replace(scope, columns=left_columns).table_of(column, what)
     joined = exp.to_identifier(join.alias, quoted=True)
     right = scope.table_of(exp.column(column.this.copy(), table=joined), what)
     sides = (

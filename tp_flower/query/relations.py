@@ -22,7 +22,7 @@ from tp_flower.errors import QueryError, closest
 from tp_flower.query.expressions import has_aggregate, parse_expression, render, shorten
 from tp_flower.query.fragment import Feature, Fragment, Piece, Role, SubQuery, local_sql, spell
 from tp_flower.query.parsing import Branch, Item, StarItem, Table, TableRef, item_name
-from tp_flower.query.scope import Scope, star_columns
+from tp_flower.query.scope import Scope, TableSchema, star_columns
 
 
 def typed_nulls(types: Mapping[str, str]) -> str:
@@ -93,6 +93,11 @@ def _rows(query: str) -> list[tuple[object, ...]]:
 
 
 Schema = Mapping[str, str]
+
+
+def table_schemas(schemas: Mapping[str, Schema | None]) -> dict[str, TableSchema]:
+    """Return the schemas by alias of which more than the types is known."""
+    return {alias: s for alias, s in schemas.items() if isinstance(s, TableSchema)}
 
 
 @dataclass(frozen=True)
@@ -197,6 +202,7 @@ class _Binder:
         self._scope = Scope(
             {branch.table.alias: tuple(self._schema)},
             aliases=tuple(item.name for item in plain if item.name),
+            schemas=table_schemas({branch.table.alias: self._schema}),
         )
 
     def bind(self, names: Sequence[str] | None) -> BoundBranch:

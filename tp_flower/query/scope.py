@@ -5,14 +5,15 @@ two tables, expands aliases of the SELECT list, folds the case of names, and giv
 same message for an ambiguous column as for an unknown one.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
+from types import MappingProxyType
 
 from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import QueryError, closest
+from tp_flower.errors import QueryError, SchemaError, closest
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import LABEL, WEIGHT, Item, SelectItem, StarItem, is_label, is_weight
@@ -26,6 +27,17 @@ class Local:
     sql: str
 
 
+class TableSchema(dict[str, str]):
+    """The types of a table's columns, by name.
+
+    A star leaves out the ``unlisted``; ``unread`` says why others, by their names in
+    lower case, cannot be read.
+    """
+
+    unlisted: frozenset[str] = frozenset()
+    unread: Mapping[str, str] = MappingProxyType({})
+
+
 @dataclass(frozen=True)
 class Scope:
     """The columns that an expression can name, by alias in FROM order.
@@ -33,11 +45,13 @@ class Scope:
     Attributes:
         merged: lower-case USING column -> alias of the table it is taken from.
         aliases: names given in the SELECT list, for hints only.
+        schemas: those of the aliases that are tables.
     """
 
     columns: Mapping[str, Sequence[str]]
     merged: Mapping[str, str] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
+    schemas: Mapping[str, TableSchema] = field(default_factory=dict)
 
     def table_of(self, column: exp.Column, what: str) -> str:
         """Return the alias of the table that ``column`` belongs to."""
@@ -45,6 +59,7 @@ class Scope:
             alias = self.alias_of(column.table, what)
             names = self.columns[alias]
             if spell(column.name, names) is None:
+                self._check_readable([alias], column.name, what)
                 raise QueryError(
                     f"{what}: table {alias!r} has no column {column.name!r}"
                     f"{closest(column.name, names)}; columns: {', '.join(names)}"
@@ -59,9 +74,16 @@ class Scope:
                 f"write {' or '.join(f'{owner}.{column.name}' for owner in owners)}"
             )
         if not owners:
+            self._check_readable(self.columns, column.name, what)
             hint = "; a text stands in single quotes" if column.this.quoted else ""
             raise QueryError(f"{what}: {self._unknown(column.name)}{hint}")
         return owners[0]
+
+    def _check_readable(self, aliases: Iterable[str], column: str, what: str) -> None:
+        for alias in aliases:
+            schema = self.schemas.get(alias)
+            if schema is not None and column.lower() in schema.unread:
+                raise SchemaError(f"{what}: {schema.unread[column.lower()]}")
 
     def tables(self, tree: exp.Expr, what: str) -> list[str]:
         """Return the aliases of the tables in ``tree``, in order of appearance."""
@@ -103,8 +125,9 @@ def expand_stars(
     """Return the SELECT list without stars.
 
     A star stands for the columns of its tables except those that a join key, the label
-    or the weight uses, and those that it EXCLUDEs. A column called ``label`` from a
-    star is the label, if no other item is; one called ``weight`` is a feature.
+    or the weight uses, those that a policy keeps from features, and those that it
+    EXCLUDEs. A column called ``label`` from a star is the label, if no other item is;
+    one called ``weight`` is a feature.
     """
     stars = [star_columns(i, scope) if isinstance(i, StarItem) else [] for i in items]
     selected = [item for item in items if is_label(item)]
@@ -118,6 +141,7 @@ def expand_stars(
         raise QueryError("the query has no label: write the value to predict as `... AS label`")
     weights = [item for item in items if is_weight(item)]
     hidden = _columns_of([*labels, *weights], keys, scope)
+    hidden |= {(alias, name) for alias, s in scope.schemas.items() for name in s.unlisted}
     expanded: list[SelectItem] = []
     for item, columns in zip(items, stars, strict=True):
         if isinstance(item, SelectItem):
@@ -128,7 +152,7 @@ def expand_stars(
             raise QueryError(
                 f"{'*' if item.table is None else f'{item.table}.*'} selects no column:"
                 f" all of {', '.join(_tables_of(item, scope))} are join keys, label, "
-                "weight or EXCLUDEd"
+                "weight or EXCLUDEd, or kept from features by a policy"
             )
         expanded += features
     return (*expanded, *(() if selected else labels))

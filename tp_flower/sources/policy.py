@@ -164,6 +164,11 @@ class Policy:
         is_open = self.columns is None
         return [name for name in columns if is_open or _has(self.named, name)]
 
+    def unlisted(self, columns: Collection[str]) -> list[str]:
+        """Return the columns that features may not read, in order."""
+        listed = columns if self.columns is None else self.columns
+        return [n for n in columns if _has(self.join_only, n) or not _has(listed, n)]
+
     def check_names(self, columns: Collection[str]) -> None:
         """Refuse a rule about a missing column, because it would protect nothing."""
         for name in (*self.named, *self.privacy_unit):

@@ -14,6 +14,7 @@ from strategies.run.sites import find_sites, read_inventory
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import Packet, pack
+from tp_flower.query import Query
 from tp_flower.settings import Settings
 
 CASES = case_table(__file__)
@@ -155,22 +156,40 @@ A, B = [shard()], [shard(site="b", kind="DATE")]
 EMPTY, TEXTS = [shard(kind="VARCHAR", empty="x")], [shard(site="c", kind="VARCHAR")]
 
 
+def test_a_shard_twice():
+    with pytest.raises(SchemaError, match=r"shard 0 of table 't' of site 'a' is hosted by tw"):
+        read(A, A)
+
+
 @pytest.mark.parametrize(
-    ("nodes", "match"),
+    ("nodes", "columns", "match"),
     [
-        ((A, A), "shard 0 of table 't' of site 'a' is hosted by tw"),
         (
-            (A, [shard(site="b", columns="yz")]),
-            r"shards of sites 'a' and 'b' differ: only 'a' has \['x'\], only 'b' has",
+            (A, [shard(site="b", columns="yz")], [shard(site="c", columns="xz")]),
+            "",
+            r"'t': column 'x' is at site 'a', but not at 'b': .*rename = \{",
         ),
-        ((A, B), "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare"),
+        # names compare without case, and the first spelling counts
+        (([shard(columns="Xyw")], [shard(site="b", columns="Wx")]), "Xw", "'y' is .* not at 'b'"),
+        ((A, B), "", "'t': column 'x' is DOUBLE at site 'a' and DATE at site 'b'; declare"),
         # behind a column without values
-        ((EMPTY, B, TEXTS), "DATE .* VARCHAR .* 'c'"),
+        ((EMPTY, B, TEXTS), "", "DATE .* VARCHAR .* 'c'"),
     ],
 )
-def test_shards_that_do_not_fit(nodes, match):
-    with pytest.raises(SchemaError, match=match):
-        read(*nodes).schemas()
+def test_columns_that_shards_do_not_share(nodes, columns, match):
+    """They matter to a query only where it reads them."""
+    schema = read(*nodes).schemas()["t"]
+    assert "".join(schema) == columns
+    reason = next(iter(schema.unread.values()))
+    assert re.search(match, reason)
+    schemas = {"t": schema, "u": {"k": "DOUBLE", "v": "DOUBLE"}}
+    if columns:
+        Query.from_sql("SELECT v AS label, t.* FROM t JOIN u ON x = k").bind(schemas)
+    (column,) = list(schema.unread)[:1]
+    grouped = f"(SELECT {column}, COUNT(*) AS n FROM t GROUP BY {column}) g ON k = n"
+    for join in (f"t ON t.{column} = k", f"t ON {column.upper()} + 1 = k", grouped):
+        with pytest.raises(SchemaError, match=match):
+            Query.from_sql(f"SELECT v AS label, k + 1 FROM u JOIN {join}").bind(schemas)
 
 
 def test_types_that_fit():
