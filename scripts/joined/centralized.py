@@ -217,7 +217,7 @@ def _load(
     for table, shards in groupby(ordered, key=lambda source: source.table):
         if table.lower() not in lower:
             continue
-        pieces = []
+        pieces, names = [], []
         for number, source in enumerate(shards):
             create_view(connection, source)
             piece = quote_name(f"{table}, shard {number}")
@@ -228,7 +228,12 @@ def _load(
             nulls = ", ".join(f"NULL AS {quote_name(name)}" for name in empty)
             columns = f"* REPLACE ({nulls})" if nulls else "*"
             pieces.append(f"SELECT {columns} FROM {piece}")
-        union = " UNION ALL BY NAME ".join(pieces)
+            names.append(column_types(connection, pieces[-1]))
+        # a query can read the columns that all shards have
+        others = [{name.lower() for name in of_shard} for of_shard in names]
+        common = [name for name in names[0] if all(name.lower() in other for other in others)]
+        columns = ", ".join(map(quote_name, common))
+        union = " UNION ALL BY NAME ".join(f"SELECT {columns} FROM ({p})" for p in pieces)
         connection.execute(f"CREATE TABLE {quote_name(table)} AS {union}")
         yield table, column_types(connection, f"SELECT * FROM {quote_name(table)}")
 

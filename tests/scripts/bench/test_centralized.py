@@ -220,6 +220,26 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_compares_a_run_whose_names_have_quotes_and_whose_shards_differ(tmp_path, capsys):
+    rng, parents = np.random.default_rng(1), [0, 1, 2, 3, 4, 5, 6, 7] * 20
+    orders = {"it's": parents, "qty": rng.normal(size=160), 'a "b"': rng.integers(0, 3, 160)}
+    pd.DataFrame(orders).to_csv(tmp_path / "o.csv", index=False)
+    for name, first in (("US", 0), ("UK", 4)):
+        columns = {"id": range(first, first + 4), "Children's": [0, 3, 1, 2], f"Only {name}": "x"}
+        frame = pd.DataFrame(columns)
+        frame = frame if first else frame.rename(columns=str.upper)
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+    (tmp_path / "tables.toml").write_text(CASES["quotes"]["tables"])
+    sql = CASES["quotes"]["sql"]
+    settings = Settings(sql=sql, task="regression", tables=str(tmp_path / "tables.toml"))
+    grid = InProcessGrid(app, 3, run_config={"tables": settings.tables})
+    strategy = federated.train(grid, sql, settings=settings)
+    assert sum("* leaves it out" in text for text in strategy.warnings) == 2
+    write_json(report_dict(strategy.report), tmp_path)
+    assert main([str(tmp_path)]) == 0
+    assert "equal to training on the joined table" in capsys.readouterr().out
+
+
 def test_compares_a_run_with_the_joined_table(run_folder, capsys) -> None:
     assert main([str(run_folder)]) == 0
     out = capsys.readouterr().out
