@@ -10,95 +10,110 @@ The first line names the columns. DuckDB would guess that, too, and silently ski
 that do not fit its guess.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import duckdb
 
 from tp_flower.duckdb_engine import new_engine, quote_name, quote_path, quote_text
+from tp_flower.sources.text_values import DETECTED, TextFormat
 
 WHOLE: Final = -1  # sample size of DuckDB's sniffer: every row
-EARLY_ROWS: Final = 20_480  # that show whether texts could be numbers
+EARLY_ROWS: Final = 2048  # that show what texts could be
 MEMORY: Final = "160MB"  # to read a file; a gzipped one is unpacked in memory
-MOST_STRAY: Final = 0.1  # share of texts in a column taken for numbers
-_KEY: Final = "^[-+]?0[0-9]"  # such as '007', which is not a stray text
+MOST_STRAY: Final = 0.1  # share of other texts in a column taken for numbers or dates
+_KEY: Final = r"^(\+|[-+]?0\d+([.,]\d*)?$)"  # such as "007", which is not a stray text
 Nulls = tuple[str, ...]
+
+
+class TextHint(NamedTuple):
+    """A type that ``read`` of the ``values`` of a column of texts could have.
+
+    ``option`` is needed for it; ``row`` is the first without it, 1 for that below the names.
+    """
+
+    kind: str
+    option: str
+    values: int
+    read: int
+    row: int | None
 
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How a CSV file is written, as options of ``read_csv``, and its columns' types.
-
-    ``stray_rows`` has, for each column that is text only because of a few values among
-    numbers, the first row with such a value; the row below the names is row 1.
-    """
+    """How a CSV file is written, as options of ``read_csv``, and its columns' types."""
 
     dialect: Mapping[str, str]
     types: Mapping[str, str]
-    stray_rows: Mapping[str, int]
+    hints: Mapping[str, TextHint]
 
 
-def csv_format(path: str, nulls: Nulls) -> CsvFormat:
+def csv_format(path: str, nulls: Nulls, text_format: TextFormat = DETECTED) -> CsvFormat:
     """Return the format of a file, found in all of its rows."""
     status = Path(path).stat()
     state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-    return _format(path, nulls, state)
+    return _format(path, nulls, text_format, state)
 
 
 @lru_cache(maxsize=256)
-def _format(path: str, nulls: Nulls, _state: tuple[int, ...]) -> CsvFormat:
+def _format(path: str, nulls: Nulls, text_format: TextFormat, _state: tuple[int, ...]) -> CsvFormat:
+    options = text_format.csv_options
     with closing(new_engine()) as connection:
         if not path.endswith(".gz"):
             # otherwise the sniffer holds as much of the file as fits into memory
             connection.execute(f"SET memory_limit = '{MEMORY}'")
             connection.execute("SET threads = 2")
+        settings = "".join(f", {name} = {value}" for name, value in options.items())
         frame = connection.execute(
             f"SELECT * FROM sniff_csv({quote_path(path)}, sample_size = {WHOLE}, "
-            f"header = true, skip = 0, nullstr = {_list(nulls)})"
+            f"header = true, skip = 0, nullstr = {_list(nulls)}{settings})"
         ).df()
         sniffed = frame.iloc[0]
-        dialect = _dialect(sniffed)
+        dialect = {**_dialect(sniffed), **options}
         types = {column["name"]: column["type"] for column in sniffed["Columns"]}
         texts = csv_call(path, nulls, dialect, dict.fromkeys(types, "VARCHAR"))
-        names = [name for name, kind in types.items() if kind == "VARCHAR"]
-        return CsvFormat(dialect, types, _stray_rows(connection, texts, names))
+        names = {name: kind for name, kind in types.items() if kind == "VARCHAR"}.keys()
+        return CsvFormat(dialect, types, _hints(connection, texts, names, text_format))
 
 
-def _stray_rows(
-    connection: duckdb.DuckDBPyConnection, texts: str, names: Sequence[str]
-) -> dict[str, int]:
-    early = f"(SELECT * FROM {texts} LIMIT {EARLY_ROWS})"
-    likely = _mostly_numbers(connection, early, names)
-    # few files have such a column: only for these all rows are read again
-    strays = _mostly_numbers(connection, texts, list(likely))
-    return {name: row for name, row in strays.items() if row is not None}
+def _hints(
+    connection: duckdb.DuckDBPyConnection, texts: str, names: Set[str], text_format: TextFormat
+) -> dict[str, TextHint]:
+    hints: dict[str, TextHint] = {}
+    connection.execute(f"CREATE TEMP TABLE early AS SELECT * FROM {texts} LIMIT {EARLY_ROWS}")
+    for kind, option, tried in text_format.alternatives():
+        read = partial(tried.read, kind=kind)
+        likely = _mostly_read(connection, "early", names - hints.keys(), read)
+        # few files have such a column: only for these all rows are read again
+        for name, counts in _mostly_read(connection, texts, likely.keys(), read).items():
+            hints[name] = TextHint(kind, option, *counts)
+    return hints
 
 
-def _mostly_numbers(
-    connection: duckdb.DuckDBPyConnection, relation: str, names: Sequence[str]
-) -> dict[str, int | None]:
-    """Return the columns of texts in which nearly all values are numbers.
-
-    With each column comes the first row of a value that is none; the first row is 1.
-    """
+def _mostly_read(
+    connection: duckdb.DuckDBPyConnection,
+    relation: str,
+    names: Collection[str],
+    read: Callable[[str], str],
+) -> dict[str, tuple[int, int, int | None]]:
+    """Return the columns of texts of which nearly all can be read, with the counts of hints."""
     if not names:
         return {}
     counts = ", ".join(
-        f"count({column}), count(TRY_CAST({column} AS DOUBLE)), "
-        f"count(*) FILTER (regexp_matches({column}, '{_KEY}')), "
-        f'min("(row)") FILTER ({column} IS NOT NULL '
-        f"AND TRY_CAST({column} AS DOUBLE) IS NULL)"
+        f"count({column}), count({read(column)}), "
+        f'min("(row)") FILTER ({column} IS NOT NULL AND {read(column)} IS NULL), '
+        f"count(*) FILTER (regexp_matches({column}, '{_KEY}'))"
         for column in map(quote_name, names)
     )
     numbered = f'(SELECT *, row_number() OVER () AS "(row)" FROM {relation})'
     (row,) = connection.execute(f"SELECT {counts} FROM {numbered}").fetchall()
     return {
-        name: first
-        for name, values, numbers, keys, first in zip(
+        name: (values, numbers, first)
+        for name, values, numbers, first, keys in zip(
             names, row[::4], row[1::4], row[2::4], row[3::4], strict=True
         )
         if not keys and numbers > 0 and values - numbers <= MOST_STRAY * values

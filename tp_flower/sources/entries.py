@@ -15,12 +15,16 @@ from tp_flower.errors import SourceError, closest
 
 Text = Annotated[str, Meta(description="a string")]
 Texts = Annotated[tuple[str, ...], Meta(description="a list of strings")]
+Names = Annotated[Mapping[str, str], Meta(description="a table of strings")]
 Count = Annotated[int, Meta(ge=1, description="a whole number of at least 1")]
 WholeNumber = Annotated[int, Meta(ge=0, description="a whole number of at least 0")]
 Flag = Annotated[bool, Meta(description="true or false")]
 
 MEMORY_PREFIX: Final = "memory:"
 """Prefix for tables that are data frames of this process instead of a file."""
+
+TABLES_THERE: Final = "; its tables are "
+"""What follows this in an error is for the owner only."""
 
 Entry = TypeVar("Entry")
 

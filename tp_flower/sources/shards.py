@@ -6,7 +6,7 @@ imported only if a site has one, because its drivers take as long as everything 
 """
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
@@ -28,12 +28,14 @@ from tp_flower.duckdb_engine import (
 from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.csv_files import csv_call, csv_format
+from tp_flower.sources.csv_files import MOST_STRAY, csv_call, csv_format
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
+from tp_flower.sources.entries import TABLES_THERE, quoted
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.policy import SIMULATED
-from tp_flower.sources.tables_file import PARQUET_SUFFIXES, file_suffix, read_tables_file
+from tp_flower.sources.tables_file import PARQUET_SUFFIXES, is_csv, read_tables_file
 from tp_flower.sources.tables_file import ShardSource as ShardSource
+from tp_flower.sources.text_values import TEXT, without_nulls
 
 
 @dataclass(frozen=True)
@@ -249,20 +251,48 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         name = f"source_{uuid.uuid4().hex}"
         file = quote_text(source.path)
         connection.execute(f"ATTACH {file} AS {name} (READ_ONLY)")
-        schema, table = ("main", *source.relation)[-2:]
+        parts = source.relation or _only_table(connection, name, source)
+        schema, table = ("main", *parts)[-2:]
         relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
     elif not _is_csv(source):
         files = ", ".join(map(quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
-        sniffed = csv_format(source.path, source.nulls)
-        _check_columns(source, list(sniffed.types))
-        types = {**sniffed.types, **_known_types(source, sniffed.types)}
-        # read directly with these types: a cast would come after '007' became 7
-        relation = csv_call(source.path, source.nulls, sniffed.dialect, types)
-        source = replace(source, types={})
-    columns = _replacements(connection, source, relation)
-    connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM {relation}")
+        relation = _csv_relation(source, source.path)
+    names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
+    columns = ", ".join(f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items())
+    rows = f"SELECT {columns} FROM {relation}"
+    connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
+    casts = _casts(connection, source)
+    columns = ", ".join(
+        f"{casts.get(name, quote_name(name))} AS {quote_name(name)}" for name in names.values()
+    )
+    connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
+
+
+def _only_table(
+    connection: duckdb.DuckDBPyConnection, database: str, source: ShardSource
+) -> tuple[str, ...]:
+    sql = "SELECT table_schema, table_name FROM information_schema.tables WHERE table_catalog = ?"
+    tables: list[tuple[str, ...]] = connection.execute(sql, [database]).fetchall()
+    if len(tables) == 1:
+        return tables[0]
+    listed = ", ".join(sorted(".".join(parts) for parts in tables)) or "none"
+    raise SourceError(f"{source}: it needs 'table'{TABLES_THERE}{listed}")
+
+
+def _csv_relation(source: ShardSource, path: str) -> str:
+    """Return the call that reads a CSV file; a cast would come after '007' became 7."""
+    sniffed = csv_format(path, source.nulls, source.text)
+    _check_columns(source, list(sniffed.types))
+    names = source.renamed(sniffed.types)
+    wanted = source.types_of(names.values())
+    types = {
+        # texts are converted later, because some may not be of the type
+        name: kind if kind == TEXT else wanted.get(names[name], kind)
+        for name, kind in sniffed.types.items()
+    }
+    return csv_call(path, source.nulls, sniffed.dialect, types)
 
 
 def _check_readable(source: ShardSource, path: str) -> None:
@@ -291,26 +321,15 @@ def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
         )
 
 
-def _replacements(connection: duckdb.DuckDBPyConnection, source: ShardSource, relation: str) -> str:
-    """Return the SELECT list that gives columns the types of the tables file."""
-    if not source.types:
-        return "*"
-    columns = column_types(connection, f"SELECT * FROM {relation}")
-    casts = ", ".join(
-        f"CAST({quote_name(column)} AS {name}) AS {quote_name(column)}"
-        for column, name in _known_types(source, columns).items()
-    )
-    return f"* REPLACE ({casts})"
-
-
-def _known_types(source: ShardSource, columns: Collection[str]) -> Mapping[str, str]:
-    for column in source.types:
-        if column not in columns:
-            raise SourceError(
-                f"{source}: 'types' names column {column!r}, "
-                f"but the columns are {', '.join(columns)}"
-            )
-    return source.types
+def _casts(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> dict[str, str]:
+    """Return the SQL of the columns that have a type in the tables file."""
+    columns = column_types(connection, "SELECT * FROM source_rows")
+    return {
+        name: source.read_text(quote_name(name), kind)
+        if columns[name] == TEXT
+        else f"CAST({quote_name(name)} AS {kind})"
+        for name, kind in source.types_of(columns).items()
+    }
 
 
 def describe(source: ShardSource) -> ShardSchema:
@@ -326,27 +345,49 @@ def describe(source: ShardSource) -> ShardSchema:
         unseen = _without_value(connection, early, columns)
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
-    return ShardSchema(columns, int(total), tuple(empty), _warnings(source))
+        unread = tuple(_unread(connection, source))
+    return ShardSchema(columns, int(total), tuple(empty), (*_hints(source), *unread))
+
+
+def _unread(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> Iterator[str]:
+    """Yield warnings of texts that are not of the owner's type; refuse one of few texts."""
+    for name, sql in _casts(connection, source).items():
+        texts = without_nulls(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
+        counts = f"SELECT count({texts}), count({sql}) FROM source_rows"
+        ((values, read),) = connection.execute(counts).fetchall()
+        what = f"{source}: column {name!r} has a type in 'types'"
+        if values - read > MOST_STRAY * values:
+            raise SourceError(
+                f"{what}, but more than one in {1 / MOST_STRAY:.0f} of its texts are not of it: "
+                "check 'decimal' and 'dates', or list in 'nulls' texts that mean missing"
+            )
+        if read < values:
+            yield f"{what}: {values - read} of its {values} texts are not of it, and are missing"
 
 
 def _is_csv(source: ShardSource) -> bool:
     path = source.path or ""
-    is_file = source.relation is None and not Path(path).is_dir()
-    return is_file and file_suffix(path) not in PARQUET_SUFFIXES
+    return source.relation is None and is_csv(path) and not Path(path).is_dir()
 
 
-def _warnings(source: ShardSource) -> tuple[str, ...]:
-    """Return warnings for the owner of a CSV file, without quoting values."""
+def _hints(source: ShardSource) -> Iterator[str]:
+    """Yield hints for the owner of a CSV file, without quoting values."""
     if source.path is None or not _is_csv(source):
-        return ()
-    strays = csv_format(source.path, source.nulls).stray_rows
-    return tuple(
-        f"{source}: column {name!r} is read as text, because its value in row {row} "
-        "is not a number: correct it, name it in 'nulls' if it stands for a missing "
-        f'one, or say that these are texts: types = {{ {name} = "VARCHAR" }}'
-        for name, row in strays.items()
-        if name not in source.types
-    )
+        return
+    sniffed = csv_format(source.path, source.nulls, source.text)
+    names = source.renamed(sniffed.types)
+    typed = source.types_of(names.values())
+    for column, hint in sniffed.hints.items():
+        name = names[column]
+        if name in typed:
+            continue
+        stray = f", not that of row {hint.row}; others are missing, as those in 'nulls'"
+        yield (
+            f"{source}: column {name!r} is read as text, but {hint.option}types = "
+            f'{{ {quoted(name)} = "{hint.kind}" }} reads {hint.read} of its {hint.values} values'
+            f'{stray if hint.row else ""}; types = {{ {quoted(name)} = "VARCHAR" }} '
+            "says that these are texts"
+        )
 
 
 def _without_value(

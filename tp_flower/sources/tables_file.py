@@ -21,22 +21,24 @@ takes part in runs only if it has one.
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import PolicyError, SourceError
+from tp_flower.query.fragment import spell
 from tp_flower.sources import entries
-from tp_flower.sources.entries import Count, Flag, Text, Texts
+from tp_flower.sources.entries import Count, Flag, Names, Text, Texts
 from tp_flower.sources.policy import MISSING, OPEN, Policy, read_policy
+from tp_flower.sources.text_values import DETECTED, TextFormat, without_nulls
 
 if TYPE_CHECKING:
     from tp_flower.sources.databases.session import DatabaseUrl
 
 DEFAULT_NULLS: Final = ("", "NA", "NaN", "nan", "NULL", "null")
-DUCKDB: Final = "duckdb"
+DUCKDB, SQLITE = "duckdb", "sqlite"
 DEFAULT_CHUNK_ROWS: Final = 50_000
 CSV_SUFFIXES: Final = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 PARQUET_SUFFIXES: Final = (".parquet",)
@@ -63,7 +65,7 @@ class DatabaseShard:
     def __str__(self) -> str:
         """The shard in words, without secrets; different queries differ."""
         if self.table is not None:
-            return f"table {'.'.join(self.table)} of {self.url}"
+            return f"table {'.'.join(self.table) or 'there'} of {self.url}"
         # the owner's SQL does not leave the site
         digest = sha256((self.sql or "").encode()).hexdigest()[:8]
         return f"query {digest} of {self.url}"
@@ -76,8 +78,11 @@ class ShardSource:
     Attributes:
         site: the organisation that holds the shard; "<table>-<index>" if not named.
         types: DuckDB types by column, to override the detected types.
+        rename: names of the table's columns by their names in the source; all other
+            settings are about the table's.
         token: key of the data frames in this process's registry, or None.
-        relation: the table in a DuckDB file, with its schema if one is named.
+        relation: the table in a DuckDB file, with its schema if one is named; () for the
+            only one.
         min_count: categories with fewer rows never leave the site.
     """
 
@@ -92,6 +97,8 @@ class ShardSource:
     database: DatabaseShard | None = None
     min_count: int = 1
     policy: Policy = field(default_factory=Policy)
+    text: TextFormat = DETECTED
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def has_policy(self) -> bool:
@@ -111,6 +118,34 @@ class ShardSource:
                 "`tp-flower policy --tables FILE` writes a first policy"
             )
 
+    def spelled(self, key: str, names: Collection[str], columns: Collection[str]) -> list[str]:
+        """Return the columns that a setting names in any case; refuse unknown ones."""
+        for name in names:
+            if spell(name, columns) is None:
+                listed = ", ".join(columns)
+                raise SourceError(
+                    f"{self}: {key!r} names column {name!r}, but the columns are {listed}"
+                )
+        return [spell(name, columns) or name for name in names]
+
+    def types_of(self, columns: Collection[str]) -> dict[str, str]:
+        """Return the owner's types by the columns' own spelling."""
+        names = self.spelled("types", self.types, columns)
+        return dict(zip(names, self.types.values(), strict=True))
+
+    def renamed(self, columns: Collection[str]) -> dict[str, str]:
+        """Return the names of the table's columns by those of the source's."""
+        names = {name: name for name in columns}
+        old_names = self.spelled("rename", self.rename, columns)
+        names |= zip(old_names, self.rename.values(), strict=True)
+        if self.rename and len({name.lower() for name in names.values()}) < len(names):
+            raise SourceError(f"{self}: 'rename' gives two columns one name")
+        return names
+
+    def read_text(self, sql: str, kind: str, *, is_strict: bool = False) -> str:
+        """Return the SQL of a column of texts in a type of the tables file."""
+        return self.text.read(without_nulls(sql, self.nulls), kind, is_strict=is_strict)
+
     @property
     def engine(self) -> str:
         """The kind of database that holds the rows; DuckDB reads all others."""
@@ -124,7 +159,7 @@ class ShardSource:
         where = "a data frame" if self.path is None else self.path
         if self.relation is None:
             return where
-        return f"table {'.'.join(self.relation)} of {where}"
+        return f"table {'.'.join(self.relation) or 'there'} of {where}"
 
     def __str__(self) -> str:
         """The shard in words, as error messages name it."""
@@ -183,17 +218,20 @@ class _ShardEntry:
     fingerprint: Text = ""
     chunk_rows: Count = DEFAULT_CHUNK_ROWS
     push_down: Flag = True
+    rename: Names = field(default_factory=dict)
 
 
 _SHARD_KEYS: Final = [f.name.replace("_", "-") for f in fields(_ShardEntry)]
+_TEXT_KEYS: Final = [f.name for f in fields(TextFormat)]
 _PLACES: Final = ("path", "uri", "uri-file")
+_OF_CSV: Final = ("delimiter", "encoding")
 _OF_DATABASES: Final = ("sql", "order-by", "fingerprint", "chunk-rows", "push-down")
 
 
 def _table_sources(file: Path, name: str, entry: object) -> list[ShardSource]:
-    where = f"[tables.{name}] of {file}"
+    where = f"[tables.{name}] of the tables file {file}"
     common = entries.as_table(entry, where)
-    entries.refuse_unknown(common, (*_SHARD_KEYS, "shards"), where)
+    entries.refuse_unknown(common, (*_SHARD_KEYS, *_TEXT_KEYS, "shards"), where)
     if "shards" not in common:
         return [_shard_source(file, name, 0, common, common)]
     if "path" in common:
@@ -209,11 +247,13 @@ def _shard_source(
     file: Path, table: str, index: int, common: Mapping[str, object], value: object
 ) -> ShardSource:
     """Return one shard; keys that it lacks are taken from its table's entry."""
-    where = f"shard {index} of table {table!r} in {file}"
+    where = f"shard {index} of table {table!r} in the tables file {file}"
     shard = entries.as_table(value, where)
+    written = {**common, **shard}
+    entries.refuse_unknown(written, (*_SHARD_KEYS, *_TEXT_KEYS), where)
+    text = entries.read(TextFormat, {k: written[k] for k in _TEXT_KEYS if k in written}, where)
     merged = {
-        **common,
-        **shard,
+        **{key: value for key, value in written.items() if key not in _TEXT_KEYS},
         "types": {**_types(common, where), **_types(shard, where)},
         "policy": {},
     }
@@ -223,11 +263,30 @@ def _shard_source(
     if len(places) != 1:
         problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
         raise SourceError(f"{where} has {problem}: give one of {', '.join(_PLACES)}")
-    is_file = bool(entry.path)
-    folder = file.absolute().parent
-    for key in _OF_DATABASES:
-        if is_file and key in merged:
-            raise SourceError(f"{key!r} of {where} is for databases, and 'path' names a file")
+    # without a path, the folder of the tables file
+    path = str(file.absolute().parent / Path(entry.path).expanduser())
+    is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
+    is_rows |= entry.path.endswith(("/", os.sep)) or bool(entry.path and Path(path).is_dir())
+    kind = _database_kind(path) if entry.path and not is_rows else ""
+    is_file = bool(entry.path) and kind != SQLITE
+    is_allowed = {
+        **dict.fromkeys(_OF_DATABASES, not is_file),
+        **dict.fromkeys(_OF_CSV, is_file and is_csv(path)),
+        "table": not is_rows,
+    }
+    for key in written:
+        if not is_allowed.get(key, True):
+            purpose = "CSV files" if key in _OF_CSV else "databases"
+            raise SourceError(f"{key!r} of {where} is for {purpose}, which this is not")
+    relation = _relation(entry, where)
+    if entry.path and not (is_rows or relation or entry.sql):
+        if not kind:
+            raise SourceError(
+                f"cannot tell the format of 'path' of {where}: known extensions are "
+                f"{', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a folder of Parquet files "
+                "ends in /, and a file of SQLite or DuckDB is known by its content"
+            )
+        relation = ()  # the only table there
     return ShardSource(
         table=table,
         site=entry.site or f"{table}-{index}",
@@ -236,32 +295,39 @@ def _shard_source(
         nulls=entry.nulls,
         min_count=max(entry.min_count, policy.min_count),
         policy=policy,
-        path=_file(entry, folder, where) if is_file else None,
-        relation=_relation(entry, where) if is_file else None,
-        database=None if is_file else _database(entry, folder, where),
+        path=path if is_file else None,
+        relation=relation if is_file else None,
+        database=None if is_file else _database(entry, path, relation, where),
+        text=text,
+        rename=entry.rename,
     )
 
 
-def _file(entry: _ShardEntry, folder: Path, where: str) -> str:
-    path = str(folder / Path(entry.path).expanduser())
-    is_plain = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    if entry.table and is_plain:
-        raise SourceError(f"'table' of {where} is for DuckDB files and databases, not for {path}")
-    if not entry.table and not entry.path.endswith(("/", os.sep)):
-        file_suffix(path)
-    return path
+def _database_kind(path: str) -> str:
+    """Return the kind of database in a file, "" for none, by its first bytes."""
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(16)
+    except OSError:
+        return ""
+    if head == b"SQLite format 3\0":
+        return SQLITE
+    return DUCKDB if head[8:12] == b"DUCK" else ""
 
 
-def _database(entry: _ShardEntry, folder: Path, where: str) -> DatabaseShard:
+def _database(
+    entry: _ShardEntry, path: str, table: tuple[str, ...] | None, where: str
+) -> DatabaseShard:
     # SQLAlchemy is slow to import, and most sites have files
     from tp_flower.sources.databases.session import parse_url
 
+    folder = Path(path)
     if entry.uri:
         url = parse_url(entry.uri, os.environ, folder, where)
     else:
-        uri = _read_uri(folder / Path(entry.uri_file).expanduser(), where)
+        file = folder / Path(entry.uri_file).expanduser()
+        uri = f"sqlite:///{path}" if entry.path else _read_uri(file, where)
         url = parse_url(uri, {}, folder, where)
-    table = _relation(entry, where)
     if (table is None) == (not entry.sql):
         raise SourceError(f"{where}: a database needs either 'table' or 'sql'")
     return DatabaseShard(
@@ -311,15 +377,6 @@ def _types(entry: Mapping[str, object], where: str) -> dict[str, str]:
     return {column: str(name) for column, name in types.items()}
 
 
-def file_suffix(path: str) -> str:
-    """The suffix that decides how a file is read; "" for a folder of Parquet files."""
-    for suffix in (*CSV_SUFFIXES, *PARQUET_SUFFIXES):
-        if path.lower().endswith(suffix):
-            return suffix
-    if path.endswith(("/", os.sep)) or Path(path).is_dir():
-        return ""
-    extensions = ", ".join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
-    raise SourceError(
-        f"cannot tell the format of {path}: known extensions are {extensions}; "
-        "a folder of Parquet files ends in /, and a DuckDB file needs 'table'"
-    )
+def is_csv(path: str) -> bool:
+    """Whether a file's name is that of a CSV file."""
+    return path.lower().endswith(CSV_SUFFIXES)

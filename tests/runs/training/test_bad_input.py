@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from strategies import TablePuppetADMM, TablePuppetSGD
-from tests.support.federated import WatchedGrid, train
+from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.files import case_table
 from tests.support.policies import OPEN
 from tp_flower import errors
@@ -70,7 +70,7 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
         (
             {"uk": {"customers": customers(2).rename(columns={"age": "years"})}},
             SchemaError,
-            r"the shards .* differ: only 'uk' has \['years'\], only 'us' has \['age'\]",
+            r"feature c.age: table 'customers': column 'age' is at site 'us', but not at 'uk'",
         ),
         (NO_ROW, SchemaError, r"^table 'c' is empty: none of its sites \(.*us.*\) has"),
         (us(10, 11) | uk(12), MappingError, "no rows; rows left .*: o: 10, c: 0"),
@@ -129,9 +129,11 @@ def test_files_that_are_refused(tmp_path, text, match):
         us(age=["old", "young"]) | uk(age=[np.nan, np.nan]),
         # nobody has ordered here
         uk(8, 9),
-        {"uk": {"Customers": customers(2, 3)}},
+        {"uk": {"Customers": customers(2, 3).rename(columns={"id": "ID", "age": "Age"})}},
+        uk(note="x"),
+        us(note=1) | uk(note="x"),
     ],
-    ids=["types", "nulls", "texts", "strangers", "case"],
+    ids=["types", "nulls", "texts", "strangers", "case", "columns", "kinds"],
 )
 def test_shards_that_fit(method, changed):
     strategy = start(changed, method=method)
@@ -139,7 +141,19 @@ def test_shards_that_fit(method, changed):
     table = strategy.training_problem.tables["c"]
     assert len(table.parts) == 2
     # texts are two categories, beside those of a shard without values
-    assert table.features == (2 if "us" in changed else 1)
+    assert table.features == (2 if "old" in str(changed) else 1)
+
+
+def test_a_star_takes_what_a_policy_lets_features_read_and_all_shards_have(tmp_path):
+    rules = {"customers": "columns = ['age', 'extra']\nkeys = ['id', 'code']\njoin-only = ['no']"}
+    frames = us(0, 1, code=7, secret=1, no=2, extra=1) | uk(2, 3, code=8, no=2, secret=3)
+    files = [
+        write_site(tmp_path / site, frame, rules if site == "us" else None)
+        for site, frame in frames.items()
+    ]
+    grid = {"us": files[0], "uk": files[1]}
+    strategy = start(grid, SQL.replace("c.age", "c.*"))
+    assert strategy.training_problem.encoders["c"].features == {"age": 1}
 
 
 def test_column_without_values_in_all_shards_is_dropped():
@@ -166,7 +180,7 @@ def test_line_of_a_file_is_not_quoted(tmp_path):
     (tmp_path / "a.csv").write_text("id,age\n0,30\n1,sec'ret\n")
     text = "[tables.customers]\npath='a.csv'\nsite='us'\ntypes = { age = 'INTEGER' }"
     (tmp_path / "tables.toml").write_text(f"{text}\n{OPEN}")
-    match = r"CSV Error on Line: 3; Error when converting column \"age\"; to INTEGER"
+    match = "column 'age' has a type in 'types', but more than one in 10 of its texts"
     with pytest.raises(SiteError, match=match) as caught:
         start({"us": tmp_path / "tables.toml"})
     assert "ret" not in str(caught.value).replace(str(tmp_path), "")

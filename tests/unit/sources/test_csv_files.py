@@ -11,7 +11,8 @@ from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.files import case_table
 from tp_flower.sources.csv_files import csv_call, csv_format
-from tp_flower.sources.shards import ShardSource, describe
+from tp_flower.sources.shards import ShardSource, connect, describe, load_tables
+from tp_flower.sources.text_values import TextFormat
 
 CASES = case_table(__file__)
 NULLS = ("", "NA", "nan")
@@ -72,11 +73,13 @@ def test_one_text_among_numbers_is_told(tmp_path):
     path = write(tmp_path, "1,x", "n/a,y")
     (text,) = warnings(path)
     assert text == (
-        f"table 't' at site 'here' ({path}): column 'a' is read as text, because its "
-        f"value in row {ROWS + 1} is not a number: correct it, name it in 'nulls' if "
-        "it stands for a missing one, or say that these are texts: "
-        'types = { a = "VARCHAR" }'
+        f"table 't' at site 'here' ({path}): column 'a' is read as text, but types = "
+        f'{{ "a" = "DOUBLE" }} reads {ROWS + 3} of its {ROWS + 4} values, not that of row '
+        f"{ROWS + 1}; others are missing, as those in 'nulls'; types = "
+        '{ "a" = "VARCHAR" } says that these are texts'
     )
+    (text,) = warnings(path, types={"A": "DOUBLE"})
+    assert text.endswith(f"1 of its {ROWS + 4} texts are not of it, and are missing")
     assert warnings(path, types={"a": "VARCHAR"}) == ()
     assert describe(ShardSource("t", "here", 0, path, nulls=("n/a",))).warnings == ()
 
@@ -86,7 +89,32 @@ def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     path = tmp_path / "t.csv"
     rows = (f"{value},1\n" for value in values.split(" "))
     path.write_text("a,b\n" + "".join(rows))
-    assert csv_format(str(path), NULLS).stray_rows == ({"a": row} if row else {})
+    hints = csv_format(str(path), NULLS).hints
+    assert {name: hint.row for name, hint in hints.items()} == ({"a": row} if row else {})
+
+
+@pytest.mark.parametrize(("values", "remedy", "expected"), CASES["hints"])
+def test_the_hint_for_texts_names_what_reads_them(tmp_path, values, remedy, expected):
+    texts = "".join(f"{value.replace('T', ' ')};x\n" for value in values.split())
+    (tmp_path / "t.csv").write_text(f"a;b\n{texts}")
+    file = tmp_path / "tables.toml"
+    file.write_text("[tables.t]\npath = 't.csv'\n")
+    (text,) = describe(*load_tables(str(file))).warnings
+    assert f"but {remedy} reads" in text
+    assert not [value for value in values.split() if value in text]
+    file.write_text(f"[tables.t]\npath = 't.csv'\n{remedy.replace(', types', chr(10) + 'types')}\n")
+    (source,) = load_tables(str(file))
+    with connect(source) as connection:
+        actual = connection.execute("SELECT a FROM shard").fetchall()
+    assert str([value for (value,) in actual]).startswith(expected)
+
+
+def test_how_the_owner_says_that_a_file_is_written(tmp_path):
+    (tmp_path / "t.csv").write_bytes("a|b\n1,5|Zo\xeb\n".encode("latin-1"))
+    wanted = TextFormat(decimal=",", delimiter="|", encoding="latin-1")
+    source = ShardSource("t", "here", 0, str(tmp_path / "t.csv"), text=wanted)
+    with connect(source) as connection:
+        assert connection.execute("FROM shard").fetchall() == [(1.5, "Zo\xeb")]
 
 
 def test_the_site_logs_a_warning_once(tmp_path, caplog):

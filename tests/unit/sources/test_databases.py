@@ -22,6 +22,7 @@ from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.query import Feature, Fragment, SubQuery
 from tp_flower.sources import shards
+from tp_flower.sources.text_values import TextFormat
 
 CASES = case_table(__file__)
 SESSIONS = {
@@ -142,6 +143,13 @@ def test_types_of_the_owner(url):
     # the database must not take such a column for what it is there
     filtered = chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8")))
     assert filtered == [[("1",)]]
+    # texts as the owner writes numbers and dates, and those that stand for none
+    columns = {"price": "VARCHAR(9)", "day": "VARCHAR(10)"}
+    name = fill(url, "texts", columns, [("1.234,50€", "01.02.2013"), ("oops", None)])
+    types = {"Price": "DOUBLE", "day": "DATE"}
+    written = {"text": TextFormat(decimal=",", dates="%d.%m.%Y"), "nulls": ("oops",)}
+    texts = replace(source_of(url, name, types=types), **written)
+    assert rows_of(texts) == [(1234.5, date(2013, 2, 1)), (None, None)]
     # values that are refused without them
     if url.drivername == "sqlite":
         run(url, "CREATE TABLE t (a)", "INSERT INTO t VALUES (1), ('x'), (x'61')")

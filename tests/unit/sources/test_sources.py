@@ -1,4 +1,6 @@
 import os
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SourceError
+from tp_flower.query import Feature, Fragment
 from tp_flower.sources.policy import MISSING
 from tp_flower.sources.shards import (
     ShardSource,
@@ -19,6 +22,7 @@ from tp_flower.sources.shards import (
     load_tables,
     register_frames,
     release,
+    scan,
 )
 
 CASES = case_table(__file__)
@@ -144,12 +148,50 @@ def test_type_override(tmp_path, name):
     assert describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
     for column, match in (
         ("d", "names column 'd', but the columns are a, b, c"),
-        ("c", r"table 't' at site 's' .*Conversion Error"),
+        ("c", r"table 't' at site 's' .*column 'c' .*more than one in 10 of its texts"),
     ):
         with pytest.raises(SourceError, match=match):
-            rows_of(replace(source, types={column: "DOUBLE"}))
+            describe(replace(source, types={column: "DOUBLE"}))
     zips = replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})
     assert rows_of(zips) == [("007",)]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.duckdb", "t.sqlite"])
+def test_columns_of_other_names(tmp_path, name):
+    """Names in the tables file are those of the table, and compare without case."""
+    path, frame = tmp_path / name, pd.DataFrame({"k": ["007"], "Price": ["$1.50"]})
+    if name == "t.sqlite":
+        with closing(sqlite3.connect(path)) as connection:
+            frame.to_sql("Album", connection, index=False)
+    elif name == "t.duckdb":
+        duckdb_file(path, "CREATE TABLE Album AS SELECT '007' AS k, '$1.50' AS Price")
+    else:
+        frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
+    table = "" if name in ("t.csv", "t.parquet") else "table = 'ALBUM'\n"
+    rules = f"{table}types = {{ price = 'DOUBLE' }}\nrename = {{ K = 'id' }}\n"
+    (source,) = load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
+    assert describe(source).columns == {"id": "VARCHAR", "Price": "DOUBLE"}
+    with scan(source, Fragment("t", "t", (Feature("p", "price"),))) as opened:
+        for _ in opened.chunks():
+            assert opened.connection.execute('SELECT "Price" FROM shard').fetchall() == [(1.5,)]
+    for rename, match in (({"x": "y"}, "'x', but the columns are k"), ({"k": "PRICE"}, "one name")):
+        with pytest.raises(SourceError, match=match):
+            describe(replace(source, types={}, rename=rename))
+
+
+@pytest.mark.parametrize("name", ["x.sqlite", "x.db", "x.duckdb"])
+def test_a_file_is_the_database_that_its_content_says(tmp_path, name):
+    def add(table):
+        connect_to = duckdb.connect if name == "x.duckdb" else sqlite3.connect
+        with closing(connect_to(tmp_path / name)) as connection:
+            connection.execute(f"CREATE TABLE {table} AS SELECT 1 AS a")
+
+    add("Album")
+    (source,) = load_tables(tables_file(tmp_path, f"tables.t.path = '{name}'"))
+    assert describe(source).columns.keys() == {"a"}
+    add("Track")
+    with pytest.raises(SourceError, match=r"needs 'table'; its tables are .*Album, .*Track"):
+        describe(source)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +143,7 @@ _MY_INTEGERS, _MY_TIMES, _MY_TEXTS = (
     {getattr(FIELD_TYPE, name): kind for name, kind in _TYPES[f"mysql-{which}"].items()}
     for which in ("integers", "times", "texts")
 )
-_PG_NUMERIC, _PG_UUID = 1700, 2950
+_PG_MONEY, _PG_NUMERIC, _PG_UUID = 790, 1700, 2950
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
 
@@ -167,6 +167,10 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
     if code == _PG_NUMERIC:
         precision, scale = _declared_digits(field) or (MAX_DIGITS, 0)
         return _numeric(name, f"DECIMAL({precision},{scale})")
+    if code == _PG_MONEY:
+        # its texts have a currency sign
+        number = exp.cast(exp.cast(named(name), "DECIMAL"), "DOUBLE")
+        return DatabaseColumn.of(name, "DOUBLE", number, is_exact=False)
     if code in _PG_TYPES:
         return DatabaseColumn.of(name, _PG_TYPES[code])
     if code in _PG_UNUSABLE:
@@ -275,7 +279,7 @@ def _without_zero_date(name: str) -> exp.Expr:
 
 
 def sqlite_columns(
-    declared: Mapping[str, str], one_row: OneRow, overridden: Mapping[str, str], where: str
+    declared: Mapping[str, str], one_row: OneRow, overridden: Collection[str], where: str
 ) -> list[DatabaseColumn]:
     """Return the columns in SQLite, where any column may hold any value.
 

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
@@ -19,7 +19,9 @@ import sqlalchemy as sa
 from pymysql.cursors import SSCursor
 
 from tp_flower.errors import SourceError, UnreachableError, closest
-from tp_flower.sources.tables_file import DatabaseShard, ShardSource
+from tp_flower.query.fragment import spell
+from tp_flower.sources.entries import TABLES_THERE
+from tp_flower.sources.tables_file import SQLITE, DatabaseShard, ShardSource
 
 Dialect = Literal["postgresql", "mysql", "sqlite"]
 
@@ -317,15 +319,33 @@ class DatabaseSession:
                 return list(cursor._result.fields)  # noqa: SLF001
             return list(cursor.description)
 
-    def primary_key(self) -> list[str]:
-        """Return the columns of the table's primary key, [] without one."""
-        table = self.database.table
-        if table is None:
-            return []
-        schema = ".".join(table[:-1]) or None
+    @cached_property
+    def table(self) -> tuple[str, ...] | None:
+        """The table in its own spelling, because names compare without case."""
+        if self.database.table is None:
+            return None
+        *schemas, name = self.database.table or ("",)
+        schema = ".".join(schemas) or None
         with _translated_errors(self.source, self.database):
             inspector = sa.inspect(self.connection)
-            key = inspector.get_pk_constraint(table[-1], schema)
+            if self.dialect != SQLITE and inspector.has_table(name, schema):
+                return self.database.table
+            names = [*inspector.get_table_names(schema), *inspector.get_view_names(schema)]
+        spelling = names[0] if not name and len(names) == 1 else spell(name, names)
+        if spelling is None:
+            problem = _MISSING if name else "it needs 'table'"
+            listed = ", ".join(names) or "none"
+            raise SourceError(f"{self.source}: {problem}{TABLES_THERE}{listed}")
+        return (*schemas, spelling)
+
+    def primary_key(self) -> list[str]:
+        """Return the columns of the table's primary key, [] without one."""
+        if self.table is None:
+            return []
+        schema = ".".join(self.table[:-1]) or None
+        with _translated_errors(self.source, self.database):
+            inspector = sa.inspect(self.connection)
+            key = inspector.get_pk_constraint(self.table[-1], schema)
             return list(key["constrained_columns"])
 
     def execute(self, sql: str) -> None:

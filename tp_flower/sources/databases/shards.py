@@ -6,7 +6,7 @@ The database is asked only for the rows and columns that the query needs
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any, Final
@@ -37,6 +37,7 @@ from tp_flower.sources.databases.pushdown import (
 from tp_flower.sources.databases.session import DatabaseSession, open_session
 from tp_flower.sources.shards import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import ShardSource
+from tp_flower.sources.text_values import TEXT
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,14 @@ class DatabaseTable:
     connection: duckdb.DuckDBPyConnection
     columns: Mapping[str, DatabaseColumn]
     types: Mapping[str, str]
+    names: Mapping[str, str]
 
     @cached_property
     def order_by(self) -> tuple[str, ...]:
         """The owner's columns and the primary key, which fix the order of the rows."""
-        session = self.session
-        columns = (*session.database.order_by, *session.primary_key())
+        session, source = self.session, self.session.source
+        columns = source.spelled("order-by", session.database.order_by, self.columns)
+        columns += [self.names[name] for name in session.primary_key()]
         return tuple(dict.fromkeys(columns))
 
     def chunks(self, selection: Selection) -> Iterator[None]:
@@ -101,14 +104,19 @@ class DatabaseTable:
     def _view(self, selection: Selection, relation: str) -> None:
         """Make ``shard`` a view with the columns' own types."""
         columns = ", ".join(
-            quote_name(name)
-            if self.types[name] == '"NULL"'
-            else f"CAST({quote_name(name)} AS {self.types[name]}) AS {quote_name(name)}"
-            for name in selection.columns
+            f"{self._cast(name)} AS {quote_name(name)}" for name in selection.columns
         )
         self.connection.execute(
             f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {columns or 'nothing'} FROM {relation}"
         )
+
+    def _cast(self, name: str) -> str:
+        column, kind = quote_name(name), self.types[name]
+        if kind == '"NULL"':
+            return column
+        if self.columns[name].arrives == TEXT and kind != TEXT:
+            return self.session.source.read_text(column, kind, is_strict=True)
+        return f"CAST({column} AS {kind})"
 
     def _statement(self, selection: Selection) -> str:
         dialect = self.session.dialect
@@ -136,11 +144,10 @@ _NOTHING: Final = DatabaseColumn.of("nothing", "INTEGER")  # read if no column i
 
 def _relation(session: DatabaseSession) -> str:
     """Return the owner's table or query, in the form for FROM."""
-    database = session.database
-    if database.table is not None:
-        return ".".join(quote(part, session.dialect) for part in database.table)
+    if session.table is not None:
+        return ".".join(quote(part, session.dialect) for part in session.table)
     # on its own line, because the query may end in a comment
-    return f"(\n{database.sql}\n) AS owner_query"
+    return f"(\n{session.database.sql}\n) AS owner_query"
 
 
 def describe_database(source: ShardSource) -> ShardSchema:
@@ -200,14 +207,11 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     source = session.source
     declared = _columns(session)
     check_names([column.name for column in declared], str(source))
-    columns = {column.name: column for column in declared}
-    for name in (*source.types, *session.database.order_by):
-        if name not in columns:
-            raise SourceError(
-                f"{source}: 'types' or 'order-by' names column {name!r}, "
-                f"but the columns are {', '.join(columns)}"
-            )
-    wanted = {name: source.types.get(name, col.type) for name, col in columns.items()}
+    names = source.renamed([column.name for column in declared])
+    columns = {names[c.name]: replace(c, name=names[c.name]) for c in declared}
+    chosen = source.types_of(columns)
+    source.spelled("order-by", session.database.order_by, columns)
+    wanted = {name: chosen.get(name, column.type) for name, column in columns.items()}
     nulls = ", ".join(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
     )
@@ -216,13 +220,13 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
         types = column_types(connection, "SELECT * FROM declared")
     except duckdb.Error as error:
         raise SourceError(f"{source}: {safe_message(error)}") from error
-    for name in source.types:
+    for name in chosen:
         # the site casts, because the database's columns are not of this type
         column = columns[name]
         columns[name] = DatabaseColumn(
             name, types[name], column.read, column.arrives, is_exact=False
         )
-    return DatabaseTable(session, connection, columns, types)
+    return DatabaseTable(session, connection, columns, types, names)
 
 
 def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
@@ -236,7 +240,10 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
         session.execute(f"CREATE TEMP VIEW tp_flower_shard AS SELECT * FROM {base}")
         rows = chain.from_iterable(session.chunks("PRAGMA table_info(tp_flower_shard)"))
         declared = {str(name): str(kind) for _, name, kind, *_ in rows}
-        return sqlite_columns(declared, one_row, session.source.types, str(session.source))
+        names = session.source.renamed(declared)
+        chosen = session.source.types_of(names.values())
+        overridden = [name for name in declared if names[name] in chosen]
+        return sqlite_columns(declared, one_row, overridden, str(session.source))
     fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
     if session.dialect == "mysql":
         return list(map(mysql_column, fields))
