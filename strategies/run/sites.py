@@ -85,6 +85,11 @@ class Inventory:
         """Return the columns and types of every table, which its shards share."""
         return {table: _schema(self.shards_of(table)) for table in self.tables}
 
+    @property
+    def unread(self) -> list[str]:
+        """Why queries cannot read columns that some shards have."""
+        return [text for schema in self.schemas().values() for text in schema.unread.values()]
+
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""

@@ -15,7 +15,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from logging import INFO
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -511,11 +510,9 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows."""
         settings = self.settings
-        schemas = inventory.schemas()
-        bound = self.bind(schemas)
-        for problem in chain.from_iterable(s.unread.values() for s in schemas.values()):
-            if self.query.has_stars:
-                self.warn(f"{problem}; * leaves it out")
+        bound = self.bind(inventory.schemas())
+        for problem in inventory.unread if self.query.has_stars else ():
+            self.warn(f"{problem}; * leaves it out")
         for alias, _ in settings.models:
             table_named(bound, alias, "models")
         if settings.split.table:
