@@ -19,15 +19,7 @@ import numpy as np
 from client_apps.data.cache import Cache
 from client_apps.data.run_store import Entry, SiteStore, lost_state
 from tp_flower.errors import SettingsError, is_full
-from tp_flower.learning.models.local_model import (
-    AUTO,
-    CPU,
-    CUDA,
-    NUMPY_KINDS,
-    FeatureArray,
-    Features,
-    resolve,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.node_config import IN_MEMORY
 
 FEATURES: Final = "features"
@@ -59,7 +51,7 @@ class CachedFeatures:
         arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
         return Entry(arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
-    def of(self, entry: Entry) -> FeatureArray:
+    def of(self, entry: Entry) -> local_model.FeatureArray:
         """Return the features of a participant's entry, possibly from the cache."""
         if FEATURES in entry.arrays:
             return entry.arrays[FEATURES]
@@ -98,24 +90,24 @@ def rows_of(number: int) -> str:
     return f"extracted-{number}"
 
 
-def mapped(folder: Path) -> FeatureArray:
+def mapped(folder: Path) -> local_model.FeatureArray:
     """Return the features of an entry of the cache, (n, d), memory-mapped."""
     path = folder / FEATURES_FILE
     try:
-        features: FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        features: local_model.FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
         raise lost_state() from error
     return features
 
 
-_COPIES: Final[dict[tuple[str, int], tuple[Features, float]]] = {}
+_COPIES: Final[dict[tuple[str, int], tuple[local_model.Features, float]]] = {}
 """Features on a device, and when they were last used; by the name of run and site, and
 the participant."""
 
 
 def place(
-    store: SiteStore, number: int, features: FeatureArray, device: str, kind: str
-) -> Features:
+    store: SiteStore, number: int, features: local_model.FeatureArray, device: str, kind: str
+) -> local_model.Features:
     """Return a participant's features (n, d) where its model is computed.
 
     Those of a torch model are copied to a GPU that has room for them.
@@ -123,7 +115,7 @@ def place(
     Raises:
         SettingsError: the device is not there, or its memory is full.
     """
-    if kind in NUMPY_KINDS or resolve(device) == CPU:
+    if kind in local_model.NUMPY_KINDS or local_model.resolve(device) == local_model.CPU:
         return features
     key, now = (store.run, number), time.monotonic()
     placed, _ = _COPIES.get(key, (None, now))
@@ -131,9 +123,9 @@ def place(
         _drop([k for k, (_, used) in _COPIES.items() if now - used > IDLE_SECONDS])
         from tp_flower.learning.models.neural import as_tensor, free_bytes, torch_device
 
-        gpu = torch_device(CUDA)
+        gpu = torch_device(local_model.CUDA)
         free = free_bytes(gpu)
-        if free < LEAST_BYTES and device != AUTO:
+        if free < LEAST_BYTES and device != local_model.AUTO:
             raise SettingsError(
                 f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's "
                 f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "

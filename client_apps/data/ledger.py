@@ -53,21 +53,13 @@ from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
 from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.node_config import IN_MEMORY
+from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import (
-    SCORES_TELL,
-    Budget,
-    Mechanism,
-    Name,
-    Release,
-    Reservation,
-    Spend,
-)
 
 P = ParamSpec("P")
 Line = dict[str, Any]
-Budgets = Mapping[str, Budget]  # by source; a source that is not listed has no limit
-Costs = Counter[Mechanism]  # how often each mechanism, which has count 1, is used
+Budgets = Mapping[str, mechanisms.Budget]  # by source; a source that is not listed has no limit
+Costs = Counter[mechanisms.Mechanism]  # how often each mechanism, which has count 1, is used
 
 RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE, KEYS = "settle", "close", "keys"
@@ -140,7 +132,7 @@ class Ledger:
         self._checked_in = -1
 
     def reserve(
-        self, run: str, planned: Sequence[Reservation], budgets: Budgets, ident: str = ""
+        self, run: str, planned: Sequence[mechanisms.Reservation], budgets: Budgets, ident: str = ""
     ) -> None:
         """Reserve a run's planned spending, all of it or nothing.
 
@@ -163,7 +155,7 @@ class Ledger:
             common = {"event": RESERVE, "run": run, "ident": ident}
             self._append(connection, [common | msgspec.to_builtins(item) for item in planned])
 
-    def spend(self, run: str, uses: Sequence[Spend], ident: str = "") -> None:
+    def spend(self, run: str, uses: Sequence[mechanisms.Spend], ident: str = "") -> None:
         """Spend from the run's reservations, once for each of ``uses``.
 
         Raises BudgetError beyond the reservations; then nothing is written.
@@ -186,7 +178,9 @@ class Ledger:
                 lines.append({"event": SPEND, "run": run, "ident": ident, **use})
             self._append(connection, lines)
 
-    def charge(self, run: str, release: Release, budgets: Budgets, ident: str = "") -> None:
+    def charge(
+        self, run: str, release: mechanisms.Release, budgets: Budgets, ident: str = ""
+    ) -> None:
         """Spend without a reservation; note releases that another run has paid for.
 
         A repeated ``ident`` of the same source costs nothing. Raises BudgetError if the
@@ -202,7 +196,7 @@ class Ledger:
             line = {"event": CHARGE, "run": run, "release": msgspec.to_builtins(release)}
             self._append(connection, [{**line, "times": 1, "ident": ident}])
 
-    def note(self, run: str, releases: Sequence[Release]) -> None:
+    def note(self, run: str, releases: Sequence[mechanisms.Release]) -> None:
         """Record releases that no mechanism covers: one line each, once per run."""
         with self._transaction() as connection:
             earlier = _names(connection, run, NOTE)
@@ -251,7 +245,7 @@ class Ledger:
         with self._transaction() as connection:
             check_quota(connection, table, source, quotas)
 
-    def spent(self, source: str) -> list[Mechanism]:
+    def spent(self, source: str) -> list[mechanisms.Mechanism]:
         """Return the mechanisms that a source has used, open reservations in full."""
         with self._transaction(is_whole=True) as connection:
             return mechanisms_of(_spent(connection, source))
@@ -268,7 +262,7 @@ class Ledger:
             "AND json_extract(line, '$.release.scope') = ?"
         )
         with self._transaction(is_whole=True) as connection:
-            note = connection.execute(query, (source, SCORES_TELL)).fetchone()
+            note = connection.execute(query, (source, mechanisms.SCORES_TELL)).fetchone()
         return note is not None
 
     def lines(self, run: str) -> list[Line]:
@@ -421,14 +415,14 @@ def open_ledger(root: str) -> Ledger:
     return Ledger(root)
 
 
-def costs_of(mechanism: Mechanism | None, times: int = 1) -> Costs:
+def costs_of(mechanism: mechanisms.Mechanism | None, times: int = 1) -> Costs:
     """Return the cost of using a mechanism; ValueError for None."""
     if mechanism is None:
         raise ValueError("a release without a mechanism cannot be paid for")
     return Counter({replace(mechanism, count=1): times * mechanism.count})
 
 
-def mechanisms_of(costs: Costs) -> list[Mechanism]:
+def mechanisms_of(costs: Costs) -> list[mechanisms.Mechanism]:
     """Return costs as mechanisms, each kind once."""
     return [replace(mechanism, count=count) for mechanism, count in costs.items()]
 
@@ -436,8 +430,8 @@ def mechanisms_of(costs: Costs) -> list[Mechanism]:
 def summary(lines: Iterable[Line]) -> list[Line]:
     """Return one object for each release of a run's lines, with how it was used."""
     releases: list[Line] = []
-    uses: dict[Name, Counter[int]] = {}
-    latest: dict[Name, Line] = {}
+    uses: dict[mechanisms.Name, Counter[int]] = {}
+    latest: dict[mechanisms.Name, Line] = {}
     for line in lines:
         # a line's number would reveal how much else the site has released
         stamp = {key: line[key] for key in ("event", "time")}
@@ -487,13 +481,15 @@ def _is_paid(connection: Connection, source: str, ident: str) -> bool:
     return bool(ident) and connection.execute(query, values).fetchone() is not None
 
 
-def _names(connection: Connection, run: str, event: str) -> set[Name]:
+def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]:
     """Return the (part, release) names in the lines of an open run."""
     query = f"SELECT part, what FROM ledger WHERE {_OF_RUN} AND event = :event"
     return set(connection.execute(query, {"run": run, "event": event}))
 
 
-def _limit_and_used(connection: Connection, run: str, use: Spend) -> tuple[int | None, int]:
+def _limit_and_used(
+    connection: Connection, run: str, use: mechanisms.Spend
+) -> tuple[int | None, int]:
     """Return an open run's limit for a key, None without one, and its uses so far."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
     limit, used = connection.execute(
@@ -510,12 +506,12 @@ def _spent(connection: Connection, source: str, run: str | None = None) -> Costs
     costs: Costs = Counter()
     values = {"source": source, "run": run}
     for mechanism, times in connection.execute(_SPENT, values):
-        costs.update(costs_of(msgspec.json.decode(mechanism, type=Mechanism), times))
+        costs.update(costs_of(msgspec.json.decode(mechanism, type=mechanisms.Mechanism), times))
     return costs
 
 
 def _check_budget(
-    connection: Connection, run: str, payer: Release, costs: Costs, budgets: Budgets
+    connection: Connection, run: str, payer: mechanisms.Release, costs: Costs, budgets: Budgets
 ) -> None:
     """Raise BudgetError if costs exceed what is left of a source's budget or run's."""
     budget = budgets.get(payer.source)
@@ -544,6 +540,6 @@ def _check_budget(
             )
 
 
-def _words(run: str, name: Name) -> str:
+def _words(run: str, name: mechanisms.Name) -> str:
     part, what = name
     return f"{what} of part {part} in run {run}"

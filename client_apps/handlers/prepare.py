@@ -18,15 +18,8 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.handlers import training_rows
 from client_apps.handlers.boosting import add_trees
 from client_apps.handlers.encoding import fitted_encoder
+from client_apps.operator import participant
 from client_apps.operator.masks import are_masked, score_masks
-from client_apps.operator.participant import (
-    SCORE_SUMS,
-    Participant,
-    ShardData,
-    initial_vectors,
-    make_model,
-    score_sums,
-)
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan
 from client_apps.privacy.keys import run_key
@@ -104,7 +97,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
 
 def _prepare_part(
     site: Site, number: int, body: PreparePart, request: PrepareRequest
-) -> tuple[Participant, SiteEncoder]:
+) -> tuple[participant.Participant, SiteEncoder]:
     source, extracted = site.source(number), site.extracted(number)
     outline, privacy, update = request.outline, request.privacy, body.update
     sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
@@ -134,7 +127,7 @@ def _prepare_part(
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     _check_model(source.policy, outline, privacy, update, spec)
     width = features.shape[1]
-    model = make_model(spec, width, body.device)
+    model = participant.make_model(spec, width, body.device)
     if isinstance(model, TreeModel):
         model.start(encoder.encoder.coded)
     if privacy.features == DP_SGD:
@@ -160,7 +153,7 @@ def _prepare_part(
         site.group_key,
     )
     forget(site.store, number)
-    data = ShardData(
+    data = participant.ShardData(
         features=place(site.store, number, features, body.device, spec.kind),
         multiplicity=rows.multiplicity,
         tested=rows.tested,
@@ -178,8 +171,8 @@ def _prepare_part(
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
     )
-    vectors, releaser = initial_vectors(model, update), site.releaser(number, plan)
-    return Participant(number, data, model, vectors, releaser), encoder
+    vectors, releaser = participant.initial_vectors(model, update), site.releaser(number, plan)
+    return participant.Participant(number, data, model, vectors, releaser), encoder
 
 
 def _union(
@@ -295,7 +288,7 @@ def _check_model(
 Start = tuple[PreparedPart, solvers.RidgeSolver | None]
 
 
-def _start(part: Participant, columns: int, *, is_exact: bool) -> Start:
+def _start(part: participant.Participant, columns: int, *, is_exact: bool) -> Start:
     """Return the start of training, and the solver of a linear model, exact or not.
 
     The mean squared norm of a row is about ``columns``; the intercept adds 1.
@@ -310,7 +303,7 @@ def _start(part: Participant, columns: int, *, is_exact: bool) -> Start:
     return _start_torch(part, typical), None
 
 
-def _prepared(part: Participant, **fields: Any) -> PreparedPart:
+def _prepared(part: participant.Participant, **fields: Any) -> PreparedPart:
     return PreparedPart(
         features=part.data.features.shape[1],
         penalised=part.model.penalised.astype(np.uint8),
@@ -319,7 +312,7 @@ def _prepared(part: Participant, **fields: Any) -> PreparedPart:
 
 
 def _start_linear(
-    model: LinearModel, part: Participant, typical: dict[str, float], *, is_exact: bool
+    model: LinearModel, part: participant.Participant, typical: dict[str, float], *, is_exact: bool
 ) -> Start:
     """Return the reply, and the solver of a linear model.
 
@@ -359,7 +352,7 @@ def _start_linear(
     return _prepared(part, **curvature), solver
 
 
-def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
+def _typical_curvature(part: participant.Participant, columns: int) -> dict[str, float]:
     """Return the curvature of standardised features, which reveals nothing about rows.
 
     The trace of the Gram matrix over N is the mean of G ||x||^2, summed over the rows,
@@ -376,7 +369,7 @@ def _typical_curvature(part: Participant, columns: int) -> dict[str, float]:
     }
 
 
-def _start_torch(part: Participant, typical: dict[str, float]) -> PreparedPart:
+def _start_torch(part: participant.Participant, typical: dict[str, float]) -> PreparedPart:
     """Return the start: the mean diagonal of the Gauss-Newton matrix.
 
     The diagonal is estimated with one random vector e of signs (Hutchinson):
@@ -430,10 +423,12 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 part.return_to_best()
             if request.step is not None or request.lengths:
                 scores = part.model.scores(part.data.trained)
-                part.vectors[SCORE_SUMS] = score_sums(scores, part.data.multiplicity)
+                part.vectors[participant.SCORE_SUMS] = participant.score_sums(
+                    scores, part.data.multiplicity
+                )
             digest = _keep(site, model, part)
             parts[part.number] = FinishedPart(
-                digest, _coefficients(site, part), part.vectors.get(SCORE_SUMS)
+                digest, _coefficients(site, part), part.vectors.get(participant.SCORE_SUMS)
             )
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
@@ -442,7 +437,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
     return FinishReply(ledger=account, parts=parts)
 
 
-def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
+def _keep(site: Site, model: ModelVersion, part: participant.Participant) -> str | None:
     """Save a participant's model; return its digest, None if the site saves none."""
     if site.state_folder is None:
         return None
@@ -462,7 +457,7 @@ def _keep(site: Site, model: ModelVersion, part: Participant) -> str | None:
         raise cannot_write(folder, error) from error
 
 
-def _coefficients(site: Site, part: Participant) -> AnyArray | None:
+def _coefficients(site: Site, part: participant.Participant) -> AnyArray | None:
     """Note and return the coefficients (d [+ 1], d_c), if they may leave.
 
     Of trees they are each feature's gain, (d, 1).

@@ -25,24 +25,14 @@ from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
+from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
-from tp_flower.protocol.setup_messages import (
-    DescribeReply,
-    DescribeRequest,
-    ExtractedPart,
-    ExtractPart,
-    ExtractReply,
-    ExtractRequest,
-    LabelFacts,
-    ShardDescription,
-    SplitTerms,
-)
 from tp_flower.query import Fragment
 from tp_flower.sources.shards import ShardSource
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
 
-def describe(site: Site, request: DescribeRequest) -> DescribeReply:
+def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messages.DescribeReply:
     """Reply with the columns, types and row counts of the requested shards.
 
     Only the tables that the query names are opened; the others are listed by name, as
@@ -60,7 +50,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
         schema = guard.visible_schema(site, site.hosted(position))
         columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
-            ShardDescription(
+            setup_messages.ShardDescription(
                 table=source.table,
                 site=source.site,
                 index=source.index,
@@ -71,7 +61,7 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
                 unlisted=source.policy.unlisted(schema.columns),
             )
         )
-    return DescribeReply(
+    return setup_messages.DescribeReply(
         shards=shards,
         tables=list(dict.fromkeys(source.table for source in site.shards)),
         partitions=int(str(site.context.node_config.get(NUM_PARTITIONS, 0))),
@@ -80,15 +70,17 @@ def describe(site: Site, request: DescribeRequest) -> DescribeReply:
     )
 
 
-def extract_rows(site: Site, request: ExtractRequest) -> ExtractReply:
+def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_messages.ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secrets(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     guard.check_selections(site, parts)
-    return ExtractReply(parts)
+    return setup_messages.ExtractReply(parts)
 
 
-def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
+def _extract_part(
+    site: Site, number: int, body: setup_messages.ExtractPart
+) -> setup_messages.ExtractedPart:
     """Run a part's fragment, note what leaves, and return the result."""
     hosted = len(site.shards)
     if body.shard >= hosted:
@@ -120,7 +112,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
         note(site, number, ledger_entries.KEYS, guarantee)
     if "times" in split:
         note(site, number, ledger_entries.TIMES)
-    return ExtractedPart(
+    return setup_messages.ExtractedPart(
         rows=extracted.rows,
         keys=[key.kind for key in extracted.keys],
         engine=extracted.contents.engine,
@@ -137,7 +129,7 @@ def _extract_part(site: Site, number: int, body: ExtractPart) -> ExtractedPart:
 
 
 def _checked_keys(
-    site: Site, source: ShardSource, body: ExtractPart, fragment: Fragment
+    site: Site, source: ShardSource, body: setup_messages.ExtractPart, fragment: Fragment
 ) -> list[str]:
     """Return the groups of the keys that joins compare.
 
@@ -167,7 +159,7 @@ def _weight(
 
 
 def _split(
-    site: Site, terms: SplitTerms | None, keys: Sequence[ExtractedKey]
+    site: Site, terms: setup_messages.SplitTerms | None, keys: Sequence[ExtractedKey]
 ) -> dict[str, AnyArray]:
     """Return what the last key says of each row: its subset, or its place in time."""
     if terms is None:
@@ -186,8 +178,8 @@ def _split(
 
 
 def _label(
-    site: Site, number: int, body: ExtractPart, label: LabelColumn
-) -> tuple[LabelFacts, AnyArray | None]:
+    site: Site, number: int, body: setup_messages.ExtractPart, label: LabelColumn
+) -> tuple[setup_messages.LabelFacts, AnyArray | None]:
     """Return the label's type, with its values unless they stay at the site."""
     source, terms = site.source(number), body.label_privacy
     if body.local_label is not None or terms is None:
@@ -198,7 +190,7 @@ def _label(
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)
     released = released_label(site, number, plan, label)
-    return LabelFacts(released.kind, list(released.categories)), released.values
+    return setup_messages.LabelFacts(released.kind, list(released.categories)), released.values
 
 
 def _check_classes(source: ShardSource, label: LabelColumn) -> None:

@@ -10,21 +10,11 @@ from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
+from tp_flower.protocol import training_messages
 from tp_flower.protocol.codec import check_sizes
-from tp_flower.protocol.training_messages import (
-    BatchMessages,
-    BatchStep,
-    BatchUpdate,
-    SgdReply,
-    SgdRequest,
-    StepReply,
-    StepRequest,
-    StepUpdate,
-    Update,
-)
 
 
-def sgd(site: Site, request: SgdRequest) -> SgdReply:
+def sgd(site: Site, request: training_messages.SgdRequest) -> training_messages.SgdReply:
     """Take Y of a batch; step (one shard) or send the gradient (sharded table)."""
     updates = {}
     for part in site.parts():
@@ -32,32 +22,32 @@ def sgd(site: Site, request: SgdRequest) -> SgdReply:
         if request.is_best:
             part.mark_best()
         mean = _gradient(part, body, request.batch) / request.batch_rows
-        if part.data.update is Update.SUM:
+        if part.data.update is training_messages.Update.SUM:
             share = part.share(mean, part.data.label_scale)
-            updates[part.number] = BatchUpdate(share=share)
+            updates[part.number] = training_messages.BatchUpdate(share=share)
         else:
             part.step(mean, *_pace(part, request.step))
-            updates[part.number] = BatchUpdate(**_next_scores(part, request.step))
+            updates[part.number] = training_messages.BatchUpdate(**_next_scores(part, request.step))
         site.save(part)
-    return SgdReply(updates)
+    return training_messages.SgdReply(updates)
 
 
-def step(site: Site, request: StepRequest) -> StepReply:
+def step(site: Site, request: training_messages.StepRequest) -> training_messages.StepReply:
     """Take the sharded tables' mean gradient, make the step, send the next scores."""
     updates = {}
     for part in site.parts():
-        if part.data.update is not Update.SUM:
+        if part.data.update is not training_messages.Update.SUM:
             continue
         body = body_of(request.parts, part)
         check_sizes(body, summed=len(part.model.penalised) + 1)
         mean = part.total(body.sum, part.data.label_scale)
         part.step(mean, *_pace(part, request.step))
-        updates[part.number] = StepUpdate(**_next_scores(part, request.step))
+        updates[part.number] = training_messages.StepUpdate(**_next_scores(part, request.step))
         site.save(part)
-    return StepReply(updates)
+    return training_messages.StepReply(updates)
 
 
-def _gradient(part: Participant, body: BatchMessages, number: int) -> FloatArray:
+def _gradient(part: Participant, body: training_messages.BatchMessages, number: int) -> FloatArray:
     """Return the sum of the gradients of a batch's rows, (p,)."""
     batch = _batch(part, number, "batch")
     model = part.model
@@ -67,14 +57,14 @@ def _gradient(part: Participant, body: BatchMessages, number: int) -> FloatArray
     return part.releaser.gradient(model, features, messages, batch, units)
 
 
-def _pace(part: Participant, step: BatchStep) -> tuple[float, float]:
+def _pace(part: Participant, step: training_messages.BatchStep) -> tuple[float, float]:
     rates = step.learning_rates
     if part.data.table not in rates:
         raise MessageError(f"'learning-rates' lacks table {part.data.table!r}")
     return rates[part.data.table], step.momentum
 
 
-def _next_scores(part: Participant, step: BatchStep) -> dict[str, AnyArray]:
+def _next_scores(part: Participant, step: training_messages.BatchStep) -> dict[str, AnyArray]:
     """Return the accompanying scores: next batch, held-out rows, or all rows."""
     scores: dict[str, AnyArray] = {}
     data = part.data

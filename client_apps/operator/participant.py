@@ -24,18 +24,7 @@ from client_apps.data.run_store import Entry
 from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
-from tp_flower.learning.models.local_model import (
-    AUTO,
-    Features,
-    FitProblem,
-    LinearModel,
-    LocalModel,
-    ModelSpec,
-    build_model,
-    moment,
-    on_host,
-    rows_of,
-)
+from tp_flower.learning.models import local_model
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.privacy.mechanisms import Spend, private_scores
 from tp_flower.privacy.plan import BATCH_SCORES, GRADIENTS, GRAM, MODEL, MOMENTS, SCORES, PartPlan
@@ -121,7 +110,7 @@ class ShardData:
         binned: the trained rows as trees read them, once they have.
     """
 
-    features: Features
+    features: local_model.Features
     multiplicity: IntArray | FloatArray
     tested: npt.NDArray[np.bool_]
     joined_rows: int
@@ -129,20 +118,20 @@ class ShardData:
     batch_start: IntArray = field(default_factory=lambda: np.zeros(1, np.int64))
     batch_rows: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     table: str = ""
-    spec: ModelSpec = field(default_factory=ModelSpec)
+    spec: local_model.ModelSpec = field(default_factory=local_model.ModelSpec)
     update: Update = Update.LOCAL
     plan: PartPlan = field(default_factory=PartPlan)
-    device: str = AUTO
+    device: str = local_model.AUTO
     solver: RidgeSolver | None = None
     masks: ScoreMasks | None = None
     units: Units | None = None
     union: ShardUnion | None = None
     label_scale: float = 1.0
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
-    _gathered: dict[int, Features] = field(default_factory=dict, repr=False)
+    _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def read(cls, entry: Entry, features: Features, keys: GroupKeys) -> Self:
+    def read(cls, entry: Entry, features: local_model.Features, keys: GroupKeys) -> Self:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
@@ -161,7 +150,7 @@ class ShardData:
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
             **{name: meta[name] for name in _VALUES},
-            spec=msgspec.convert(meta["model"], ModelSpec),
+            spec=msgspec.convert(meta["model"], local_model.ModelSpec),
             update=Update(meta["update"]),
             plan=msgspec.convert(meta["privacy"], PartPlan),
             solver=solver,
@@ -172,7 +161,7 @@ class ShardData:
 
     def entry(self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]) -> Entry:
         """Return the entry that :meth:`read` reads, with more arrays and values."""
-        arrays = {"features": on_host(self.features), **further_arrays}
+        arrays = {"features": local_model.on_host(self.features), **further_arrays}
         arrays |= {name: getattr(self, name) for name in _ARRAYS}
         meta = {**further, "model": msgspec.to_builtins(self.spec), "update": str(self.update)}
         meta |= {name: getattr(self, name) for name in _VALUES}
@@ -190,7 +179,7 @@ class ShardData:
         return Entry(arrays, meta)
 
     @property
-    def trained(self) -> Features:
+    def trained(self) -> local_model.Features:
         """The features of the trained rows, (n_trained, d)."""
         return self.features[: len(self.multiplicity)]
 
@@ -215,7 +204,7 @@ class ShardData:
         """Return the units of the distinct rows of an SGD batch, (k,)."""
         return self.units and self.units.of(self.batch_of(batch))
 
-    def batch(self, batch: int) -> Features:
+    def batch(self, batch: int) -> local_model.Features:
         """Return the features of the distinct rows of an SGD batch, (k, d).
 
         The last result is kept: a batch's scores are requested in one message and its
@@ -226,7 +215,7 @@ class ShardData:
         rows = self.batch_of(batch)
         if len(rows) == len(self.multiplicity):
             return self.trained
-        features = rows_of(self.features, rows)
+        features = local_model.rows_of(self.features, rows)
         self._gathered.clear()
         if features.shape[0] * features.shape[1] <= MOST_KEPT:
             self._gathered[batch] = features
@@ -244,7 +233,7 @@ class Participant:
 
     number: int
     data: ShardData
-    model: LocalModel
+    model: local_model.LocalModel
     vectors: dict[str, FloatArray]
     releaser: "Releaser"
 
@@ -256,7 +245,7 @@ class Participant:
             )
         return numbers
 
-    def release_scores(self, features: Features, rows: RowIndex, name: str) -> AnyArray:
+    def release_scores(self, features: local_model.Features, rows: RowIndex, name: str) -> AnyArray:
         """Return the scores of rows to send: numbers, or masked words.
 
         ``name`` says which scores of the message they are.
@@ -286,7 +275,7 @@ class Participant:
         """Return what all rows' scores change by to send, (n, d_c)."""
         return self._encoded(self.finite(values), self.data.masks, slice(None), "scores")
 
-    def _noisy_scores(self, features: Features, batch: int | None = None) -> FloatArray:
+    def _noisy_scores(self, features: local_model.Features, batch: int | None = None) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
 
     def _encoded(
@@ -345,7 +334,7 @@ class Participant:
     def _weighted_sum(self, values: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * values), (d [+ 1], d_c), of values (n, d_c)."""
         weighted = self.data.multiplicity[:, None] * values
-        return moment(self.data.trained, weighted, intercept=self.linear.intercept)
+        return local_model.moment(self.data.trained, weighted, intercept=self.linear.intercept)
 
     def fit_consensus_exactly(
         self, solver: RidgeSolver, target: FloatArray, kappa: float, rho_in: float
@@ -418,9 +407,9 @@ class Participant:
         self.model.parameters = theta - learning_rate * velocity
 
     @property
-    def linear(self) -> LinearModel:
+    def linear(self) -> local_model.LinearModel:
         """The model, which must be linear."""
-        if not isinstance(self.model, LinearModel):
+        if not isinstance(self.model, local_model.LinearModel):
             raise TypeError(f"{type(self.model).__name__} has no exact solution")
         return self.model
 
@@ -456,8 +445,8 @@ class Releaser:
 
     def gradient(
         self,
-        model: LocalModel,
-        features: Features,
+        model: local_model.LocalModel,
+        features: local_model.Features,
         messages: FloatArray,
         batch: int,
         units: Units | None = None,
@@ -471,12 +460,12 @@ class Releaser:
         from tp_flower.privacy.gradients import private_sum
 
         self._use(GRADIENTS, batch)
-        return private_sum(model, on_host(features), messages, plan, self.noise, units)
+        return private_sum(model, local_model.on_host(features), messages, plan, self.noise, units)
 
     def fit(
         self,
-        model: LocalModel,
-        problem: FitProblem,
+        model: local_model.LocalModel,
+        problem: local_model.FitProblem,
         learning_rate: float,
         units: Units | None = None,
     ) -> None:
@@ -516,10 +505,10 @@ def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:
     return bodies[part.number]
 
 
-def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
+def make_model(spec: local_model.ModelSpec, features: int, device: str) -> local_model.LocalModel:
     """Return a table's model; the errors of a factory are passed on with their text."""
     try:
-        return build_model(spec, features, device)
+        return local_model.build_model(spec, features, device)
     except errors.TPFlowerError:
         raise
     except Exception as error:
@@ -530,7 +519,7 @@ def make_model(spec: ModelSpec, features: int, device: str) -> LocalModel:
         ) from error
 
 
-def initial_vectors(model: LocalModel, update: Update) -> dict[str, FloatArray]:
+def initial_vectors(model: local_model.LocalModel, update: Update) -> dict[str, FloatArray]:
     """Return the state vectors that training by ``update`` needs besides theta."""
     zeros = np.zeros(len(model.parameters))
     if update is Update.CONSENSUS:

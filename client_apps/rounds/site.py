@@ -24,13 +24,7 @@ from flwr.app import Context
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
-from client_apps.operator.participant import (
-    Participant,
-    Releaser,
-    ShardData,
-    make_model,
-    solver_entry,
-)
+from client_apps.operator import participant
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
@@ -265,7 +259,7 @@ class Site:
             yield number, body
         self.changes.part = None
 
-    def parts(self) -> Iterator[Participant]:
+    def parts(self) -> Iterator[participant.Participant]:
         """Yield the participants in training, with their current state."""
         if not self.round.arrays:
             raise MessageError("no model has been prepared in this run at this site")
@@ -277,13 +271,13 @@ class Site:
             data = self._data(number)
             # rebuilt every time: what a factory's model keeps besides its parameters
             # must not differ between processes
-            model = make_model(data.spec, data.features.shape[1], data.device)
+            model = participant.make_model(data.spec, data.features.shape[1], data.device)
             model.parameters = vectors[number].pop(MODEL)
             releaser = self.releaser(number, data.plan)
-            yield Participant(number, data, model, vectors[number], releaser)
+            yield participant.Participant(number, data, model, vectors[number], releaser)
         self.changes.part = None
 
-    def _data(self, number: int) -> ShardData:
+    def _data(self, number: int) -> participant.ShardData:
         """Return a participant's training data; a process reads them once."""
         entry, name = self.store.load(f"part-{number}"), f"data-{number}"
         host = self.features.of(entry)
@@ -291,16 +285,16 @@ class Site:
         features = place(self.store, number, host, device, kind)
         cached = self.store.memory.get(name)
         if cached is not None and cached.meta["entry"] is entry:
-            data: ShardData = cached.meta["data"]
+            data: participant.ShardData = cached.meta["data"]
             if data.features is features:
                 return data
-        data = ShardData.read(entry, features, self.group_key)
+        data = participant.ShardData.read(entry, features, self.group_key)
         self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
         return data
 
-    def releaser(self, number: int, plan: PartPlan) -> Releaser:
+    def releaser(self, number: int, plan: PartPlan) -> participant.Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return Releaser(number, plan, self.round.noise, self.uses)
+        return participant.Releaser(number, plan, self.round.noise, self.uses)
 
     def pay(self) -> None:
         """Record this message's releases in the ledger, with the round's commit.
@@ -311,7 +305,9 @@ class Site:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()
 
-    def start(self, part: Participant, arrays: Mapping[str, AnyArray], **meta: object) -> None:
+    def start(
+        self, part: participant.Participant, arrays: Mapping[str, AnyArray], **meta: object
+    ) -> None:
         """Store a participant whose training begins, with the method's further state.
 
         Its features replace its rows.
@@ -324,11 +320,11 @@ class Site:
 
     def keep_solver(self, number: int, solver: RidgeSolver) -> None:
         """Store the solver of a participant, whose training has begun."""
-        entry, factors = self.store.load(f"part-{number}"), solver_entry(solver)
+        entry, factors = self.store.load(f"part-{number}"), participant.solver_entry(solver)
         arrays = {**entry.arrays, **factors.arrays}
         self.store.save(f"part-{number}", Entry(arrays, {**entry.meta, **factors.meta}))
 
-    def save(self, part: Participant) -> None:
+    def save(self, part: participant.Participant) -> None:
         """Change a participant's model and other vectors, which must be finite.
 
         The change is invisible until the round is committed.

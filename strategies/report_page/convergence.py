@@ -3,16 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strategies.report_page import plots
 from strategies.report_page.costs import TIMES
-from strategies.report_page.plots import (
-    Axis,
-    Series,
-    from_zero,
-    line_figure,
-    linear,
-    logarithmic,
-    whole,
-)
 from tp_flower.methods import CLEAR
 from tp_flower.reports.blocks import NOTES, Blocks, Record
 from tp_flower.reports.console import format_value, value_format
@@ -38,10 +30,10 @@ NO_REPORT = Record({})
 
 TRAIN, TEST = "train", "test"
 
-EPOCHS = Axis("epoch", whole, "{:.0f}".format)
-MEGABYTES = Axis("megabytes sent, both ways", from_zero, "{:,.3f}".format)
-SECONDS = Axis("seconds in rounds", from_zero, "{:,.3f}".format)
-RESIDUALS = Axis("relative residual (log scale)", logarithmic, "{:.2e}".format)
+EPOCHS = plots.Axis("epoch", plots.whole, "{:.0f}".format)
+MEGABYTES = plots.Axis("megabytes sent, both ways", plots.from_zero, "{:,.3f}".format)
+SECONDS = plots.Axis("seconds in rounds", plots.from_zero, "{:,.3f}".format)
+RESIDUALS = plots.Axis("relative residual (log scale)", plots.logarithmic, "{:.2e}".format)
 
 
 @dataclass(frozen=True)
@@ -70,37 +62,39 @@ def convergence(report: Record) -> Blocks:
             for epoch in epochs
             if epoch.residuals.get(name, 0.0) > 0
         ]
-        lines.append(Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
-    yield line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, NOTES["residuals"])
+        lines.append(plots.Series(name, points, f"{points[-1][1]:.1e}" if points else ""))
+    yield plots.line_figure("Residuals by epoch", EPOCHS, RESIDUALS, lines, NOTES["residuals"])
 
 
 def _metrics(report: Record, epochs: list[Epoch], part: str, metric: str) -> Blocks:
     for name in dict.fromkeys((metric, "loss")):
         lines = [_line(epochs, rows, name, lambda epoch: epoch.number) for rows in (TEST, TRAIN)]
         title = f"{_capitalise(metric_name(name, report))} by epoch"
-        yield line_figure(title, EPOCHS, _axis(report, name, lines), lines)
+        yield plots.line_figure(title, EPOCHS, _axis(report, name, lines), lines)
     title = _capitalise(f"{part} {metric_name(metric, report)}")
     lines = [_line(epochs, part, metric, lambda epoch: epoch.bytes / 1e6)]
     axis = _axis(report, metric, lines)
-    yield line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, NOTES["cost"])
+    yield plots.line_figure(f"{title} by megabytes sent", MEGABYTES, axis, lines, NOTES["cost"])
     lines = [_line(epochs, part, metric, lambda epoch: epoch.seconds)]
-    yield line_figure(f"{title} by time", SECONDS, axis, lines, NOTES["cost"])
+    yield plots.line_figure(f"{title} by time", SECONDS, axis, lines, NOTES["cost"])
 
 
-def _line(epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]) -> Series:
+def _line(
+    epochs: list[Epoch], part: str, metric: str, place: Callable[[Epoch], float]
+) -> plots.Series:
     """Return a part's metric over an axis, labelled with its last value."""
     points = [
         (place(epoch), epoch.metrics[part][metric])
         for epoch in epochs
         if metric in epoch.metrics[part]
     ]
-    return Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
+    return plots.Series(f"{part} rows", points, format_value(points[-1][1]) if points else "")
 
 
-def _axis(report: Record, metric: str, lines: Sequence[Series]) -> Axis:
+def _axis(report: Record, metric: str, lines: Sequence[plots.Series]) -> plots.Axis:
     unit = " (in the label's unit)" if metric == "rmse" else ""
     show = value_format(value for line in lines for _, value in line.points)
-    return Axis(f"{metric_name(metric, report)}{unit}", linear, show)
+    return plots.Axis(f"{metric_name(metric, report)}{unit}", plots.linear, show)
 
 
 def _capitalise(words: str) -> str:

@@ -2,14 +2,7 @@
 
 from strategies.report_page.convergence import TEST, metric_name
 from strategies.report_page.plots import bar_figure
-from tp_flower.reports import blocks
-from tp_flower.reports.console import (
-    OWN_MODELS,
-    format_bytes,
-    format_count,
-    format_value,
-    value_format,
-)
+from tp_flower.reports import blocks, console
 
 MOST_BARS = 20
 SITE_METRICS = ("log_loss", "rmse", "auc")
@@ -74,7 +67,7 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
     return bar_figure(
         f"{'Gain by feature' if has_trees else 'Coefficients'} of {table}",
         largest,
-        value_format(bar[1][0] for bar in largest),
+        console.value_format(bar[1][0] for bar in largest),
         note=f"{note}{meaning} Its sites allow them to be shown.",
     )
 
@@ -93,12 +86,12 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
         (f"drawn {DRAWS.get(kind, kind)}", coreset.count("size")),
         ("distinct", coreset.count("distinct-rows")),
         ("equivalent rows of equal weight", coreset.count("effective-rows")),
-        ("largest weight over the mean", format_value(largest)),
-        *([(GAMMA, format_value(gamma))] if gamma is not None else []),
+        ("largest weight over the mean", console.format_value(largest)),
+        *([(GAMMA, console.format_value(gamma))] if gamma is not None else []),
     ]
     yield blocks.Table("The coreset that was trained on", ("", "rows"), rows)
     shares, totals = coreset.at("shares"), coreset.at("totals")
-    show = value_format(totals.amount(alias) for alias in shares.content)
+    show = console.value_format(totals.amount(alias) for alias in shares.content)
     draws = [
         (title, show(totals.amount(alias)), f"{shares.amount(alias):.1%}")
         for alias, title in blocks.table_titles(report, shares.content).items()
@@ -114,7 +107,7 @@ def _coreset(report: blocks.Record, coreset: blocks.Record) -> blocks.Blocks:
 
 
 def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks.Block | None:
-    models = [name for name in OWN_MODELS if any(site.at(name) for site in sites)]
+    models = [name for name in console.OWN_MODELS if any(site.at(name) for site in sites)]
     measured = [site.at("personal").at(TEST).numbers() for site in sites]
     metrics = [key for key in SITE_METRICS if any(key in numbers for numbers in measured)]
     if not metrics:
@@ -123,21 +116,21 @@ def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks
     def values(site: blocks.Record) -> list[float | None]:
         return [site.at(name).at(TEST).number(metrics[0]) for name in models]
 
-    show = value_format(value for site in sites for value in values(site))
+    show = console.value_format(value for site in sites for value in values(site))
 
     rows = [
         (site.text("site"), site.count("rows"), str(_cluster(site) + 1), *map(show, values(site)))
         for site in sites
     ]
-    total = format_count(int(sum(site.amount("rows") for site in sites)))
+    total = console.format_count(int(sum(site.amount("rows") for site in sites)))
     rows.append(("mean of the sites", total, "", *map(show, values(personal.at("means")))))
     title = f"Test {metric_name(metrics[0])}, by site"
-    head = ("site", "rows, train", "cluster", *(OWN_MODELS[name] for name in models))
+    head = ("site", "rows, train", "cluster", *(console.OWN_MODELS[name] for name in models))
     note = "Sites of a cluster have the same model."
     sent = personal.at("bytes")
     if sent.number("updates"):
-        float32 = format_bytes(sent.amount("updates-float32"))
-        updates = format_bytes(sent.amount("updates"))
+        float32 = console.format_bytes(sent.amount("updates-float32"))
+        updates = console.format_bytes(sent.amount("updates"))
         note += f" The sites' updates took {updates}; in float32 {float32}."
     return blocks.Table(title, head, rows, note=note)
 

@@ -21,13 +21,7 @@ from strategies.run.journal import FOLDER, Frame, Journal
 from strategies.run.replies import collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
 from strategies.run.sites import Inventory, find_sites, read_inventory
-from tp_flower.errors import (
-    MissingSiteError,
-    SettingsError,
-    SiteError,
-    TPFlowerError,
-    UnavailableError,
-)
+from tp_flower import errors
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import RUN_DIGITS, Action
@@ -97,7 +91,7 @@ class Session:
                 session.journal = Journal.begin(folder, head)
             except OSError as error:
                 session.abandon()
-                raise SettingsError(
+                raise errors.SettingsError(
                     f"output-dir {settings.output_dir!r} cannot be written: {error.strerror}"
                 ) from error
         return session
@@ -110,7 +104,7 @@ class Session:
             head = journal.head
             check_same(settings, head["settings"])
             if query.to_sql() != head["query"]:
-                raise SettingsError(f"the run of {settings.resume} has another query")
+                raise errors.SettingsError(f"the run of {settings.resume} has another query")
             described = {n: Packet(header) for n, header in head["described"]}
             old_inventory = read_inventory(described)
             addresses, positions = find_again(
@@ -177,14 +171,14 @@ class Session:
         names = [self.site_names.get(n, f"node {n}") for n in sorted(positions)]
         site_list = ", ".join(map(repr, names))
         if self.journal is None:
-            raise SiteError(
+            raise errors.SiteError(
                 f"the state of this run is lost at {site_list} (restarted with another "
                 "state-dir?), and the run has no checkpoint, as it has no output-dir; "
                 "start the run again"
             )
         self._losses.update(positions.keys())
         if max(self._losses.values()) > MOST_LOSSES:
-            raise SiteError(f"{site_list}: the state of this run keeps getting lost")
+            raise errors.SiteError(f"{site_list}: the state of this run keeps getting lost")
         self.log.write(WARNING, "behind", sites=positions_text(positions))
         self.behind |= positions
         self.is_replaying = True
@@ -194,7 +188,7 @@ class Session:
         """Return a round's replies from the journal; resend it if they were lost."""
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
-            raise SettingsError(
+            raise errors.SettingsError(
                 f"round {number} of the checkpoint is {frame.facts['action']}, which "
                 "this version does not send at that point: resume with the version "
                 "that the run began with"
@@ -220,16 +214,16 @@ class Session:
         replies = self.transport.send_and_wait(messages, self.settings.site_timeout)
         try:
             answers = self.collect_replies(late_request, replies)[0].answers
-        except UnavailableError:
+        except errors.UnavailableError:
             raise
-        except SiteError as error:
-            raise SiteError(
+        except errors.SiteError as error:
+            raise errors.SiteError(
                 f"{error} (it has lost its state, and cannot be brought up to date; "
                 "start the run again)"
             ) from error
         for node, answer in answers.items():
             if answer.packet.header.get("parts") != packets[node].header.get("parts"):
-                raise SiteError(
+                raise errors.SiteError(
                     f"site {self.site_names.get(node)!r} lost its state, and its "
                     "tables have changed since the run began; start the run again"
                 )
@@ -237,8 +231,8 @@ class Session:
 
     def stop(self, error: Exception, rounds: int, *, has_trained: bool) -> None:
         """Keep the run for resuming if that may help, or let the sites forget it."""
-        is_passing = isinstance(error, MissingSiteError | UnavailableError)
-        is_foreign = not isinstance(error, TPFlowerError)
+        is_passing = isinstance(error, errors.MissingSiteError | errors.UnavailableError)
+        is_foreign = not isinstance(error, errors.TPFlowerError)
         may_help = is_passing or is_foreign or has_trained or self.is_replaying
         is_resumable = self.journal is not None and may_help
         # the error itself is logged by whoever catches it

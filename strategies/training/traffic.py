@@ -38,22 +38,12 @@ from typing import Literal
 from strategies.run.strategy import ends_early, tests_every_epoch
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
+from tp_flower.protocol import training_messages
 from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
 from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
-from tp_flower.protocol.training_messages import (
-    AdmmStep,
-    AdmmUpdate,
-    BatchMessages,
-    BatchUpdate,
-    CommonParameters,
-    MeanGradient,
-    PreparedPart,
-    PreparePart,
-    Update,
-)
 from tp_flower.settings import Settings
 
 
@@ -80,7 +70,7 @@ class TableSize:
 
     name: str
     shards: tuple[ShardSize, ...]
-    update: Update
+    update: training_messages.Update
     outputs: int
     features: int
     parameters: int
@@ -182,16 +172,16 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: boo
     for table, shard in _shards(tables):
         scored = shard.total if is_tested else shard.trained
         sizes = {**table.sizes(shard), "scored": scored}
-        tally.add("down", table, sizes, AdmmStep, "step")
-        tally.add("up", table, sizes, AdmmUpdate, "scores")
-        if table.update is Update.GRAM:
+        tally.add("down", table, sizes, training_messages.AdmmStep, "step")
+        tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
+        if table.update is training_messages.Update.GRAM:
             times = 1
-        elif table.update is Update.CONSENSUS:
+        elif table.update is training_messages.Update.CONSENSUS:
             times = inner_rounds
         else:
             continue
-        tally.add("up", table, sizes, AdmmUpdate, "share", times=times)
-        tally.add("down", table, sizes, CommonParameters, "sum", times=times)
+        tally.add("up", table, sizes, training_messages.AdmmUpdate, "share", times=times)
+        tally.add("down", table, sizes, training_messages.CommonParameters, "sum", times=times)
         rounds = max(rounds, 1 + times)
     return tally.traffic(rounds)
 
@@ -246,12 +236,12 @@ def sgd_epoch(
             "next_rows": shard.batch_rows * score_batches / batches,
             "total": shard.total if is_last or scores_all else tested,
         }
-        tally.add("down", table, sizes, BatchMessages, "messages")
-        tally.add("up", table, sizes, BatchUpdate, "batch_scores", "scores")
-        if table.update is Update.SUM:
-            tally.add("up", table, sizes, BatchUpdate, "share", times=batches)
-            tally.add("down", table, sizes, MeanGradient, "sum", times=batches)
-    is_sharded = any(table.update is Update.SUM for table in tables)
+        tally.add("down", table, sizes, training_messages.BatchMessages, "messages")
+        tally.add("up", table, sizes, training_messages.BatchUpdate, "batch_scores", "scores")
+        if table.update is training_messages.Update.SUM:
+            tally.add("up", table, sizes, training_messages.BatchUpdate, "share", times=batches)
+            tally.add("down", table, sizes, training_messages.MeanGradient, "sum", times=batches)
+    is_sharded = any(table.update is training_messages.Update.SUM for table in tables)
     return tally.traffic(2 * batches if is_sharded else batches)
 
 
@@ -265,7 +255,10 @@ def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool)
     share for w columns, 8 (w (w + 1) + 1). The sum goes down with the first epoch.
     """
     tally = Tally()
-    has_scores = any(not (table.starts_at_zero or table.update is Update.GIVEN) for table in tables)
+    has_scores = any(
+        not (table.starts_at_zero or table.update is training_messages.Update.GIVEN)
+        for table in tables
+    )
     for table, shard in _shards(tables):
         batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
         sizes = {**table.sizes(shard), **batch_sizes}
@@ -275,13 +268,13 @@ def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool)
             fields += ["masses"] if table.is_weighted else []
         if batches:
             fields += ["batch_start", "batch_rows"]
-        tally.add("down", table, sizes, PreparePart, *fields)
-        tally.add("up", table, sizes, PreparedPart, "penalised")
-        if table.update is Update.GRAM:
-            tally.add("up", table, sizes, PreparedPart, "share")
-            tally.add("down", table, sizes, AdmmStep, "sum")
+        tally.add("down", table, sizes, training_messages.PreparePart, *fields)
+        tally.add("up", table, sizes, training_messages.PreparedPart, "penalised")
+        if table.update is training_messages.Update.GRAM:
+            tally.add("up", table, sizes, training_messages.PreparedPart, "share")
+            tally.add("down", table, sizes, training_messages.AdmmStep, "sum")
         if has_scores and (is_masked or not table.starts_at_zero):
-            tally.add("up", table, sizes, PreparedPart, "scores")
+            tally.add("up", table, sizes, training_messages.PreparedPart, "scores")
     return tally.traffic(rounds=1)
 
 
@@ -294,8 +287,8 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
         clusters = {"clusters": table.outputs, "scored": shard.total}
         sizes = {**table.sizes(shard), **clusters}
         tally.add("up", table, sizes, SampledRows, *fields)
-        tally.add("up", table, sizes, AdmmUpdate, "scores")
-        tally.add("down", table, sizes, CommonParameters, "parameters")
+        tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
+        tally.add("down", table, sizes, training_messages.CommonParameters, "parameters")
     return tally.traffic(rounds=2)
 
 

@@ -20,22 +20,7 @@ from msgspec.structs import replace
 
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
-from tp_flower.extraction.extracted import (
-    MISSING,
-    ROWS_FILE,
-    TEXTS_FILE,
-    ExtractedShard,
-    ShardContents,
-    StoredColumn,
-)
-from tp_flower.extraction.select_plan import (
-    GROUPS,
-    UNIT,
-    Plan,
-    TypedColumn,
-    make_plan,
-    vector_width,
-)
+from tp_flower.extraction import extracted, select_plan
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import Scan, ShardSource
@@ -49,7 +34,7 @@ _TEXTS: Final = pa.schema([("t", pa.string())])
 
 def extract(
     source: ShardSource, fragment: Fragment, folder: Path | None = None, order_key: bytes = b""
-) -> ExtractedShard:
+) -> extracted.ExtractedShard:
     """Run a fragment on a shard; keep the columns in an empty folder, or in memory.
 
     Rows come in the shard's own order, so that their position identifies them in every
@@ -68,7 +53,7 @@ def extract(
             return stack.enter_context(files[name])
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
-        plan = make_plan(source, opened_scan)
+        plan = select_plan.make_plan(source, opened_scan)
         writer = _Writer(plan, create)
         for batch in _batches(opened_scan, plan, order_key):
             writer.add(batch)
@@ -77,25 +62,25 @@ def extract(
         (folder / META_FILE).write_bytes(msgspec.json.encode(contents))
         return open_extracted(folder)
     buffers = {name: file.getvalue() for name, file in files.items()}
-    return ExtractedShard(contents, lambda name: pa.BufferReader(buffers[name]))
+    return extracted.ExtractedShard(contents, lambda name: pa.BufferReader(buffers[name]))
 
 
-def open_extracted(folder: Path) -> ExtractedShard:
+def open_extracted(folder: Path) -> extracted.ExtractedShard:
     """Return the shard that ``extract`` wrote to a folder."""
-    contents = msgspec.json.decode((folder / META_FILE).read_bytes(), type=ShardContents)
-    return ExtractedShard(contents, lambda name: pa.OSFile(str(folder / name)))
+    contents = msgspec.json.decode((folder / META_FILE).read_bytes(), type=extracted.ShardContents)
+    return extracted.ExtractedShard(contents, lambda name: pa.OSFile(str(folder / name)))
 
 
 class _Writer:
     """Writes the batches of a plan's SELECT to new Arrow files."""
 
-    def __init__(self, plan: Plan, create: Callable[[str], pa.NativeFile]) -> None:
+    def __init__(self, plan: select_plan.Plan, create: Callable[[str], pa.NativeFile]) -> None:
         self._plan = plan
-        self._widths = {p.column: vector_width(p.type) for p in plan.vectors}
+        self._widths = {p.column: select_plan.vector_width(p.type) for p in plan.vectors}
         self._starts = [0]
         self._listed = Counter[str]()
         self._lists = {
-            column: pa.ipc.new_stream(create(TEXTS_FILE.format(column)), _TEXTS)
+            column: pa.ipc.new_stream(create(extracted.TEXTS_FILE.format(column)), _TEXTS)
             for column in plan.listed
         }
         self._schema = pa.schema(
@@ -105,7 +90,7 @@ class _Writer:
                 *((piece.column, _VECTORS) for piece in plan.vectors),
             ]
         )
-        self._file = pa.ipc.new_file(create(ROWS_FILE), self._schema)
+        self._file = pa.ipc.new_file(create(extracted.ROWS_FILE), self._schema)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Write a batch of rows."""
@@ -119,27 +104,27 @@ class _Writer:
         self._file.write_batch(pa.record_batch(columns, schema=self._schema))
         self._starts.append(self._starts[-1] + batch.num_rows)
 
-    def finish(self, table: str, pushed: Sequence[str]) -> ShardContents:
+    def finish(self, table: str, pushed: Sequence[str]) -> extracted.ShardContents:
         """Close the files and return their description."""
         for file in (*self._lists.values(), self._file):
             file.close()
         plan = self._plan
         keys = {
-            column: StoredColumn(kind="+".join(p.kind for p in parts), column=column)
+            column: extracted.StoredColumn(kind="+".join(p.kind for p in parts), column=column)
             for column, parts in plan.composites.items()
         }
-        groups, units = keys.pop(GROUPS, None), keys.pop(UNIT, None)
+        groups, units = keys.pop(select_plan.GROUPS, None), keys.pop(select_plan.UNIT, None)
         if units is not None:
             policy = plan.source.policy
             units = replace(units, name=policy.per, width=policy.rows_per_unit)
-        return ShardContents(
+        return extracted.ShardContents(
             table=table,
             engine=plan.source.engine,
             pushed=tuple(pushed),
             columns=tuple(self._schema.names),
             starts=self._starts,
             features=tuple(
-                StoredColumn(
+                extracted.StoredColumn(
                     name=piece.name,
                     kind=piece.kind,
                     column=piece.column,
@@ -147,7 +132,9 @@ class _Writer:
                 )
                 for piece in plan.features
             ),
-            label=next((StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None),
+            label=next(
+                (extracted.StoredColumn(kind=p.kind, column=p.column) for p in plan.label), None
+            ),
             weight=next((piece.column for piece in plan.weight), None),
             keys=tuple(keys.values()),
             groups=groups,
@@ -160,9 +147,9 @@ class _Writer:
         self._lists[column].write_batch(pa.record_batch([encoded.dictionary], ["t"]))
         first = pa.scalar(self._listed[column], pa.int32())
         self._listed[column] += len(encoded.dictionary)
-        return pc.add(encoded.indices, first).fill_null(MISSING)
+        return pc.add(encoded.indices, first).fill_null(extracted.MISSING)
 
-    def _vectors(self, piece: TypedColumn, vectors: pa.Array) -> pa.Array:
+    def _vectors(self, piece: select_plan.TypedColumn, vectors: pa.Array) -> pa.Array:
         lengths = pc.min_max(pc.list_value_length(vectors))
         shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
         if longest is not None:
@@ -179,7 +166,7 @@ class _Writer:
         self._check_finite(piece, vectors.flatten())
         return vectors
 
-    def _check_finite(self, piece: TypedColumn, values: pa.Array) -> None:
+    def _check_finite(self, piece: select_plan.TypedColumn, values: pa.Array) -> None:
         if np.isinf(values.to_numpy(zero_copy_only=False)).any():
             raise SourceError(
                 f"{self._plan.source}: {piece.name!r} has infinite values: "
@@ -187,10 +174,10 @@ class _Writer:
             )
 
 
-def _batches(opened: Scan, plan: Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
+def _batches(opened: Scan, plan: select_plan.Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
-    width += sum(vector_width(piece.type) or 1 for piece in plan.vectors)
+    width += sum(select_plan.vector_width(piece.type) or 1 for piece in plan.vectors)
     size = max(1, min(MOST_ROWS, MOST_VALUES // max(width, 1)))
     try:
         if opened.needs_sort or opened.fragment.subquery is not None:

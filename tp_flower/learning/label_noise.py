@@ -30,16 +30,9 @@ from typing import Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tp_flower import losses
 from tp_flower.arrays import FloatArray, blocks, class_counts, effective_rows
 from tp_flower.errors import SettingsError
-from tp_flower.losses import (
-    LARGEST_LABEL,
-    MAX_CLASSES,
-    LogisticLoss,
-    Loss,
-    SoftmaxLoss,
-    SquaredLoss,
-)
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.randomness import NoiseSource
 
@@ -129,9 +122,9 @@ class LabelPlan:
                 f"not {self.epsilon!r}"
             )
         distinct = len(set(self.classes))
-        if self.classes and not 2 <= distinct == len(self.classes) <= MAX_CLASSES:
+        if self.classes and not 2 <= distinct == len(self.classes) <= losses.MAX_CLASSES:
             raise SettingsError(
-                f"private labels need from 2 to {MAX_CLASSES} different classes, not "
+                f"private labels need from 2 to {losses.MAX_CLASSES} different classes, not "
                 f"{len(self.classes)} ({distinct} different)"
             )
         if self.limits:
@@ -170,7 +163,7 @@ class LabelPlan:
 
     def _check_limits(self) -> None:
         is_range = len(self.limits) == 2 and self.limits[0] < self.limits[1]
-        if not is_range or max(map(abs, self.limits)) > LARGEST_LABEL:
+        if not is_range or max(map(abs, self.limits)) > losses.LARGEST_LABEL:
             raise SettingsError(f"{list(self.limits)} is not a range of labels")
         if self.classes:
             raise SettingsError("a label has classes or a range, not both")
@@ -245,25 +238,25 @@ def noisy_argmax(codes: CodeArray, classes: int, epsilon: float, source: NoiseSo
     return out
 
 
-def corrected(loss: Loss, noise: LabelNoise) -> Loss:
+def corrected(loss: losses.Loss, noise: LabelNoise) -> losses.Loss:
     """Return a loss of labels with this noise that is unbiased for the true labels.
 
     >>> loss = corrected(LogisticLoss(), ClassNoise(2, 0.75))
     >>> loss.gradient(np.zeros((2, 1)), np.array([0.0, 1.0])).tolist()
     [[1.0], [-1.0]]
     """
-    if isinstance(loss, SquaredLoss) and isinstance(noise, NumberNoise):
+    if isinstance(loss, losses.SquaredLoss) and isinstance(noise, NumberNoise):
         return CorrectedSquaredLoss(plain=loss, noise=noise)
-    if isinstance(loss, LogisticLoss | SoftmaxLoss) and isinstance(noise, ClassNoise):
+    if isinstance(loss, losses.LogisticLoss | losses.SoftmaxLoss) and isinstance(noise, ClassNoise):
         return CorrectedClassLoss(loss.outputs, plain=loss, noise=noise)
     raise TypeError(f"{type(noise).__name__} is not noise for {loss.name!r} labels")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _CorrectedLoss(Loss):
+class _CorrectedLoss(losses.Loss):
     """A loss that the noise of its labels changes only in some methods."""
 
-    plain: Loss
+    plain: losses.Loss
 
     @property
     def name(self) -> str:
@@ -295,7 +288,7 @@ class _CorrectedLoss(Loss):
 class CorrectedClassLoss(_CorrectedLoss):
     """A loss of classes, at the soft labels t that noisy classes represent."""
 
-    class_counts = SoftmaxLoss.class_counts
+    class_counts = losses.SoftmaxLoss.class_counts
     noise: ClassNoise
 
     def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
@@ -345,7 +338,7 @@ class CorrectedClassLoss(_CorrectedLoss):
 class CorrectedSquaredLoss(_CorrectedLoss):
     """1/2 (h - y~)^2 - b^2, whose mean over the noise is 1/2 (h - y)^2."""
 
-    class_counts = SquaredLoss.class_counts
+    class_counts = losses.SquaredLoss.class_counts
     noise: NumberNoise
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:

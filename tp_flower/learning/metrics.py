@@ -13,12 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tp_flower.arrays import BoolArray, FloatArray, in_threads, mean
-from tp_flower.learning.label_noise import (
-    ClassNoise,
-    CorrectedClassLoss,
-    CorrectedSquaredLoss,
-    NumberNoise,
-)
+from tp_flower.learning import label_noise
 from tp_flower.losses import KMeansLoss, Loss, SquaredLoss, softmax
 
 MOST_CLASSES, OTHERS = 15, "(other)"  # of a confusion matrix; the rarest are one
@@ -42,21 +37,21 @@ def evaluate(
     if isinstance(loss, KMeansLoss):
         return {"loss": value, "rms_distance": float(np.sqrt(max(value, 0.0)))}
     if loss.is_regression:
-        noise_of = loss.noise if isinstance(loss, CorrectedSquaredLoss) else None
+        noise_of = loss.noise if isinstance(loss, label_noise.CorrectedSquaredLoss) else None
         half_mse = value
-        if type(loss) not in (SquaredLoss, CorrectedSquaredLoss):
+        if type(loss) not in (SquaredLoss, label_noise.CorrectedSquaredLoss):
             half_mse = SquaredLoss().value(scores, labels, weights)
         metrics = _regression_metrics(half_mse, labels, noise_of, weights)
         if noise_of is None:
             metrics["mae"] = float(mean(np.abs(scores[:, 0] - labels), weights))
         return {"loss": value, **metrics}
-    noise = loss.noise if isinstance(loss, CorrectedClassLoss) else None
+    noise = loss.noise if isinstance(loss, label_noise.CorrectedClassLoss) else None
     metrics = _class_metrics(scores, labels, noise, weights)
     return {"loss": value, "log_loss": value, **metrics}
 
 
 def _regression_metrics(
-    half_mse: float, labels: FloatArray, noise: NumberNoise | None, weights: Weights
+    half_mse: float, labels: FloatArray, noise: label_noise.NumberNoise | None, weights: Weights
 ) -> dict[str, float]:
     """Return RMSE and R2 against the true labels, from the mean of 1/2 (h - y)^2."""
     noise_variance = noise.variance if noise else 0.0
@@ -73,7 +68,7 @@ def _regression_metrics(
 
 
 def _class_metrics(
-    scores: FloatArray, labels: FloatArray, noise: ClassNoise | None, weights: Weights
+    scores: FloatArray, labels: FloatArray, noise: label_noise.ClassNoise | None, weights: Weights
 ) -> dict[str, float]:
     """Return the accuracy, and the mean AUC of the classes against all others."""
     rates, classes = scores, [1]
@@ -183,7 +178,7 @@ def _share(estimate: float) -> float:
     return min(max(estimate, 0.0), 1.0)
 
 
-def _true_area(area: float, seen: float, noise: ClassNoise | None) -> float:
+def _true_area(area: float, seen: float, noise: label_noise.ClassNoise | None) -> float:
     """Return the area for true labels; of the noisy ones ``seen`` are positive.
 
     Noisy positives are a mixture of true positives and negatives, and so are noisy

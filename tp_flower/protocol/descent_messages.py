@@ -4,14 +4,8 @@ from typing import Annotated
 
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
+from tp_flower.protocol import training_messages
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-from tp_flower.protocol.training_messages import (
-    SCORES_DISCLOSED,
-    AdmmRequest,
-    AdmmStep,
-    share_disclosed,
-    sum_disclosed,
-)
 
 
 class LineStep(Body, frozen=True, kw_only=True):
@@ -38,7 +32,7 @@ class DescentTerms(Body, frozen=True, kw_only=True):
     scores_number: f.Count
 
 
-class DescentStep(AdmmStep, frozen=True):
+class DescentStep(training_messages.AdmmStep, frozen=True):
     """A Newton step of the trained rows' scores, if their curvature were 1.
 
     ``place`` is the table's in the sum of products, for one of its shards.
@@ -58,7 +52,7 @@ class DescentRequest(Request, frozen=True, kw_only=True):
     is_best: bool = False
     parts: dict[int, DescentStep]
 
-    discloses = AdmmRequest.discloses
+    discloses = training_messages.AdmmRequest.discloses
     schedule = ("terms", "line", "is_best", "place", "deviation")
 
 
@@ -80,7 +74,9 @@ class DescentUpdate(DirectionUpdate, frozen=True):
 
 
 _DIRECTION = (
-    SCORES_DISCLOSED._replace(carries="{scored}, of a change of the models", when=""),
+    training_messages.SCORES_DISCLOSED._replace(
+        carries="{scored}, of a change of the models", when=""
+    ),
     Discloses(
         "four inner products of gradients and changes of models, summed over tables",
         fields=("products",),
@@ -96,7 +92,7 @@ class DescentReply(Reply, frozen=True):
 
     parts: dict[int, DescentUpdate]
 
-    discloses = (share_disclosed("terms", "{terms}", "moments"), *_DIRECTION)
+    discloses = (training_messages.share_disclosed("terms", "{terms}", "moments"), *_DIRECTION)
 
 
 class SummedStep(PartBody, frozen=True):
@@ -112,7 +108,7 @@ class DirectionRequest(Request, frozen=True, kw_only=True):
     terms: DescentTerms
     parts: dict[int, SummedStep]
 
-    discloses = (sum_disclosed("terms", "{terms}"),)
+    discloses = (training_messages.sum_disclosed("terms", "{terms}"),)
     schedule = ("terms", "place")
 
 

@@ -26,13 +26,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, closest
-from tp_flower.query.expressions import (
-    as_filter,
-    parse_expression,
-    render,
-    shorten,
-    ungrouped_column,
-)
+from tp_flower.query import expressions
 
 
 class Role(StrEnum):
@@ -58,8 +52,8 @@ class Piece(NamedTuple):
     def parse(self) -> exp.Expr:
         """Return the checked tree; a condition keeps its meaning between two ANDs."""
         is_inner = self.role in (Role.INNER, Role.HAVING)
-        tree = parse_expression(self.sql, self.what, aggregates=is_inner)
-        return as_filter(tree) if self.role in (Role.FILTER, Role.HAVING) else tree
+        tree = expressions.parse_expression(self.sql, self.what, aggregates=is_inner)
+        return expressions.as_filter(tree) if self.role in (Role.FILTER, Role.HAVING) else tree
 
     def check(self, columns: Collection[str]) -> str:
         """Return a piece from the wire, rendered from its checked tree."""
@@ -68,7 +62,7 @@ class Piece(NamedTuple):
         if qualified is not None:
             raise QueryError(
                 f"{self.what} is refused: only columns of the table itself, without "
-                f"prefix: {shorten(render(qualified))}"
+                f"prefix: {expressions.shorten(expressions.render(qualified))}"
             )
         return local_sql(tree, columns, self.what)
 
@@ -147,14 +141,16 @@ class SubQuery:
             raise QueryError(f"{where}: a sub-query needs a column and an expression to group by")
         _check_names(self.columns, f"{where}: sub-query column")
         checked = self.map(_checked(columns, where))
-        trees = [parse_expression(sql, f"{where}: group") for sql in checked.groups]
+        trees = [expressions.parse_expression(sql, f"{where}: group") for sql in checked.groups]
         for tree in trees:
             # a number would be read as the position of a column
             if tree.find(exp.Column) is None:
                 raise QueryError(f"{where}: group {tree.sql()} names no column")
         for sql in (*(column.sql for column in checked.columns), *checked.having):
-            what = f"{where}: sub-query expression {shorten(sql)}"
-            ungrouped = ungrouped_column(parse_expression(sql, what, aggregates=True), trees)
+            what = f"{where}: sub-query expression {expressions.shorten(sql)}"
+            ungrouped = expressions.ungrouped_column(
+                expressions.parse_expression(sql, what, aggregates=True), trees
+            )
             if ungrouped is not None:
                 raise QueryError(
                     f"{what} is refused: column {ungrouped.name!r} is neither in GROUP "
@@ -312,7 +308,7 @@ def local_sql(tree: exp.Expr, columns: Collection[str], what: str) -> str:
             )
         column.set("table", None)
         column.set("this", exp.Identifier(this=spelling, quoted=True))
-    return render(tree, quote=True)
+    return expressions.render(tree, quote=True)
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,7 @@ from collections.abc import Mapping, Sequence
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
-from tp_flower.query.expressions import (
-    DIALECT,
-    check_expression,
-    clauses_of,
-    conjuncts,
-    has_aggregate,
-    shorten,
-)
+from tp_flower.query import expressions
 
 _OWNER = "(`sql = ...` in the tables file)"
 Pair = tuple[exp.Expr, exp.Expr]  # equal expressions of the query and of its sub-query
@@ -112,7 +105,7 @@ def inline_ctes(select: exp.Select) -> None:
 def _place(tree: exp.Expr, bodies: Mapping[str, exp.Expr]) -> None:
     for table in list(tree.find_all(exp.Table)):
         body = bodies.get(table.name.lower())
-        if body is not None and clauses_of(table) <= {"this", "alias"}:
+        if body is not None and expressions.clauses_of(table) <= {"this", "alias"}:
             alias = table.args.get("alias") or exp.TableAlias(this=table.this)
             table.replace(exp.Subquery(this=body.copy(), alias=alias.copy()))
 
@@ -128,11 +121,12 @@ def join_filters(select: exp.Select) -> None:
     A row meets one key at most, and NULL meets none: IN is true for the same rows.
     """
     where = select.args.pop("where", None)
-    for part in list(conjuncts(where.this)) if where else ():
+    for part in list(expressions.conjuncts(where.this)) if where else ():
         if isinstance(part, exp.Not) and _sub_query(part.this.unnest()):
             raise QueryError(
-                f"condition {shorten(part.sql(DIALECT))} is not supported: rows without a match "
-                f"are not at any site; let a table's owner mark them or leave them out {_OWNER}"
+                f"condition {expressions.shorten(part.sql(expressions.DIALECT))} is not "
+                "supported: rows without a match are not at any site; let a table's owner "
+                f"mark them or leave them out {_OWNER}"
             )
         if _sub_query(part):
             number = len(select.args.get("joins", ())) + 1
@@ -147,13 +141,13 @@ def _sub_query(tree: exp.Expr) -> exp.Expr | None:
 
 
 def _semi_join(part: exp.Expr, alias: str) -> exp.Join:
-    what = f"condition {shorten(part.sql(DIALECT))}"
+    what = f"condition {expressions.shorten(part.sql(expressions.DIALECT))}"
     query = _sub_query(part)
     if not isinstance(query, exp.Select) or not query.args.get("from_"):
         raise QueryError(f"{what}: its sub-query is one SELECT over one table")
     items = [item.unalias() for item in query.expressions if not item.is_star]
     for item in items:
-        check_expression(item, what, aggregates=False)
+        expressions.check_expression(item, what, aggregates=False)
     is_in = isinstance(part, exp.In)
     pairs = [*_correlated(query, what), *(_compared(part, items, what) if is_in else ())]
     if not pairs:
@@ -187,7 +181,7 @@ def _correlated(query: exp.Select, what: str) -> list[Pair]:
     """Take the equalities with the query around a sub-query out of its WHERE."""
     pairs: list[Pair] = []
     name, where = query.args["from_"].this.alias_or_name.lower(), query.args.pop("where", None)
-    for condition in list(conjuncts(where.this)) if where else ():
+    for condition in list(expressions.conjuncts(where.this)) if where else ():
         sides = [condition.left, condition.right] if isinstance(condition, exp.EQ) else [condition]
         tables = [{c.table.lower() or name for c in side.find_all(exp.Column)} for side in sides]
         inner = [side for side, names in zip(sides, tables, strict=True) if names == {name}]
@@ -200,8 +194,8 @@ def _correlated(query: exp.Select, what: str) -> list[Pair]:
             pairs.append((outer[0], inner[0]))
         else:
             raise QueryError(
-                f"{what}: {shorten(condition.sql(DIALECT))} is no equality of a column of "
-                f"{name} with one of the query"
+                f"{what}: {expressions.shorten(condition.sql(expressions.DIALECT))} is no "
+                f"equality of a column of {name} with one of the query"
             )
     return pairs
 
@@ -232,11 +226,11 @@ def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
     names = [item.alias_or_name.lower() for item in inner.expressions if not item.is_star]
     joins = outer.args.get("joins", ())
     return (
-        {"from_"} <= clauses_of(inner) <= {"expressions", "from_", "joins", "where"}
+        {"from_"} <= expressions.clauses_of(inner) <= {"expressions", "from_", "joins", "where"}
         and len(names) == len(set(names))
-        and not any(map(has_aggregate, inner.expressions))
+        and not any(map(expressions.has_aggregate, inner.expressions))
         and not any(join.args.get("using") or join.method for join in joins)
-        and not any(item.is_star and clauses_of(item.find(exp.Star)) for item in items)
+        and not any(item.is_star and expressions.clauses_of(item.find(exp.Star)) for item in items)
     )
 
 
@@ -246,7 +240,9 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     plain = [item for item in inner.expressions if not item.is_star]
     values = {item.alias_or_name.lower(): item.unalias() for item in plain}
     for value in values.values():
-        check_expression(value, f"sub-query {alias!r}: {shorten(value.sql())}", aggregates=False)
+        expressions.check_expression(
+            value, f"sub-query {alias!r}: {expressions.shorten(value.sql())}", aggregates=False
+        )
     # before any is replaced: the expressions have columns of the same names
     columns = [
         column

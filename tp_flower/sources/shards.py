@@ -16,15 +16,7 @@ from typing import Final
 import duckdb
 import pandas as pd
 
-from tp_flower.duckdb_engine import (
-    lock,
-    new_engine,
-    quote_name,
-    quote_path,
-    quote_text,
-    safe_message,
-    shared_cursor,
-)
+from tp_flower import duckdb_engine
 from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
 from tp_flower.query.fragment import Fragment
@@ -176,15 +168,15 @@ def flights_sources() -> tuple[ShardSource, ...]:
 def connect(source: ShardSource) -> Iterator[duckdb.DuckDBPyConnection]:
     """Open a DuckDB connection whose view ``shard`` is all that it can ever read."""
     # a file needs its own engine, which may read that file and no other
-    engine = new_engine() if source.path else shared_cursor()
+    engine = duckdb_engine.new_engine() if source.path else duckdb_engine.shared_cursor()
     with closing(engine) as connection:
         try:
             create_view(connection, source)
             if source.path:
-                lock(connection, _files(source.path))
+                duckdb_engine.lock(connection, _files(source.path))
             yield connection
         except duckdb.Error as error:
-            raise SourceError(f"{source}: {safe_message(error)}") from error
+            raise SourceError(f"{source}: {duckdb_engine.safe_message(error)}") from error
 
 
 @contextmanager
@@ -249,23 +241,27 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
-        file = quote_text(source.path)
+        file = duckdb_engine.quote_text(source.path)
         connection.execute(f"ATTACH {file} AS {name} (READ_ONLY)")
         parts = source.relation or _only_table(connection, name, source)
         schema, table = ("main", *parts)[-2:]
-        relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
+        relation = f"{name}.{duckdb_engine.quote_name(schema)}.{duckdb_engine.quote_name(table)}"
     elif not _is_csv(source):
-        files = ", ".join(map(quote_path, _files(source.path)))
+        files = ", ".join(map(duckdb_engine.quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
         relation = _csv_relation(source, source.path)
     names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
-    columns = ", ".join(f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items())
+    columns = ", ".join(
+        f"{duckdb_engine.quote_name(old)} AS {duckdb_engine.quote_name(new)}"
+        for old, new in names.items()
+    )
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
     casts = _casts(connection, source)
     columns = ", ".join(
-        f"{casts.get(name, quote_name(name))} AS {quote_name(name)}" for name in names.values()
+        f"{casts.get(name, duckdb_engine.quote_name(name))} AS {duckdb_engine.quote_name(name)}"
+        for name in names.values()
     )
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
 
@@ -325,9 +321,9 @@ def _casts(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> dict[s
     """Return the SQL of the columns that have a type in the tables file."""
     columns = column_types(connection, "SELECT * FROM source_rows")
     return {
-        name: source.read_text(quote_name(name), kind)
+        name: source.read_text(duckdb_engine.quote_name(name), kind)
         if columns[name] == TEXT
-        else f"CAST({quote_name(name)} AS {kind})"
+        else f"CAST({duckdb_engine.quote_name(name)} AS {kind})"
         for name, kind in source.types_of(columns).items()
     }
 
@@ -352,7 +348,7 @@ def describe(source: ShardSource) -> ShardSchema:
 def _unread(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> Iterator[str]:
     """Yield warnings of texts that are not of the owner's type; refuse one of few texts."""
     for name, sql in _casts(connection, source).items():
-        texts = without_nulls(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
+        texts = without_nulls(f"CAST({duckdb_engine.quote_name(name)} AS VARCHAR)", source.nulls)
         counts = f"SELECT count({texts}), count({sql}) FROM source_rows"
         ((values, read),) = connection.execute(counts).fetchall()
         what = f"{source}: column {name!r} has a type in 'types'"
@@ -395,7 +391,7 @@ def _without_value(
 ) -> list[str]:
     """Return the columns that are NULL in all rows."""
     names = list(columns)
-    counts = ", ".join(f"count({quote_name(name)})" for name in names)
+    counts = ", ".join(f"count({duckdb_engine.quote_name(name)})" for name in names)
     if not names:
         return []
     (values,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()
