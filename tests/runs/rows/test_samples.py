@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from strategies import cli
+from strategies import commands
 from strategies.explain.explanation import Explain
 from strategies.training.saving import make_manifest
 from tests.support.examples.store_runs import FRAMES, LAYOUTS, LEFT, query
@@ -50,6 +50,6 @@ def test_the_sample_stands_beside_what_is_measured_on_it():
     name = "random rows, sample = 0.6 of the label rows"
     strategy = train([LAYOUTS["whole"](FRAMES)], query(), "cg", sample=SHARE)
     assert strategy.report.split["name"] == name
-    assert cli._test_metrics(make_manifest(strategy)).endswith(f"({name})")
+    assert commands._test_metrics(make_manifest(strategy)).endswith(f"({name})")
     explained = train([LAYOUTS["whole"](FRAMES)], query(), Explain, sample=SHARE).explanation
     assert explained["joined-rows"]["train"] == strategy.report.joined_rows_train
