@@ -19,7 +19,7 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, cg_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.learning import conjugate_gradients
+from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
@@ -33,6 +33,8 @@ from tp_flower.protocol.descent_messages import (
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
+
+ROW, SMALL = 4, 5.0  # see TOLERANCE
 
 
 class TablePuppetCG(JoinStrategy):
@@ -62,18 +64,16 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        descent = conjugate_gradients.Descent(problem.loss, problem.train_labels, weights, base)
+        descent = Descent(problem.loss, problem.train_labels, weights, base)
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
-        tolerance = max(
-            self.settings.tolerance or conjugate_gradients.TOLERANCE, conjugate_gradients.REST
-        )
+        tolerance = max(self.settings.tolerance or TOLERANCE, REST)
         self.chosen |= {
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
         self._step, self._is_optimal = None, False
-        norms = [math.inf] * conjugate_gradients.ROW
+        norms = [math.inf] * ROW
         for epoch in range(1, self.settings.epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
             descent.step(unit * problem.add_up(scores), products)
@@ -95,8 +95,8 @@ class TablePuppetCG(JoinStrategy):
             )
             self.finish_epoch(result)
             norms.append(norm)
-            is_small = norm < max(tolerance / conjugate_gradients.SMALL, conjugate_gradients.REST)
-            self._is_optimal = is_small or max(norms[-conjugate_gradients.ROW :]) < tolerance
+            is_small = norm < max(tolerance / SMALL, REST)
+            self._is_optimal = is_small or max(norms[-ROW:]) < tolerance
             if self._is_optimal or self.best.is_over:
                 return
 
@@ -106,13 +106,13 @@ class TablePuppetCG(JoinStrategy):
         return "converged: the gradient is below the tolerance" if is_optimal else verdict
 
     def _exchange(
-        self, problem: TrainingProblem, descent: conjugate_gradients.Descent
-    ) -> Generator[Requests, Replies, tuple[float, LocalScores, conjugate_gradients.Products]]:
+        self, problem: TrainingProblem, descent: Descent
+    ) -> Generator[Requests, Replies, tuple[float, LocalScores, Products]]:
         """Send steps; return the next scores with their unit, and the products."""
         unit = float(problem.score_unit)
         terms = DescentTerms(
             curvature=descent.curvature,
-            score_unit=min(conjugate_gradients.HEADROOM * descent.size / unit, 1.0),
+            score_unit=min(HEADROOM * descent.size / unit, 1.0),
             product_unit=descent.slope or unit**2,
             tables=len(problem.tables),
             scores_number=self.epoch,
@@ -140,9 +140,7 @@ class TablePuppetCG(JoinStrategy):
         return (
             terms.score_unit,
             scores,
-            conjugate_gradients.Products(
-                *(terms.product_unit * _products(replies, tables)).tolist()
-            ),
+            Products(*(terms.product_unit * _products(replies, tables)).tolist()),
         )
 
     def _direct(

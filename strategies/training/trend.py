@@ -3,9 +3,8 @@
 A loss that falls ever more slowly, as c / epochs, has as far to go as its fall per
 epoch times the epochs so far; one that falls geometrically has less to go.
 
-Steps keep their size while the loss falls, and are halved when it stalls: their noise is
-what keeps it up then. After a batch whose loss explodes they are an eighth, and that
-batch's step has no momentum.
+SGD's steps are halved when it stalls: their noise keeps it up then. After a batch whose
+loss explodes they are an eighth, and that batch's step has no momentum.
 """
 
 from collections.abc import Sequence

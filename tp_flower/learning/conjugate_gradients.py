@@ -41,12 +41,10 @@ HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of
 its digits."""
 TOLERANCE: Final = 3e-3
-"""Gradient norm that ends training, after ``ROW`` epochs in a row or once it is ``SMALL``
+"""Gradient norm that ends training, after four epochs in a row or once it is five
 times smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in
 which the gradient of what is left shows late, f was within 0.1 % of its minimum by then;
 after one epoch, 0.4 %."""
-ROW: Final = 4
-SMALL: Final = 5.0
 REST: Final = 1e-7  # gradient norm that ends training in any case: it is all rounding
 
 
