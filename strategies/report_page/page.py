@@ -109,18 +109,12 @@ def explanation_view(content: Mapping[str, object], is_full: bool = False) -> Re
 
 
 def _screen(report: Record) -> Blocks:
-    """Yield the tables, lost rows, costs, and what the server learns, in some 50 lines."""
+    """Yield tables, label rows that are lost, costs, and what the server learns: some 45 lines."""
     head, rows = overview.head_of(report), report.at("joined-rows")
     split = f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
     yield Prose(f"{head['label']} {head['subject']}: {split}. {NOTES['screen']}")
     yield overview.list_tables(report.records("tables"), fan_out=())
-    lines = [
-        f"{step.count('unmatched-before')} of {step.count('rows-before')} rows, for "
-        f"{step.text('on')}{', and stay in the join' if step.get('is-outer') else ''}"
-        for step in report.records("join-steps")
-        if step.amount("unmatched-before")
-    ]
-    yield Code("Rows that find no match", lines) if lines else None
+    yield overview.label_rows(report)
     yield estimate(report.at("cost"))
     sent = [item for item in report.records("releases") if item.text("to") == "server"]
     for title, is_clear in (("in the clear", True), ("masked, hashed or noisy", False)):
