@@ -28,18 +28,18 @@ say "a run outside the checkout"
 "$venv/bin/python" -m venv --without-pip "$work/env"
 cp -r "$root/examples/own_tables" "$work/tables"
 cd "$work"
-PYTHONPATH="$work/site:$libraries" TP_FLOWER_HOME="$work/home" FLWR_LOG_LEVEL=CRITICAL \
-  "$work/env/bin/python" - "$work" <<'PYTHON'
+export PYTHONPATH="$work/site:$libraries" TP_FLOWER_HOME="$work/home"
+"$work/env/bin/python" - "$work/site" <<'PYTHON'
 import pathlib, sys
 import client_apps, strategies, tp_flower
 
-work = pathlib.Path(sys.argv[1])
 for package in (client_apps, strategies, tp_flower):
     folder = pathlib.Path(package.__file__).parent
-    assert folder.parent == work / "site", f"{folder} is not the installed package"
+    assert folder.parent == pathlib.Path(sys.argv[1]), f"{folder} is not the installed package"
     assert (folder / "py.typed").exists(), folder
-sys.argv = ["own_tables.py", str(work / "tables")]
-exec(compile((work / "tables" / "own_tables.py").read_text(), "own_tables.py", "exec"))
-assert list(work.rglob("report.html")), "no report"
 PYTHON
+[ -x "$work/site/bin/tp-flower" ] || fail "the wheel brings no command tp-flower"
+"$work/env/bin/python" tables/make_database.py
+"$work/env/bin/python" -m tp_flower.command_line train tables/my-run.toml --set "output-dir=$work/report"
+[ -s "$work/report/report.html" ] || fail "the run wrote no report"
 say "the packages work outside the checkout"

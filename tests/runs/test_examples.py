@@ -1,6 +1,7 @@
 """The folders of examples that a person copies: each runs as it stands."""
 
 import json
+import runpy
 import shutil
 import sqlite3
 from contextlib import closing
@@ -10,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from examples.own_tables.own_tables import run
+from tests.support.command_line import invoke
 from tests.support.files import ROOT
 
 NOTEBOOK = ROOT / "examples" / "notebook" / "first_run.ipynb"
@@ -19,10 +20,11 @@ NOTEBOOK = ROOT / "examples" / "notebook" / "first_run.ipynb"
 def test_own_tables_end_in_least_squares_on_the_join(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
     folder = Path(shutil.copytree(ROOT / "examples" / "own_tables", tmp_path / "a copy"))
-    with (folder / "my-run.toml").open("a") as file:
-        file.write("test-fraction = 0.0\nl2 = 0.0\ntolerance = 1e-6\n")
-    run(folder)
-    report = json.loads((folder / "report" / "report.json").read_text())
+    runpy.run_path(str(folder / "make_database.py"), run_name="__main__")
+    settings = ("test-fraction=0.0", "l2=0.0", "tolerance=1e-6", f"output-dir={tmp_path / 'out'}")
+    options = [option for setting in settings for option in ("--set", setting)]
+    invoke("train", folder / "my-run.toml", *options)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
     with closing(sqlite3.connect(folder / "crm.db")) as database:
         customers = pd.read_sql("SELECT * FROM customers", database)
     joined = pd.read_csv(folder / "orders.csv").merge(customers, "inner", None, "customer_id", "id")
