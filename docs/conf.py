@@ -23,7 +23,6 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["*.md", "docs/**.md", "examples/**.md", "examples/**.ipynb"]
 exclude_patterns = [".*", "build", "dist", "runs", "tests", "scripts", "strategies", "tp_flower"]
 root_doc = "docs/index"
-suppress_warnings = ["toc.empty_glob"]  # pages that the index does not order come last
 
 myst_heading_anchors = 4
 myst_enable_extensions = ["dollarmath"]
