@@ -202,6 +202,7 @@ def facts_of(exposure: Exposure) -> dict[str, object]:
         "inner_terms": proposals if exposure.has_inner_rounds else "",
         "sums_gradients": is_sgd and bool(sharded),
         "counted": counted,
+        "describes": not exposure.privacy.covers_features and not is_personal,
         "alignment": alignment,
         "common": f"the parameters of the model of the site's table{shared}",
         "is_solved": is_solved,

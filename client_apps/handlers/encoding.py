@@ -21,6 +21,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import MessageError, SchemaError, SiteError, TPFlowerError
 from tp_flower.features.choice import TableChoice
+from tp_flower.features.columns import nearly_numbers
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import (
@@ -30,9 +31,9 @@ from tp_flower.features.statistics import (
     feature_statistics,
     merge_tables,
 )
-from tp_flower.features.statistics_codec import from_wire, to_wire
+from tp_flower.features.statistics_codec import from_wire, summary_of, to_wire
 from tp_flower.privacy.shard_seals import ENCODER, STATISTICS, ShardSeal
-from tp_flower.protocol.codec import decode, encode, parse, required
+from tp_flower.protocol.codec import check_sizes, decode, encode, parse, required
 from tp_flower.protocol.packet import bytes_of, packet_of, unpack_bits
 from tp_flower.protocol.setup_messages import (
     EncodedColumns,
@@ -46,6 +47,7 @@ from tp_flower.protocol.setup_messages import (
     StatisticsRequest,
     TableShards,
 )
+from tp_flower.sources.policy import NEVER, Policy
 
 Statistics = dict[str, ColumnStatistics]
 
@@ -73,11 +75,21 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     shards = msgspec.to_builtins(body.shards)
     meta = {"request": digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
+    is_fitted = not all(column.is_declared for column in computed.values())
+    describes = body.describes and is_fitted and _may_describe(site.source(number).policy)
+    if describes:
+        note(site, number, ledger_entries.FEATURES)
     if shards is None:
-        return FittedPart(columns=_fit(site, number, choice, [computed])[1])
-    text = bytes_of(encode(ShardStatistics({number: to_wire(computed)})))
+        return _fit(site, number, choice, [computed], describes=describes)[1]
+    sent = msgspec.structs.replace(to_wire(computed), describes=describes)
+    text = bytes_of(encode(ShardStatistics({number: sent})))
     seal, _ = _shared(site, number)
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
+
+
+def _may_describe(policy: Policy) -> bool:
+    """Return whether facts about rows may leave without noise, besides the encoder."""
+    return policy.epsilon is None and policy.releases.statistics != NEVER
 
 
 def _choice(encoders: object) -> TableChoice:
@@ -87,8 +99,8 @@ def _choice(encoders: object) -> TableChoice:
 def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice) -> Statistics:
     """Return the statistics of the requested rows, as far as encoders need them."""
     source, extracted = site.source(number), site.extracted(number)
-    rows = None if body.rows is None else unpack_bits(body.rows, extracted.rows)
-    sample = CountedRows(site.hasher(), rows=rows, min_count=source.min_count)
+    sample = _counted_rows(site, number, body)
+    rows = sample.rows
     kinds = _kinds(site, number, choice)
     fitted = [name for name, kind in kinds.items() if not choice.is_declared(name, kind)]
     is_shard = body.shards is not None
@@ -110,6 +122,18 @@ def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice
             else declared_statistics(choice, name, kind, info.width)
         )
     return features
+
+
+def _counted_rows(site: Site, number: int, body: StatisticsPart) -> CountedRows:
+    """Return the rows that a request selects, and how often each of them counts."""
+    rows = None
+    if body.trained is not None:
+        rows = unpack_bits(body.trained, site.extracted(number).rows)
+        check_sizes(body, trained=int(np.count_nonzero(rows)))
+    elif body.multiplicity is not None:
+        raise MessageError("it has no 'trained'")
+    min_count = site.source(number).min_count
+    return CountedRows(site.hasher(), min_count, rows, body.multiplicity)
 
 
 def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
@@ -142,23 +166,24 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     seal, choice = _shared(site, number)
-    shards = []
+    shards, describes = [], True
     for shard in seal.shards:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
         try:
             text = seal.open(sealed, STATISTICS, shard)
             packet = parse(text, "text", packet_of)
-            sent = decode(ShardStatistics, packet).parts.get(shard)
-            shards.append(from_wire(required(sent, "part"), choice, other.rows))
+            sent = required(decode(ShardStatistics, packet).parts.get(shard), "part")
+            shards.append(from_wire(sent, choice, other.rows))
+            describes &= sent.describes
         except TPFlowerError as error:
             raise SchemaError(
                 f"the statistics of site {other.site!r} cannot be used: {error}"
             ) from None
-    encoder, columns = _fit(site, number, choice, shards)
+    encoder, fitted = _fit(site, number, choice, shards, describes=describes)
     text = json.dumps(encoder.to_json()).encode()
     sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
-    return FittedPart(columns=columns, sealed=sealed)
+    return msgspec.structs.replace(fitted, sealed=sealed)
 
 
 def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
@@ -177,15 +202,24 @@ def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
 
 
 def _fit(
-    site: Site, number: int, choice: TableChoice, shards: list[Statistics]
-) -> tuple[TableEncoder, EncodedColumns]:
-    """Fit and store the encoder of a table; return it, and its columns by feature."""
-    encoder = fit(choice.table, merge_tables(shards))
+    site: Site, number: int, choice: TableChoice, shards: list[Statistics], *, describes: bool
+) -> tuple[TableEncoder, FittedPart]:
+    """Fit and store the encoder of a table; return it, and what leaves of it."""
+    statistics = merge_tables(shards)
+    encoder = fit(choice.table, statistics)
     _store(site, number, encoder)
-    features = dict.fromkeys(choice.specs, 0)
+    columns = dict.fromkeys(choice.specs, 0)
     for encoding in encoder.encodings:
-        features[encoding.name] += len(encoding.feature_names)
-    return encoder, EncodedColumns(features, bool(encoder.fitted))
+        columns[encoding.name] += len(encoding.feature_names)
+    reply = FittedPart(columns=EncodedColumns(columns, bool(encoder.fitted)))
+    if describes:
+        features = [summary_of(*item, encoder.encodings) for item in statistics.items()]
+        extracted = site.extracted(number)
+        for place, feature in enumerate(features):
+            if feature.kept is not None and nearly_numbers(extracted.column(feature.column)):
+                features[place] = msgspec.structs.replace(feature, nearly_numbers=True)
+        reply = msgspec.structs.replace(reply, features=features)
+    return encoder, reply
 
 
 def _store(site: Site, number: int, encoder: TableEncoder) -> None:

@@ -40,7 +40,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-TIMES: Final = "times"
+TIMES, FEATURES = "times", "features"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED: Final = "unmatched"
 _SCORES: Final = (SCORES, BATCH_SCORES)
@@ -77,6 +77,9 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     STATISTICS: "not covered: counts, means and deviations of the features, ranges "
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",
+    FEATURES: "not covered: the share of each feature's missing values and of its rarer "
+    "categories, in whole percents, how many categories there are, and whether nearly all "
+    "texts are numbers or dates",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "

@@ -123,7 +123,7 @@ def join_tables(query: Query, settings: Settings, sources: Sequence[ShardSource]
         label, rows = _run_query(connection, query, bound.tables, bound.label_table)
         read = {f.table: _read_fragment(connection, f) for f in bound.fragments}
         passing, _ = read[bound.label_table]
-        subset, held_out = _split(connection, bound, settings, rows, passing)
+        subset, _ = _split(connection, bound, settings, rows, passing)
     names = {table: list(values) for table, (_, values) in read.items()}
     choices = choose_encoders(
         settings.encoders,
@@ -134,9 +134,10 @@ def join_tables(query: Query, settings: Settings, sources: Sequence[ShardSource]
     hasher, blocks, columns, left = simulated_hasher(settings.seed), [], {}, 0
     categorical: list[int] = []
     for table, (ids, values) in read.items():
-        # the label table is encoded by its training rows
-        counted = ~held_out if table == bound.label_table else None
-        sample = CountedRows(hasher, rows=counted)
+        # a row counts as often as it is joined to train on
+        row_of = rows[table][(subset == splits.TRAIN) & (rows[table] >= 0)]
+        counts = np.bincount(np.searchsorted(ids, row_of), minlength=len(ids))
+        sample = CountedRows(hasher, rows=counts > 0, counts=counts[counts > 0])
         encoder = fit_encoder(choices[table], values, sample)
         width = encoder.encoder.width
         # a last row of zeros is that of joined rows without a row of this table

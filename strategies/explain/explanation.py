@@ -9,7 +9,7 @@ numbers, predicted bytes are rounded)::
     schema, mode ("explain"), status, started, seconds, output-dir, query (SQL)
     settings {run-config key: value}
     tables   [{table, names: [..], sites: [..], rows: [per shard], work: [text],
-               features, dropped: [..], unused-rows,
+               features, dropped: [..], encoding: [..] as in a report, unused-rows,
                multiplicity: {min, median, mean, max}}]
     joins    [{on, left, right, is-outer,
                left-rows, left-null, left-unmatched, right-rows, ..}]
@@ -41,7 +41,7 @@ from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
-from strategies.setup.encoding import TableEncoding, fit_encoders
+from strategies.setup.encoding import TableEncoding
 from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking
@@ -292,7 +292,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
         joined = yield from self._method.join(self.inventory)
-        self._encoders = yield from fit_encoders(joined)
+        self._encoders = yield from self._method.fit_encoders(joined)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.warnings:
@@ -313,7 +313,7 @@ class Explain(RoundStrategy):
         record = records.RunRecord(**self.record_fields, join_steps=joined.steps)
         content = {
             **record.content(EXPLAIN),
-            "tables": [_table(joined, *of_table) for of_table in columns.items()],
+            "tables": [_table(joined, name, encoders[name]) for name in columns],
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
             "chosen": method.chosen,
@@ -339,7 +339,7 @@ def _saving(joined: JoinedRows, columns: Mapping[str, EncodedColumns]) -> dict[s
     }
 
 
-def _table(joined: JoinedRows, name: str, columns: EncodedColumns) -> Document:
+def _table(joined: JoinedRows, name: str, encoding: TableEncoding) -> Document:
     fragments, parts = joined.bound.fragments_of(name), joined.extracted.parts[name]
     multiplicity = joined.mapping.tables[name].multiplicity
     return {
@@ -348,8 +348,9 @@ def _table(joined: JoinedRows, name: str, columns: EncodedColumns) -> Document:
         "sites": [part.site for part in parts],
         "rows": [joined.extracted.rows[part.number] for part in parts],
         "work": (*describe_work(fragments), *describe_places(joined.extracted, name)),
-        "features": columns.width,
-        "dropped": columns.dropped,
+        "features": encoding.columns.width,
+        "dropped": encoding.columns.dropped,
+        "encoding": encoding.rows(),
         "unused-rows": np.count_nonzero(multiplicity == 0),
         "multiplicity": {
             "min": multiplicity.min(),

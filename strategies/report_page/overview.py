@@ -94,6 +94,7 @@ def tables(report: Record) -> Blocks:
         yield Code("The query", CLAUSE.split(query))
     tables = report.records("tables")
     yield list_tables(tables)
+    yield list_features(tables)
     if steps := report.records("join-steps"):
         yield _steps(steps)
         yield label_rows(report)
@@ -161,6 +162,20 @@ def list_tables(tables: list[Record], fan_out: Iterable[str] = FAN_OUT) -> Table
         *(_times_column(f"joined, {name}", name, tables, "multiplicity") for name in names),
     ]
     return tabulate("Tables", tables, columns, " ".join(notes))
+
+
+def list_features(tables: list[Record]) -> Table:
+    """Return how each feature is read and encoded, and what its encoder leaves out."""
+    rows = [
+        Record({**row.content, "column": f"{table.text('table')}.{row.text('column')}"})
+        for table in tables
+        for row in table.records("encoding")
+    ]
+    heads = {"columns": "columns", "missing, %": "missing", "categories": "categories"}
+    heads |= {"kept": "kept", "in (other), %": "other"}
+    texts = [text_column(key, key, empty="-") for key in ("column", "type", "encoder")]
+    columns = [*texts, *(count_column(head, key) for head, key in heads.items())]
+    return tabulate("Features", rows, columns, is_folded=True)
 
 
 def _rows(table: Record) -> str:

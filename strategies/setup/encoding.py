@@ -1,12 +1,16 @@
 """The rounds ``statistics`` and ``fit``: the sites fit the encoders of the tables.
 
+A table's rows count as often as they are joined, so that what is encoded has the scale
+and the most frequent categories of the joined training rows.
+
 A table in one shard fits its encoder at once. The shards of another seal statistics for
 each other, which their leading shard merges; the server passes on what it cannot open,
 and learns how many columns each feature is encoded as.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -16,7 +20,13 @@ from strategies.setup.extract import Extracted, table_group
 from strategies.setup.joined_rows import SplitRows
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import setup_messages
-from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.fields import Document
+
+MANY_CATEGORIES: Final = 0.5
+"""Categories per joined row above which a column is taken for an identifier."""
+FEW_CATEGORIES: Final = 20
+MOST_LOST: Final = 1
+"""Percent of the joined rows that may share the column of rare categories, unsaid."""
 
 
 @dataclass(frozen=True)
@@ -25,15 +35,46 @@ class TableEncoding:
 
     columns: setup_messages.EncodedColumns
     sealed: AnyArray | None = None
+    features: Sequence[setup_messages.FeatureSummary] = ()
+
+    def rows(self) -> list[Document]:
+        """Return the report's row of each feature; None where a policy hides it."""
+        summaries = {item.column: msgspec.structs.asdict(item) for item in self.features}
+        keys = [*setup_messages.FeatureSummary.__struct_fields__[:-1]]
+        return [
+            {key: summaries.get(name, {"column": name}).get(key) for key in keys}
+            | {"columns": count}
+            for name, count in self.columns.features.items()
+        ]
 
 
-def fit_encoders(joined: SplitRows) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
-    """Let the sites fit the encoders; the label table's to its training rows alone."""
-    extracted, label_table = joined.extracted, joined.bound.label_table
-    trained = {
-        part.number: pack_bits(~joined.held_out[rows])
-        for part, rows in extracted.shards_of(label_table)
-    }
+def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -> Generator[str]:
+    """Yield what a user should know about features as their encoders read them."""
+    features = [(table, item) for table, of in encoders.items() for item in of.features]
+    for table, item in features:
+        where, count, listed = f"{table}.{item.column}", item.categories or 0, item.kept or 0
+        if count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
+            yield (
+                f"{where}: {count} categories in {joined_rows} joined rows, as of an "
+                "identifier: leave it out, or encode it with hash(k) or length"
+            )
+        elif count > listed and (item.other or 0) > MOST_LOST:
+            yield (
+                f"{where}: {listed} of {count} categories kept, {item.other} % of the joined "
+                "rows in (other); max-categories keeps more"
+            )
+        if item.nearly_numbers:
+            yield (
+                f"{where}: nearly all texts are numbers or dates, but not all, so that it is "
+                f"read as text; correct the others, or write TRY_CAST({where} AS ..)"
+            )
+
+
+def fit_encoders(
+    joined: SplitRows, *, describes: bool = False
+) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
+    """Let the sites fit the encoders to the training rows; ``describes`` asks for facts."""
+    extracted, counted = joined.extracted, joined.fitted_rows()
     bodies = {}
     for number, (table, parts) in enumerate(extracted.parts.items()):
         shards = setup_messages.TableShards(table_group(number), [part.number for part in parts])
@@ -41,12 +82,13 @@ def fit_encoders(joined: SplitRows) -> Generator[Requests, Replies, dict[str, Ta
             bodies[part.number] = setup_messages.StatisticsPart(
                 encoders=msgspec.to_builtins(joined.choices[table]),
                 shards=shards if len(parts) > 1 else None,
-                rows=trained.get(part.number),
+                describes=describes,
+                **counted.get(part.number, {}),
             )
     replies = yield ask(setup_messages.StatisticsRequest(bodies), extracted.all_parts)
     sharded = [parts for parts in extracted.parts.values() if len(parts) > 1]
     if sharded:
-        fits = {s[0].number: _to_merge(extracted, s, replies) for s in sharded}
+        fits = {s[0].number: _to_merge(bodies, extracted, s, replies) for s in sharded}
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
     return {table: _encoding(joined, parts[0], replies) for table, parts in extracted.parts.items()}
@@ -62,15 +104,25 @@ def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:
 
 
 def _to_merge(
-    extracted: Extracted, parts: tuple[Part, ...], replies: Replies
+    bodies: Mapping[int, setup_messages.StatisticsPart],
+    extracted: Extracted,
+    parts: tuple[Part, ...],
+    replies: Replies,
 ) -> setup_messages.FitPart:
     return setup_messages.FitPart(
         shards={
-            str(part.number): setup_messages.OtherShard(part.site, extracted.rows[part.number])
+            str(part.number): setup_messages.OtherShard(
+                part.site, _joined_rows(bodies[part.number], extracted.rows[part.number])
+            )
             for part in parts
         },
         statistics={str(part.number): array_of(replies, part, "sealed", (None,)) for part in parts},
     )
+
+
+def _joined_rows(body: setup_messages.StatisticsPart, rows: int) -> int:
+    """Return the joined rows that a shard's rows are in, as its statistics count them."""
+    return rows if body.multiplicity is None else int(body.multiplicity.sum())
 
 
 def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
@@ -79,6 +131,6 @@ def _encoding(joined: SplitRows, part: Part, replies: Replies) -> TableEncoding:
         raise refuse(part, "no columns of its encoder")
     if list(body.columns.features) != list(joined.choices[part.table].specs):
         raise refuse(part, "the columns of other features")
-    if len(joined.extracted.parts[part.table]) == 1:
-        return TableEncoding(body.columns)
-    return TableEncoding(body.columns, array_of(replies, part, "sealed", (None,)))
+    is_sealed = len(joined.extracted.parts[part.table]) > 1
+    sealed = array_of(replies, part, "sealed", (None,)) if is_sealed else None
+    return TableEncoding(body.columns, sealed, tuple(body.features))

@@ -22,6 +22,7 @@ from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import NO_ROW, IntArray, RowWeights, TableMapping, TableRows
 from tp_flower.losses import Loss
 from tp_flower.methods import TREES
+from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
@@ -167,6 +168,11 @@ class SplitRows:
     held_out: BoolArray
     weighting: Weighting = field(default_factory=Weighting)
 
+    def fitted_rows(self) -> PartArrays:
+        """Return the fields that say which rows encoders are fitted to, by part."""
+        shards = self.extracted.shards_of(self.bound.label_table)
+        return {part.number: {"trained": pack_bits(~self.held_out[rows])} for part, rows in shards}
+
     @property
     def names(self) -> dict[str, str]:
         """The name of every table at the sites."""
@@ -222,6 +228,19 @@ class JoinedRows(SplitRows):
     def test_labels(self) -> FloatArray:
         """Labels of the held-out rows."""
         return self.values[self.is_test]
+
+    def fitted_rows(self) -> PartArrays:
+        """Return the fields that say how often rows count in encoders, by part."""
+        # weights are counted in parts of a joined row, so many that none overflow
+        unit = max(MOST // self.train.joined_rows, 1)
+        fields: PartArrays = {}
+        for layout in self.layouts.values():
+            for place, (number, rows) in enumerate(layout.fields.items()):
+                counts = rows["multiplicity"]
+                if layout.masses is not None:
+                    counts = np.maximum(layout.masses[place] * float(unit), 1.0).astype(np.int32)
+                fields[number] = {"trained": rows["trained"], "multiplicity": counts}
+        return fields
 
     def trained_rows(self, table: str) -> npt.NDArray[np.int64]:
         """Return G of each row of a table that is trained on, (n_trained,)."""

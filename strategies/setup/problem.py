@@ -6,7 +6,7 @@ of each table. The joined rows are never built.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -26,7 +26,7 @@ from tp_flower.learning.metrics import Predictions, compare, constant_metrics, e
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.privacy.sealed_sums import add_shares
-from tp_flower.protocol.fields import PartBody
+from tp_flower.protocol.fields import Document, PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.training_messages import Update
@@ -284,6 +284,7 @@ class PreparedRun(ABC):
     encoders: Mapping[str, EncodedColumns]
     exposure: Exposure
     score_unit: float = 1.0
+    encodings: Mapping[str, Sequence[Document]] = field(default_factory=dict)
 
     @property
     def parts(self) -> list[Part]:
@@ -308,6 +309,7 @@ class PreparedRun(ABC):
                 # a LEFT JOINed table may have no row to train on
                 multiplicity=min_mean_max(self.fan_out[name]),
                 dropped=self.encoders[name].dropped,
+                encoding=self.encodings.get(name, ()),
             )
             for name, table in self.tables.items()
         ]

@@ -52,7 +52,7 @@ def test_an_approved_run_ends_in_the_model_of_the_joined_table(folder: Path) -> 
     columns = {alias: COLUMNS[table] for alias, table in ALIASES.items()}
     rows, weights = weighted_positions(shards, ALIASES, SOURCE, WEIGHT)
     labels = tables["patients"]["readmitted"].to_numpy(float)
-    label, how = ("p", labels, labels >= 0), ("logistic", 0.01, b"")
+    label, how = ("p", labels), ("logistic", 0.01, b"")
     joined = centralised(tables, ALIASES, columns, rows, label, *how, np.array(weights))
     models = [SavedModel.load(file.parent) for file in folder.rglob("model.json")]
     theta = {model.table: model.parameters for model in models}

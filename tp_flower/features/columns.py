@@ -186,6 +186,36 @@ def number_texts(column: NumericColumn) -> CategoricalColumn:
     return CategoricalColumn(codes, pa.array(distinct.astype("U32"), pa.string()))
 
 
+def has_levels(column: NumericColumn, most: int) -> bool:
+    """Return whether the values are at most ``most`` different whole numbers.
+
+    >>> has_levels(NumericColumn(np.array([1.0, 2.0, 4.0, np.nan])), 3)
+    True
+    """
+    present = column.values[~column.is_missing]
+    # of many different numbers the first rows have too many already
+    for rows in (present[:1000], present):
+        if len(np.unique(rows)) > most or not (rows == np.floor(rows)).all():
+            return False
+    return bool(len(present))
+
+
+NUMBERS_OR_DATES: Final = (
+    r"^\s*([-+]?(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?"
+    r"|(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4})([ T]\d\d?:\d\d\S*)?)\s*$"
+)
+"""The form of numbers and dates in texts."""
+
+
+def nearly_numbers(column: FeatureColumn) -> bool:
+    """Return whether 95 % of the texts, but not all, read as numbers or dates."""
+    if not isinstance(column, CategoricalColumn):
+        return False
+    is_read = np.asarray(pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_)
+    rows = is_read[column.codes[~column.is_missing]]
+    return bool(0.95 <= rows.mean() < 1.0) if len(rows) else False
+
+
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
     """Return the function that gives a number's place in a cycle, and its length."""
     if isinstance(argument, str):

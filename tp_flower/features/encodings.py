@@ -36,6 +36,7 @@ PositionArray = npt.NDArray[np.intp]
 
 LARGEST: Final = -MISSING  # encoded value: a sum of squares is finite
 OTHER: Final = "(other)"
+ABSENT: Final = "(missing)"
 _SHOWN_DIGITS: Final = 8
 
 
@@ -227,8 +228,8 @@ class Codes(Targets):
 class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     """One column per category, in the order of their hashes, then one for all others.
 
-    The hashes have 32 hexadecimal digits and ascend; ``fill`` is the position of the
-    category that replaces a missing value; None, and no ``has_other``: zeros.
+    The hashes have 32 hexadecimal digits and ascend; ``fill`` is the column of a missing
+    value, a category of its own or the others'; with None it has zeros.
     """
 
     hashes: tuple[str, ...]
@@ -243,7 +244,10 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 
     def _names(self) -> Sequence[str]:
-        names = [f"#{digits[:_SHOWN_DIGITS]}" for digits in self.hashes]
+        names = [
+            ABSENT if digits == "f" * len(digits) else f"#{digits[:_SHOWN_DIGITS]}"
+            for digits in self.hashes
+        ]
         names += [OTHER] * self.has_other
         return [f"{self.name}={category}" for category in names]
 

@@ -21,11 +21,14 @@ from tp_flower.features.encodings import (
     NumberEncoding,
     VectorEncoding,
 )
-from tp_flower.features.spec import APART, CODES, EncoderSpec, number_categories
-from tp_flower.features.statistics import ColumnStatistics
+from tp_flower.features.spec import APART, CODES, LEVELS, EncoderSpec, number_categories
+from tp_flower.features.statistics import MISSING_HASH, ColumnStatistics
 from tp_flower.keyed_hash import hex_texts
 
 Fitted = FeatureEncoding | None
+
+ROWS_PER_LEVEL: Final = 100
+"""Joined rows, on average, that a number needs to have a column besides the slope."""
 
 
 def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
@@ -48,6 +51,8 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
             dropped.append(name)
         else:
             encodings.append(encoding)
+        if encoding is not None and spec is not None and spec.kind == LEVELS:
+            encodings += _levels(name, column, spec)
         wants_missing = spec is not None and spec.indicator
         if wants_missing and (column.is_declared or 0 < column.count < column.rows):
             encodings.append(MissingEncoding(name))
@@ -108,24 +113,40 @@ def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     """The most frequent categories, and one column for the others if there are any."""
-    stats, limit = column.categories, spec.columns
-    has_other = column.count > stats.counts.sum() or len(stats.counts) > limit
+    stats, total, limit = column.categories, column.count, spec.columns
+    if spec.counts_missing:
+        stats, total = stats.with_missing(column.rows - total), column.rows
+    has_other = total > stats.counts.sum() or len(stats.counts) > limit
     is_cut = stats.tail > 0 or len(stats.counts) + has_other > limit
     frequent = stats.most_frequent(limit - 1 if is_cut else len(stats.counts))
-    is_zero = spec.missing != "most-frequent"
-    kinds_of_rows = len(frequent) + has_other + (is_zero and column.count < column.rows)
-    if kinds_of_rows < 2 or not len(frequent):
+    has_zeros = not spec.counts_missing and column.count < column.rows
+    if len(frequent) + has_other + has_zeros < 2 or not len(frequent):
         return None
-    order = np.sort(frequent)
-    fill = None if is_zero else int(np.searchsorted(order, frequent[0]))
-    digits = tuple(hex_texts(stats.hashes[order]).to_pylist())
+    hashes = stats.hashes[np.sort(frequent)]
+    # a category that nobody lists is one of the others, and so is a missing value
+    fill = len(hashes) if has_other and spec.counts_missing else None
+    if (hashes[-1] == MISSING_HASH).all():
+        fill = len(hashes) - 1
+    digits = tuple(hex_texts(hashes).to_pylist())
     kind = CodeEncoding if spec.kind == CODES else CategoryEncoding
     return kind(name, digits, fill, bool(has_other), column.kind != "text")
+
+
+def _levels(name: str, column: ColumnStatistics, spec: EncoderSpec) -> list[FeatureEncoding]:
+    """A column per number besides the slope, if they are few and of many rows each."""
+    numbers = len(column.categories.counts)
+    if column.categories.tail or not 2 < numbers <= spec.columns:
+        return []
+    if column.rows < ROWS_PER_LEVEL * numbers:
+        return []
+    encoding = _one_hot(name, column, spec)
+    return [] if encoding is None else [encoding]
 
 
 _FITTERS: Final[Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitted]]] = {
     "standard": _standard,
     "length": _standard,
+    LEVELS: _standard,
     "min-max": _min_max,
     "none": _plain,
     "bins": _bins,

@@ -152,6 +152,9 @@ class _Rule:
 CODES: Final = "codes"
 APART: Final = "apart"
 """For trees alone: an encoder by codes of categories, and missing values as such."""
+LEVELS: Final = "levels"
+CATEGORY: Final = "category"
+"""A missing value is a category like any other."""
 _MEAN_FIRST: Final = ("mean", "zero")
 _RULES: Final[Mapping[str, _Rule]] = {
     "standard": _Rule(NUMERIC, (*_MEAN_FIRST, APART), (Need.MOMENTS,)),
@@ -160,7 +163,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "cyclic": _Rule(("number", "time"), ("zero",), argument="cycle"),
     "range": _Rule(NUMERIC, ("middle", "zero"), argument="range"),
     "categories": _Rule(("number", "boolean", "text"), ("zero",), argument="categories"),
-    "one-hot": _Rule((*NUMERIC, "text"), ("most-frequent", "zero"), (Need.CATEGORIES,), "columns"),
+    "one-hot": _Rule((*NUMERIC, "text"), (CATEGORY, "zero"), (Need.CATEGORIES,), "columns"),
+    LEVELS: _Rule(("number",), _MEAN_FIRST, (Need.MOMENTS, Need.CATEGORIES), "columns"),
     CODES: _Rule((*NUMERIC, "text"), (APART,), (Need.CATEGORIES,), "columns"),
     "hash": _Rule((*NUMERIC, "text"), ("zero",), argument="columns"),
     "length": _Rule(("text",), _MEAN_FIRST, (Need.MOMENTS,)),
@@ -168,7 +172,8 @@ _RULES: Final[Mapping[str, _Rule]] = {
 }
 ENCODERS: Final = tuple(_RULES)
 DEFAULTS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(NUMERIC, "standard"),
+    "number": f"{LEVELS}(32)",
+    **dict.fromkeys(("boolean", "time"), "standard"),
     "text": "one-hot",
     "vector": "none",
 }
@@ -250,6 +255,11 @@ class EncoderSpec:
     def is_for_trees(self) -> bool:
         """Whether no other model can read what it encodes."""
         return self.kind == CODES or self.missing == APART
+
+    @property
+    def counts_missing(self) -> bool:
+        """Whether a missing value is counted as a category."""
+        return self.missing == CATEGORY or (self.kind == LEVELS and self.missing == "mean")
 
     @property
     def columns(self) -> int:
@@ -340,6 +350,6 @@ def _parse_options(words: list[str]) -> tuple[str, bool]:
         else:
             raise ValueError(
                 f"{word!r} is not an option, or given twice: options are "
-                "missing=<mean, most-frequent, middle or zero> and indicator"
+                "missing=<mean, category, middle or zero> and indicator"
             )
     return missing, indicator

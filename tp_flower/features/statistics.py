@@ -4,8 +4,12 @@ A table is encoded with the statistics of *all* its rows, wherever they are: eac
 computes the :func:`feature_statistics` that the encoder needs, and no more. Their
 :func:`merge` is exact.
 
+A row counts as often as it is joined, so that they are the statistics of the joined
+rows; those in no joined training row do not count.
+
 Notation
     n        rows of the shard
+    G        joined training rows of each of them, which count in its place
     mean, m2 mean, and sum of squared deviations from it
 """
 
@@ -23,37 +27,55 @@ from tp_flower.arrays import BoolArray, FloatArray, IntArray
 from tp_flower.errors import SchemaError
 from tp_flower.features import columns
 from tp_flower.features.choice import TableChoice
-from tp_flower.features.spec import EncoderSpec, Need
-from tp_flower.keyed_hash import HashArray, KeyedHasher
+from tp_flower.features.spec import LEVELS, EncoderSpec, Need
+from tp_flower.keyed_hash import KEY_BYTES, HashArray, KeyedHasher
 
 PositionArray = npt.NDArray[np.intp]
+TieArray = npt.NDArray[np.uint32]
 Moments = tuple[int, float, float]
 
-MOST_CATEGORIES: Final = 100_000  # that one shard lists: 2.4 MB on the wire
+MOST_CATEGORIES: Final = 100_000  # that one shard lists: 2.8 MB on the wire
+MISSING_HASH: Final = np.full(2, np.iinfo(np.uint64).max)
+_TIES: Final = KeyedHasher(bytes(KEY_BYTES)).purpose("ties")
 
 
 @dataclass(frozen=True, eq=False)
 class CategoryStatistics:
-    """The categories of a feature, with their numbers of rows.
+    """The categories of a feature, with their numbers of joined rows.
 
     A shard reports categories with fewer than its min_count rows only as "other". It
-    also lists at most ``MOST_CATEGORIES``: all that have more than ``tail`` rows,
+    also lists at most ``MOST_CATEGORIES``: all that have more than ``tail`` joined rows,
     together with ``tail``. So it remains known exactly which categories are the most
     frequent, or known that this is unknown.
 
-    The hashes (k, 2) are 128 bits of the keyed hash and ascend. ``counts`` are rows
-    that certainly are of the category, ``most`` those that may be: shards whose lists
-    were cut may have more that they did not list.
+    The hashes (k, 2) are 128 bits of the keyed hash and ascend. ``counts`` are joined
+    rows that certainly are of the category, ``most`` those that may be: shards whose
+    lists were cut may have more that they did not list. ``ties``, hashes of the values
+    by a key that is the same in all runs, rank categories of one count.
     """
 
     hashes: HashArray = field(default_factory=lambda: np.zeros((0, 2), np.uint64))
     counts: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     most: IntArray = field(default_factory=lambda: np.zeros(0, np.int64))
     tail: int = 0
+    ties: TieArray = field(default_factory=lambda: np.zeros(0, np.uint32))
+
+    def with_missing(self, rows: int) -> "CategoryStatistics":
+        """Return the categories and, if some of the rows lack a value, one of these."""
+        if not rows:
+            return self
+        last = np.iinfo(np.uint32).max
+        return CategoryStatistics(
+            np.concatenate([self.hashes, MISSING_HASH[None]]),
+            np.append(self.counts, rows),
+            np.append(self.most, rows),
+            self.tail,
+            np.append(self.ties, np.uint32(last)),
+        )
 
     def most_frequent(self, number: int) -> PositionArray:
-        """Return the positions of the most frequent categories; ties: smallest hash."""
-        ranked = np.argsort(-self.counts, kind="stable")
+        """Return the positions of the most frequent categories; ties: by value."""
+        ranked = np.lexsort((self.ties, -self.counts))
         chosen, others = ranked[:number], ranked[number:]
         if self.tail:
             smallest = self.counts[chosen].min(initial=np.iinfo(np.int64).max)
@@ -68,25 +90,29 @@ class CategoryStatistics:
 
 
 NO_CATEGORIES: Final = CategoryStatistics()
+TOO_MANY: Final = CategoryStatistics(tail=1)
+"""Of numbers that are not few, or not whole."""
 
 
 def count_categories(
-    column: columns.CategoricalColumn, hasher: KeyedHasher, min_count: int = 1
+    column: columns.CategoricalColumn, hasher: KeyedHasher, counted: "CountedRows"
 ) -> CategoryStatistics:
     """Return the categories of a shard's rows that may leave it."""
-    present = column.codes[~column.is_missing]
-    counts = np.bincount(present, minlength=len(column.texts))
-    listed = np.flatnonzero(counts >= max(1, min_count))
+    is_present, size = ~column.is_missing, len(column.texts)
+    present, weights = column.codes[is_present], counted.of(is_present)
+    joined = np.bincount(present, weights, size).astype(np.int64)
+    listed = np.flatnonzero(np.bincount(present, minlength=size) >= max(1, counted.min_count))
     tail = 0
     if len(listed) > MOST_CATEGORIES:
         place = len(listed) - 1 - MOST_CATEGORIES
-        tail = int(np.partition(counts[listed], place)[place])
-        listed = listed[counts[listed] > tail]
-    hashes = short_hashes(column.texts.take(pa.array(listed)), hasher)
+        tail = int(np.partition(joined[listed], place)[place])
+        listed = listed[joined[listed] > tail]
+    texts = column.texts.take(pa.array(listed))
+    hashes, ties = short_hashes(texts, hasher), short_hashes(texts, _TIES)[:, 0]
     # in the order of the hashes, which reveals nothing about the order of the texts
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-    rows = counts[listed][order].astype(np.int64)
-    return CategoryStatistics(hashes[order], rows, rows, tail)
+    rows = joined[listed][order]
+    return CategoryStatistics(hashes[order], rows, rows, tail, ties[order].astype(np.uint32))
 
 
 def short_hashes(texts: pa.Array, hasher: KeyedHasher) -> HashArray:
@@ -109,7 +135,8 @@ def merge_categories(parts: Sequence[CategoryStatistics]) -> CategoryStatistics:
     upper = np.full(len(counts), tail, dtype=np.int64)
     np.add.at(counts, group, np.concatenate([part.counts for part in parts]))
     np.add.at(upper, group, np.concatenate([part.most - part.tail for part in parts]))
-    return CategoryStatistics(hashes[is_first], counts, upper, tail)
+    ties = np.concatenate([part.ties for part in parts])[order][is_first]
+    return CategoryStatistics(hashes[is_first], counts, upper, tail, ties)
 
 
 def category_purpose(table: str, feature: str) -> str:
@@ -122,12 +149,13 @@ def category_purpose(table: str, feature: str) -> str:
 
 @dataclass(frozen=True)
 class ColumnStatistics:
-    """Statistics of a feature over some rows, as far as its encoder needs them.
+    """Statistics of a feature over joined rows, as far as its encoder needs them.
 
     The kind is number, boolean, time, text or vector. Without values there is no spec:
     the column fits any kind. Numbers describe the values, or what the encoder derives
     from them; NaN if not needed. ``low`` and ``high`` are values of single rows,
-    whatever min_count is; ``width`` is the length of a vector.
+    whatever min_count is; ``width`` is the length of a vector. Of ``rows`` joined rows
+    ``count`` have a value.
 
     A declared encoder needs no statistics: ``rows`` and ``count`` are 0.
     """
@@ -160,12 +188,17 @@ class CountedRows:
     """The rows (n,) that a site computes statistics of (None: all), and its hasher.
 
     A category represents at least ``min_count`` rows. The ends of a range are still
-    values of single rows.
+    values of single rows. ``counts`` are G of these rows; None if all are 1.
     """
 
     hasher: KeyedHasher
     min_count: int = 1
     rows: BoolArray | None = None
+    counts: IntArray | None = None
+
+    def of(self, rows: BoolArray) -> IntArray | None:
+        """Return G of some of these rows."""
+        return None if self.counts is None else self.counts[rows]
 
 
 def feature_statistics(
@@ -181,33 +214,49 @@ def feature_statistics(
         return declared_statistics(choice, name, kind, width)
     if counted.rows is not None:
         column = column.take(counted.rows)
-    count = column.rows - int(np.count_nonzero(column.is_missing))
+    is_present = ~column.is_missing
+    counts = counted.of(is_present)
+    count = int(np.count_nonzero(is_present) if counts is None else counts.sum())
+    rows = column.rows if counted.counts is None else int(counted.counts.sum())
     if not count:
-        return ColumnStatistics(kind, None, column.rows, 0)
+        return ColumnStatistics(kind, None, rows, 0)
     spec = choice.spec_for(name, kind)
-    statistics = ColumnStatistics(kind, spec, column.rows, count)
+    statistics = ColumnStatistics(kind, spec, rows, count)
     if Need.CATEGORIES in statistics.needs:
         hasher = counted.hasher.purpose(category_purpose(choice.table, name))
-        values = (
-            columns.number_texts(column)
-            if isinstance(column, columns.NumericColumn)
-            else columns.as_categorical(name, column)
-        )
-        categories = count_categories(values, hasher, counted.min_count)
-        return replace(statistics, categories=categories)
+        categories = _categories(spec, name, column, counted, hasher)
+        statistics = replace(statistics, categories=categories)
+    if not statistics.needs & {Need.MOMENTS, Need.RANGE}:
+        return statistics
     if spec.kind == "length":
         column = columns.text_lengths(columns.as_categorical(name, column))
     numbers = columns.as_numeric(name, column).values
     try:
-        return _with_numbers(statistics, numbers[~np.isnan(numbers)])
+        return _with_numbers(statistics, numbers[is_present], counts)
     except SchemaError as error:
         raise SchemaError(f"feature {name!r}: {error}") from None
 
 
-def _with_numbers(statistics: ColumnStatistics, present: FloatArray) -> ColumnStatistics:
+def _categories(
+    spec: EncoderSpec,
+    name: str,
+    column: columns.FeatureColumn,
+    counted: CountedRows,
+    hasher: KeyedHasher,
+) -> CategoryStatistics:
+    if not isinstance(column, columns.NumericColumn):
+        return count_categories(columns.as_categorical(name, column), hasher, counted)
+    if spec.kind == LEVELS and not columns.has_levels(column, spec.columns):
+        return TOO_MANY
+    return count_categories(columns.number_texts(column), hasher, counted)
+
+
+def _with_numbers(
+    statistics: ColumnStatistics, present: FloatArray, counts: IntArray | None
+) -> ColumnStatistics:
     """Add the statistics of the numbers (n,), n >= 1, that the encoder needs."""
     if Need.MOMENTS in statistics.needs:
-        mean, m2 = moments_of(present)
+        mean, m2 = moments_of(present, counts)
         statistics = replace(statistics, mean=mean, m2=m2)
     if Need.RANGE in statistics.needs:
         low, high = float(present.min()), float(present.max())
@@ -232,16 +281,16 @@ def declared_statistics(
     return ColumnStatistics(kind, spec, 0, 0, width=width, is_declared=True)
 
 
-def moments_of(present: FloatArray) -> tuple[float, float]:
-    """Return mean and m2 of values, (n,), none of them missing."""
+def moments_of(present: FloatArray, counts: IntArray | None = None) -> tuple[float, float]:
+    """Return mean and m2 of values, (n,), none of them missing, each counted G times."""
     # Deviations from the first value: a constant column has m2 == 0 and its exact value
     # as mean, in every shard, so that it is still recognised after merging.
     first = float(present[0])
     with np.errstate(over="ignore", invalid="ignore"):
         deviations = present - first
-        shift = float(deviations.mean())
+        shift = float(np.average(deviations, weights=counts))
         deviations -= shift
-        m2 = float(deviations @ deviations)
+        m2 = float(deviations @ (deviations if counts is None else counts * deviations))
     if not np.isfinite(m2):
         # the size stays with the owner: it is the value of a row
         raise SchemaError("some values are too large to standardise")

@@ -5,15 +5,17 @@ checks types, signs and shapes; this module checks that some data have such stat
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace as replace_fields
 
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import SchemaError
 from tp_flower.features.choice import TableChoice
+from tp_flower.features.encodings import CategoryEncoding, FeatureEncoding
 from tp_flower.features.spec import KINDS, Need
 from tp_flower.features.statistics import (
     MOST_CATEGORIES,
@@ -21,7 +23,13 @@ from tp_flower.features.statistics import (
     ColumnStatistics,
     declared_statistics,
 )
-from tp_flower.protocol.setup_messages import MOST_WIDTH, FeatureStatistics, StatisticsOfPart
+from tp_flower.keyed_hash import hex_texts
+from tp_flower.protocol.setup_messages import (
+    MOST_WIDTH,
+    FeatureStatistics,
+    FeatureSummary,
+    StatisticsOfPart,
+)
 
 Item = TypeVar("Item")
 
@@ -34,7 +42,32 @@ def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
         statistics=[_feature(name, column) for name, column in statistics.items()],
         category_hashes={key: summary.hashes for key, summary in counts.items()},
         category_counts={key: summary.counts for key, summary in counts.items()},
+        category_ties={key: summary.ties for key, summary in counts.items()},
     )
+
+
+def summary_of(
+    name: str, column: ColumnStatistics, encodings: Sequence[FeatureEncoding]
+) -> FeatureSummary:
+    """Return what leaves the sites about a feature that is fitted to rows."""
+    spec, rows = column.spec, max(column.rows, 1)
+    summary = FeatureSummary(
+        column=name,
+        type=column.kind,
+        encoder="" if spec is None else str(spec),
+        missing=None if column.is_declared else -(-100 * (rows - column.count) // rows),
+    )
+    listed = [x for x in encodings if isinstance(x, CategoryEncoding) and x.name == name]
+    if not listed or spec is None:
+        return summary
+    stats = column.categories
+    if spec.counts_missing:
+        stats = stats.with_missing(column.rows - column.count)
+    is_kept = np.isin(hex_texts(stats.hashes).to_pylist(), listed[0].hashes)
+    total = column.rows if spec.counts_missing else column.count
+    other = -(-100 * int(total - stats.counts[is_kept].sum()) // rows)
+    counts = {"categories": len(is_kept), "kept": int(np.count_nonzero(is_kept))}
+    return replace_fields(summary, other=other, **counts)
 
 
 def _feature(name: str, column: ColumnStatistics) -> FeatureStatistics:
@@ -59,7 +92,7 @@ def from_wire(
 ) -> dict[str, ColumnStatistics]:
     """Return a shard's statistics by feature, in the query's order.
 
-    A SchemaError says that no data of at most ``rows`` rows have such statistics.
+    A SchemaError says that none of at most ``rows`` joined rows have such statistics.
     """
     names, reported = list(choice.specs), sent.statistics
     if len(reported) != len(names):
@@ -114,6 +147,7 @@ def _with_categories(
         return column
     hashes = _array(sent.category_hashes.get(key), "hashes")
     counts = _array(sent.category_counts.get(key), "counts")
+    ties = _array(sent.category_ties.get(key), "ties")
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
     is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
     if is_copy.any() or (np.diff(order) < 0).any():
@@ -124,7 +158,7 @@ def _with_categories(
     tail = _count(feature.tail, "tail", column.count)
     if (counts <= tail).any():
         raise ImpossibleError(f"categories have no more than tail = {tail} rows")
-    categories = CategoryStatistics(hashes, counts, counts, tail)
+    categories = CategoryStatistics(hashes, counts, counts, tail, ties)
     return replace(column, categories=categories)
 
 

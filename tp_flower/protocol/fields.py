@@ -75,6 +75,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0, le=LARGEST_FLOAT)]
 Finite = Annotated[float, between(-LARGEST_FLOAT, LARGEST_FLOAT)]
 NonNegative = Annotated[float, between(0, LARGEST_FLOAT)]
 Share = Annotated[float, between(0, 1)]
+Percent = Annotated[int, between(0, 100)]
 Name = Annotated[str, msgspec.Meta(max_length=1 << 16)]
 Digest = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}\Z")]
 """SHA-256 in hexadecimal."""

@@ -331,14 +331,17 @@ class TableShards(Body, frozen=True):
 
 
 class StatisticsPart(PartBody, frozen=True, kw_only=True):
-    """The encoders of a shard's features, and the label table's rows to fit them to.
+    """The encoders of a shard's features, and the rows to fit them to.
 
-    ``shards`` are those of its table; None if it is the only one.
+    ``shards`` are those of its table; None if it is the only one. With ``describes`` the
+    reply describes the features.
     """
 
     encoders: f.Document
     shards: TableShards | None = None
-    rows: Annotated[AnyArray, f.bits("rows")] | None = None
+    trained: Annotated[AnyArray, f.bits("rows")] | None = None
+    multiplicity: Annotated[AnyArray, f.positive_counts("trained")] | None = None
+    describes: bool = False
 
 
 class StatisticsRequest(Request, frozen=True):
@@ -346,8 +349,14 @@ class StatisticsRequest(Request, frozen=True):
 
     parts: dict[int, StatisticsPart]
 
-    discloses = (Discloses("which rows of {label_table} are trained on", fields=("rows",)),)
-    schedule = ("encoders", "shards")
+    discloses = (
+        Discloses(
+            "which rows of the site are trained on, and in how many joined rows each is, or "
+            "the weight of these",
+            fields=("trained", "multiplicity"),
+        ),
+    )
+    schedule = ("encoders", "shards", "describes")
 
 
 class FeatureStatistics(Body, frozen=True, kw_only=True):
@@ -355,6 +364,7 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 
     Attributes:
         kind: kind of its values; "" if only a declaration could tell.
+        rows: joined rows, of which ``count`` have a value.
         m2: sum of squared deviations from the mean.
         tail: number of rows in categories that are too rare to leave.
     """
@@ -374,12 +384,15 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """A shard's statistics, for each feature in the query's order.
 
-    Categories are by the feature's position: hashes, and the rows that have them.
+    Categories are by the feature's position: hashes, the joined rows that have them, and
+    hashes that rank those of one count. ``describes`` allows the reply to describe them.
     """
 
     statistics: list[FeatureStatistics]
     category_hashes: dict[str, Annotated[AnyArray, f.hash_pairs("categories-{}")]] = {}
     category_counts: dict[str, Annotated[AnyArray, f.counts("categories-{}")]] = {}
+    category_ties: dict[str, Annotated[AnyArray, f.unsigned("categories-{}")]] = {}
+    describes: bool = False
 
 
 class ShardStatistics(Reply, frozen=True):
@@ -423,10 +436,31 @@ class EncodedColumns(Body, frozen=True):
         return tuple(name for name, count in self.features.items() if not count)
 
 
+class FeatureSummary(Body, frozen=True, kw_only=True):
+    """A feature and its encoder; shares are whole percents of the joined training rows.
+
+    Attributes:
+        missing: share without a value, rounded up; ``other`` in the column of all other
+            categories; None where the encoder tells neither.
+        categories: how many, of at least min-count rows each; of them ``kept``.
+        nearly_numbers: whether nearly all texts are numbers or dates, but not all.
+    """
+
+    column: f.Name
+    type: str
+    encoder: str
+    missing: f.Percent | None = None
+    categories: f.Count | None = None
+    kept: f.Count | None = None
+    other: f.Percent | None = None
+    nearly_numbers: bool = False
+
+
 class FittedPart(PartBody, frozen=True, kw_only=True):
     """A table's encoder, or a shard's statistics, which only its shards can open."""
 
     columns: EncodedColumns | None = None
+    features: list[FeatureSummary] = []
     sealed: SealedText | None = None
 
 
@@ -434,6 +468,15 @@ _COLUMNS = Discloses(
     "each feature's number of encoded columns, 0 if it is constant",
     fields=("columns",),
     kinds=("counts",),
+)
+_FEATURES = Discloses(
+    "of tables without a budget, per feature, unless its encoder was declared: the kind of "
+    "value; in whole percents the share of missing values and of categories in (other); how "
+    "many categories there are; and whether nearly all texts are numbers or dates",
+    fields=("features",),
+    kinds=("features",),
+    policy="statistics",
+    when="describes",
 )
 _KINDS = Discloses(
     "to the other shards of {sharded}, per feature: the kind of value, and the length of vectors",
@@ -444,8 +487,8 @@ _KINDS = Discloses(
 )
 _STATISTICS = _KINDS._replace(
     carries="to the other shards of {fitted}, per feature, unless its encoder was "
-    "declared: count, mean, deviation; range if it needs one; how many "
-    "rows each category has, rare ones aside (min-count)",
+    "declared: count, mean, deviation of the joined rows; range if it needs one; how many "
+    "have each category or whole number, rare ones aside (min-count)",
     kinds=("statistics",),
     policy="statistics",
     when="fitted",
@@ -457,11 +500,11 @@ class StatisticsReply(Reply, frozen=True):
 
     parts: dict[int, FittedPart]
 
-    discloses = (_COLUMNS, _KINDS, _STATISTICS)
+    discloses = (_COLUMNS, _FEATURES, _KINDS, _STATISTICS)
 
 
 class OtherShard(Body, frozen=True):
-    """The site of a shard of the table, and its rows after the filters."""
+    """The site of a shard of the table, and the joined rows that its rows are in."""
 
     site: f.Name
     rows: f.TableRowCount
@@ -481,7 +524,8 @@ class FitRequest(Request, frozen=True):
 
     discloses = (
         Discloses(
-            "to the first shard of {sharded}: how many rows the others have", fields=("shards",)
+            "to the first shard of {sharded}: how many joined rows the others' are in",
+            fields=("shards",),
         ),
     )
     # the message in which the statistics were sealed discloses them
@@ -495,5 +539,6 @@ class FitReply(Reply, frozen=True):
 
     discloses = (
         _COLUMNS,
+        _FEATURES,
         _KINDS._replace(carries="to the other shards of {sharded}: the encoder of what they told"),
     )

@@ -7,7 +7,10 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     output-dir, query (SQL)
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
-                multiplicity: {min, mean, max}}]   `TableReport`, in order of FROM
+                multiplicity: {min, mean, max},
+                encoding: [{column, type, encoder, columns, missing, categories, kept, other}]
+                }]   `TableReport`, in order of FROM; missing and other are whole percents
+                of the joined rows, rounded up; null where a policy hides them
     joined-rows {train, test}
     warnings  [text]   what a user should know about the result
     split     {name, validation-rows}   of the rows not trained on
@@ -86,6 +89,7 @@ class TableReport:
     sites: tuple[str, ...]
     dropped: tuple[str, ...]
     multiplicity: Mapping[str, float]
+    encoding: Sequence[Mapping[str, object]] = ()
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ RECEIVED = {
     "query.seal": {"sealed"},
     "query.extract": {"engine", "keys", "label", "pushed", "rows", *SHARED},
     # sealed from shard to shard; in the clear, the number of columns
-    "query.statistics": {"columns", "sealed uint8"},
-    "query.fit": {"columns", "sealed uint8"},
+    # whole percents, and how many categories there are
+    "query.statistics": {"columns", "features", "sealed uint8"},
+    "query.fit": {"columns", "features", "sealed uint8"},
     # no numbers of a table, but for the curvature of each shard
     "train.prepare": {
         *("features", "gram-deviation", "ledger", "penalised uint8"),

@@ -1,13 +1,29 @@
 """Encoders as a run uses them: what sites encode, and what they tell."""
 
 import json
+import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from tests.support.federated import Run, one_per_site, run, sharded, store, whole
+from strategies import Explain
+from tests.support.federated import (
+    Run,
+    one_per_site,
+    pieces,
+    run,
+    run_query,
+    sharded,
+    store,
+    train,
+    whole,
+)
 from tests.support.files import case_table
+from tests.support.peers.hostile import HostileGrid
+from tests.support.peers.hostile import train as train_hostile
 from tp_flower.errors import SiteError
+from tp_flower.reports.records import report_dict
 
 CASES = case_table(__file__)
 FRAMES = store()
@@ -53,10 +69,70 @@ def test_no_text_and_no_key_reaches_the_server(runs: dict[str, Run]) -> None:
             assert not any(f'"{name}"' in said for name in ("US", "UK", "FR"))
             assert not any(array.dtype.kind in "SU" for array in seen.arrays.values())
             assert '"keys": {' not in said
-    assert default.strategy.training_problem.encoders["c"].width == 4
+    assert default.strategy.training_problem.encoders["c"].width == 5
 
 
 def test_an_encoder_that_does_not_fit_stops_the_run() -> None:
     match = r"encoder of c\.region: encoder min-max does not fit a text: use categories"
     with pytest.raises(SiteError, match=match):
         encoded("whole", encoders=(("c", "region", "min-max"),))
+
+
+def albums(rows: int = 600, kinds: int = 30) -> dict[str, pd.DataFrame]:
+    """Lines of albums: some titles are missing, and the label says which."""
+    rng = np.random.default_rng(0)
+    titles = [None if k % 3 == 0 else f"t{k}" for k in range(kinds)]
+    album = np.minimum(rng.geometric(0.15, rows) - 1, kinds - 1)
+    label = (album % 3 == 0) + 0.1 * rng.normal(size=rows)
+    lines = pd.DataFrame({"album": album, "y": label, "note": rng.integers(0, 9, rows).astype(str)})
+    lines.loc[:9, "note"] = "oops"
+    return {"lines": lines, "albums": pd.DataFrame({"id": np.arange(kinds), "title": titles})}
+
+
+ALBUMS = "SELECT l.y AS label, al.title, l.note FROM lines l JOIN albums al ON l.album = al.id"
+HOW = {"task": "regression", "num_epochs": 30, "seed": 3}
+
+
+def split_in_two(frames: dict[str, pd.DataFrame]) -> dict[str, list[pd.DataFrame]]:
+    return {name: pieces(frame, len(frame) // 2) for name, frame in frames.items()}
+
+
+@pytest.mark.parametrize("layout", [whole, split_in_two])
+def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
+    sites = one_per_site(layout(albums()))
+    finished = run_query(ALBUMS, sites, max_categories=4, **HOW)
+    report = report_dict(finished.strategy.report)
+    assert report["final"]["test"]["r2"] > 0.8
+    title = report["tables"][1]["encoding"][0]
+    assert (title["encoder"], title["columns"]) == ("one-hot(4) missing=category", 4)
+    assert (title["kept"], title["categories"]) == (3, 20)
+    assert 25 < title["missing"] < 60
+    lost, odd = sorted(report["warnings"])
+    assert lost == (
+        f"al.title: 3 of 20 categories kept, {title['other']} % of the joined rows in "
+        "(other); max-categories keeps more"
+    )
+    assert odd.startswith("l.note: nearly all texts are numbers or dates, but not all")
+    explained = train(sites, ALBUMS, Explain, max_categories=4, **HOW)
+    assert explained.warnings == [*finished.strategy.warnings]
+    assert [t["encoding"] for t in explained.explanation["tables"]] == [
+        t["encoding"] for t in report["tables"]
+    ]
+    ordinary = train(sites, ALBUMS.replace(", l.note", ""), **HOW)
+    assert ordinary.warnings == []
+
+
+def test_a_category_per_row_is_an_identifier() -> None:
+    frames = albums()
+    frames["lines"]["note"] = [f"n{k}" for k in range(600)]
+    (warning,) = train(one_per_site(whole(frames)), ALBUMS, **HOW).warnings
+    assert re.match(r"l\.note: \d+ categories in \d+ joined rows, as of an identifier", warning)
+
+
+def test_a_policy_hides_the_facts_about_rows(tmp_path) -> None:
+    policies = dict.fromkeys(("orders", "customers"), "releases = { statistics = 'never' }")
+    declared = tuple(map(tuple, CASES["free"]))
+    strategy = train_hostile(HostileGrid(tmp_path, policies=policies), encoders=declared)
+    (orders, customers) = report_dict(strategy.report)["tables"]
+    for row in (*orders["encoding"], *customers["encoding"]):
+        assert [row[key] for key in ("type", "encoder", "missing", "kept")] == [None] * 4

@@ -139,8 +139,9 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
     how = {"num_epochs": 400, "l2": l2, "tolerance": 1e-8, "one_site": True}
     # masked scores are rounded to a millionth of the label's deviation; without a
-    # penalty softmax is flat in some directions
-    within = 100.0 if loss == "softmax" and not l2 else 1.0
+    # penalty classes are flat in some directions: the customer without a region, who has
+    # a column, has few orders
+    within = 100.0 if loss != "squared" and not l2 else 1.0
     finished = trained(loss, layout, **how)
     assert_optimal(finished, gradient=2e-5 * within, excess=3e-6 * within)
 

@@ -8,7 +8,7 @@ from tp_flower.features import statistics
 from tp_flower.features.choice import TableChoice, choose_encoders
 from tp_flower.features.columns import CategoricalColumn, FeatureColumn, NumericColumn, VectorColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.features.encodings import CategoryEncoding, categories_for
+from tp_flower.features.encodings import ABSENT, CategoryEncoding, categories_for
 from tp_flower.features.fitting import fit
 from tp_flower.features.spec import EncoderSpec
 from tp_flower.features.statistics_codec import from_wire, to_wire
@@ -53,6 +53,7 @@ def statistics_of(
     choice: TableChoice,
     columns: Columns,
     counted: statistics.CountedRows | None = None,
+    most: int = 0,
     **kinds: str,
 ) -> dict[str, statistics.ColumnStatistics]:
     """Statistics of a shard, as they arrive at the server."""
@@ -66,7 +67,7 @@ def statistics_of(
         )
         for name, column in columns.items()
     }
-    rows = max(column.rows for column in columns.values())
+    rows = most or max(column.rows for column in columns.values())
     arrived = received(unpack(pack(packet_of(to_wire(found)))))
     return from_wire(arrived, choice, rows)
 
@@ -98,7 +99,7 @@ def names_with_texts(encoder: SiteEncoder, columns: Columns) -> tuple[str, ...]:
             texts = categories_for(encoding, columns[encoding.name]).texts
             hashes = statistics.short_hashes(texts, encoder.keys[encoding.name])
             digits = hex_texts(hashes).to_pylist()
-            text_of = dict(zip(digits, texts.to_pylist(), strict=True))
+            text_of = dict(zip(digits, texts.to_pylist(), strict=True)) | {"f" * 32: ABSENT}
             start = names.index(encoding.feature_names[0])
             for place, category in enumerate(encoding.hashes, start):
                 names[place] = f"{encoding.name}={text_of[category]}"

@@ -34,24 +34,31 @@ def place_by_hash(secret: bytes, table: str) -> Place:
 
 
 def encode(
-    frame: pd.DataFrame, columns: Sequence[str], fitted: np.ndarray, place: Place
+    frame: pd.DataFrame,
+    columns: Sequence[str],
+    joined: np.ndarray,
+    place: Place,
+    weights: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Encode a table with the statistics of its ``fitted`` rows (bool)."""
+    """Encode a table with the weighted statistics of its ``joined`` rows, by position."""
     encoded = []
     for name in columns:
-        column, own = frame[name], frame[name][fitted]
+        column, own = frame[name], frame[name].iloc[joined]
         if pd.api.types.is_numeric_dtype(column):
             column, own = column.astype(float), own.astype(float)
-            mean, scale = own.mean(), own.std(ddof=0)
+            has_value = own.notna().to_numpy()
+            present = own[has_value].to_numpy()
+            of_rows = None if weights is None else weights[has_value]
+            mean = np.average(present, weights=of_rows)
+            scale = np.average((present - mean) ** 2, weights=of_rows) ** 0.5
             if scale > 0:
                 encoded.append(((column - mean) / scale).fillna(0.0).to_numpy())
             continue
-        counts = own.value_counts()
-        if len(counts) > 1:
-            ordered = sorted(counts.index, key=lambda text: place(name, text))
-            fill = next(text for text in ordered if counts[text] == counts.max())
-            filled = column.fillna(fill)
-            encoded += [(filled == text).to_numpy(float) for text in ordered]
+        texts = sorted(own.dropna().unique(), key=lambda text: place(name, text))
+        hot = [(column == text).to_numpy(float) for text in texts]
+        if own.isna().any():
+            hot.append(column.isna().to_numpy(float))
+        encoded += hot if len(hot) > 1 else []
     return np.column_stack(encoded)
 
 
@@ -143,7 +150,7 @@ def centralised(
     aliases: Mapping[str, str],
     columns: Mapping[str, Sequence[str]],
     positions: Rows,
-    label: tuple[str, np.ndarray, np.ndarray],
+    label: tuple[str, np.ndarray],
     loss: str,
     l2: float,
     secret: bytes,
@@ -156,25 +163,23 @@ def centralised(
         aliases: table name by alias, in the order of the query.
         columns: features by alias.
         positions: of the joined training rows, in the order of the aliases.
-        label: alias of the label table, the label of its rows, and which of its rows
-            are trained on (bool): their statistics encode the table.
+        label: alias of the label table, and the label of its rows.
         loss: its name.
         l2: beta.
         secret: of the sites, which orders categories.
         weights: of the joined training rows, in any unit; None: all alike.
     """
-    label_alias, values, trained = label
+    label_alias, values = label
     inputs, penalised = {}, {}
     for number, (alias, name) in enumerate(aliases.items()):
         frame = frames[name]
-        fitted = trained if alias == label_alias else np.ones(len(frame), bool)
+        row_of = [position[number] for position in positions]
         place = place_by_hash(secret, alias)
-        encoded = encode(frame, columns[alias], fitted, place)
+        encoded = encode(frame, columns[alias], np.array(row_of), place, weights)
         penalised[alias] = np.ones(encoded.shape[1] + (alias == label_alias), bool)
         if alias == label_alias:
             encoded = np.hstack([encoded, np.ones((len(frame), 1))])
             penalised[alias][-1] = False
-        row_of = [position[number] for position in positions]
         inputs[alias] = np.array(joins.expand(row_of, encoded))
     number = list(aliases).index(label_alias)
     labels = np.array([values[position[number]] for position in positions])

@@ -27,7 +27,7 @@ FREE = tuple(map(tuple, CASES["free"]))
 OTHERS = 'labels = "clear", models = "clear", scores = "clear"'
 NEVER = dict.fromkeys(("orders", "customers"), "releases = { statistics = 'never' }")
 BUDGET = dict.fromkeys(NEVER, f"epsilon = 1\nreleases={{{OTHERS}}}")
-PRICE = r"encoder standard missing=mean of o\.price .* 'o\.price=<enc.*range"
+PRICE = r"encoder levels\(32\) missing=mean of o\.price .* 'o\.price=<enc.*range"
 KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 
 

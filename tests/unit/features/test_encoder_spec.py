@@ -28,6 +28,7 @@ counts = st.integers(2, 1000)
 arguments = {
     "one-hot": st.just("") | counts,
     "hash": counts,
+    "levels": counts,
     "bins": counts,
     "cyclic": st.sampled_from(sorted(TIME_PARTS)) | counts | st.floats(1e-3, 1e6),
     "range": st.sampled_from(RANGES),
@@ -40,7 +41,7 @@ arguments = {
 def specs(draw):
     kind = draw(st.sampled_from(ENCODERS))
     argument = str(draw(arguments.get(kind, st.just(""))))
-    rules = ["mean", "most-frequent", "middle", "zero", "apart"]
+    rules = ["mean", "category", "middle", "zero", "apart"]
     for missing in draw(st.permutations(rules)):
         try:
             return EncoderSpec(kind, argument, missing, draw(st.booleans()))
@@ -64,7 +65,7 @@ def test_text_is_read_back_and_a_full_spec_stays(spec, kind):
 def test_needs(kind, text, needs):
     spec = EncoderSpec.parse(text).for_kind(kind, 9)
     assert " ".join(sorted(spec.needs_of(kind))) == needs
-    is_default = text.startswith(("standard", "one-hot", "none"))
+    is_default = text.startswith(("standard missing", "levels", "one-hot", "none"))
     assert (EncoderSpec.parse(DEFAULTS[kind]).for_kind(kind, 9) == spec) == is_default
 
 

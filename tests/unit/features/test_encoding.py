@@ -29,11 +29,11 @@ from tp_flower.features.columns import (
     text_lengths,
 )
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
-from tp_flower.features.encodings import OTHER
+from tp_flower.features.encodings import ABSENT, OTHER
 from tp_flower.features.fitting import fit
 from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
-from tp_flower.keyed_hash import hex_texts
+from tp_flower.keyed_hash import KeyedHasher, hex_texts
 
 CASES = case_table(__file__)
 NUMBERS = CASES["numbers"]
@@ -44,6 +44,7 @@ length missing=zero indicator; categories(b, "", ccc) indicator; codes; codes(2)
 NUMBER_SPECS, TEXT_SPECS = (
     [spec.strip() for spec in specs.split(";")] for specs in (NUMBERS, TEXTS)
 )
+TIES = KeyedHasher(bytes(32)).purpose("ties")
 SCALES = ("standard", "min-max")
 SAVED = encoder_of({"c": categorical("a", "b")}).to_json()
 BROKEN = CASES["broken"]
@@ -193,23 +194,28 @@ def _hashes(names):
 def test_rare_categories_share_a_column(values, most):
     columns = {"c": categorical(*values)}
     encoder = encoder_of(columns, most=most)
-    counts = Counter(value for value in values if value is not None)
+    # a missing value is a category, the last of those that are as frequent
+    counts = Counter(values)
     if len(counts) < 2:
         assert encoder.encoder.dropped == ("c",)
         return
-    hashes = dict(zip(counts, _hashes(list(counts)), strict=True))
-    ranked = sorted(counts, key=lambda name: (-counts[name], hashes[name]))
+    texts = [name for name in counts if name is not None]
+    hashes = dict(zip(texts, _hashes(texts), strict=True)) | {None: "f" * 32}
+    ties = dict(
+        zip(texts, short_hashes(pa.array(texts), TIES)[:, 0].astype(np.uint32), strict=True)
+    )
+    ranked = sorted(counts, key=lambda name: (-counts[name], ties.get(name, np.inf)))
     frequent = ranked if len(ranked) <= most else ranked[: most - 1]
     frequent = sorted(frequent, key=lambda name: hashes[name])
     has_other = len(frequent) < len(ranked)
-    names = [f"c={name}" for name in [*frequent, *[OTHER] * has_other]]
+    shown = [ABSENT if name is None else name for name in frequent]
+    names = [f"c={name}" for name in [*shown, *[OTHER] * has_other]]
     assert list(names_with_texts(encoder, columns)) == names
     short = encoder.encoder.feature_names[: len(frequent)]
-    assert all(name.startswith("c=#") and len(name) == 11 for name in short)
+    assert all(name[2] == "#" and len(name) == 11 for name in short if ABSENT not in name)
     for value, row in zip(values, encoder.transform(columns), strict=True):
-        filled = ranked[0] if value is None else value
-        expected = [float(filled == name) for name in frequent]
-        expected += [float(filled not in frequent)] if has_other else []
+        expected = [float(value == name) for name in frequent]
+        expected += [float(value not in frequent)] if has_other else []
         assert row.tolist() == expected
     unseen = encoder.transform({"c": categorical("new")})[0]
     assert unseen.tolist() == [0.0] * len(frequent) + [1.0] * has_other
@@ -246,12 +252,12 @@ def test_column_without_values_fits_any_kind():
     third = {"x": numeric(None), "c": categorical("b"), "v": numeric(None)}
     encoder = encoder_of(first, second, third, x="standard", c="one-hot(9)", v="none")
     names = names_with_texts(encoder, {**first, "c": categorical("a", "b")})
-    assert sorted(names) == ["c=a", "c=b", "v[0]", "x"]
+    assert sorted(names) == ["c=(missing)", "c=a", "c=b", "v[0]", "x"]
     by_name = dict(zip(names, encoder.transform(first)[0].tolist(), strict=True))
     assert (by_name["x"], by_name["v[0]"]) == (-1, 0)
-    assert by_name["c=a"] + by_name["c=b"] == 1
+    assert [by_name[name] for name in ("c=a", "c=b", "c=(missing)")] == [0, 0, 1]
     by_name = dict(zip(names, encoder.transform(second)[0].tolist(), strict=True))
-    assert by_name == {"x": 0, "c=a": 1, "c=b": 0, "v[0]": 4}
+    assert by_name == {"x": 0, "c=a": 1, "c=b": 0, "c=(missing)": 0, "v[0]": 4}
     empty = {"x": numeric(None), "c": categorical(None), "v": vectors(None)}
     encoder = encoder_of(empty, x="standard indicator")
     assert encoder.encoder.dropped == ("x", "c", "v")

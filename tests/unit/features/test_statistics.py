@@ -20,6 +20,8 @@ from tests.support.examples.encoding_example import (
 from tests.support.files import case_table
 from tp_flower.errors import MessageError, SchemaError
 from tp_flower.features import statistics, statistics_codec
+from tp_flower.features.columns import nearly_numbers
+from tp_flower.features.fitting import fit
 from tp_flower.features.statistics import (
     CountedRows,
     category_purpose,
@@ -31,6 +33,7 @@ from tp_flower.features.statistics import (
     short_hashes,
 )
 from tp_flower.features.statistics_codec import from_wire, to_wire
+from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.protocol.packet import Packet
 
 CASES = case_table(__file__)
@@ -124,6 +127,7 @@ def test_refuses_facts_that_cannot_be(number, key, value, message, monkeypatch):
         packet.arrays[0, f"{key}/{number}"] = value
         if len(value) > 2:
             packet.arrays[0, f"category-counts/{number}"] = np.ones(9, np.int64)
+            packet.arrays[0, f"category-ties/{number}"] = np.ones(9, np.uint32)
     with pytest.raises((SchemaError, MessageError), match=message):
         from_wire(received(packet), CHOICE, 4)
 
@@ -143,7 +147,7 @@ shards = st.lists(st.lists(st.none() | st.sampled_from(NAMES), max_size=20), min
 
 
 def counted(shard, min_count=1):
-    return count_categories(categorical(*shard), HASHER, min_count)
+    return count_categories(categorical(*shard), HASHER, CountedRows(HASHER, min_count))
 
 
 def named(actual):
@@ -208,3 +212,83 @@ def test_all_different_values_are_not_listed(monkeypatch):
 def test_purposes_differ():
     pairs = [("a", "b/c"), ("a/b", "c"), ("a", "b"), ("A", "b")]
     assert len({category_purpose(*pair) for pair in pairs}) == len(pairs)
+
+
+@given(shards, st.integers(0, 2**32), st.sampled_from(["standard", "min-max", "one-hot(4)"]))
+def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
+    """The encoder is the one of the joined table, which repeats the row."""
+    names = [name for shard in members for name in shard]
+    counts = np.random.default_rng(seed).integers(0, 4, len(names))
+    values = [None if name is None else NAMES.index(name) for name in names]
+    columns = {"x": numeric(*values), "c": categorical(*names)}
+    joined = {
+        name: column.take(np.repeat(np.arange(len(names)), counts))
+        for name, column in columns.items()
+    }
+    choice = choice_of(columns, x=spec)
+    rows = CountedRows(HASHER, rows=counts > 0, counts=counts[counts > 0])
+    kinds = {"x": "number", "c": "text"}
+    one, other = (
+        fit(
+            "t",
+            {
+                n: feature_statistics(choice, n, kinds[n], column, how)
+                for n, column in table.items()
+            },
+        )
+        for table, how in ((columns, rows), (joined, CountedRows(HASHER)))
+    )
+    assert one.feature_names == other.feature_names
+    encoded, expected = (each.at_site(HASHER).transform(columns) for each in (one, other))
+    np.testing.assert_allclose(encoded, expected, rtol=1e-5, atol=1e-5)
+
+
+@given(shards, st.integers(1, 4))
+def test_ties_fall_alike_whatever_the_key(members, number):
+    merged = merge_categories([counted(shard) for shard in members])
+    names = [*named(merged)]
+    chosen = {names[place] for place in merged.most_frequent(number)}
+    other = KeyedHasher(bytes(32))
+    parts = [count_categories(categorical(*s), other, CountedRows(other)) for s in members]
+    again = merge_categories(parts)
+    listed = short_hashes(pa.array(NAMES), other)
+    by_hash = {row.tobytes(): name for row, name in zip(listed, NAMES, strict=True)}
+    assert {
+        by_hash[again.hashes[place].tobytes()] for place in again.most_frequent(number)
+    } == chosen
+
+
+@pytest.mark.parametrize(
+    ("values", "rows", "columns"),
+    [
+        ([0, 1, 2], 300, 4),  # a slope, and a column per number
+        ([0, 1, 2, None], 400, 5),
+        ([0, 1, 2], 297, 1),  # too few rows of each
+        ([0, 1], 1000, 1),
+        ([0, 1, 2.5], 1000, 1),
+        (range(33), 4950, 1),
+        (range(32), 4800, 33),
+    ],
+)
+def test_few_whole_numbers_have_a_column_each(values, rows, columns):
+    column = {"x": numeric(*values)}
+    counts = np.full(len(values), rows // len(values))
+    statistics = statistics_of(
+        choice_of(column), column, CountedRows(HASHER, counts=counts), most=rows
+    )
+    assert fit("t", statistics).width == columns
+
+
+@pytest.mark.parametrize(
+    ("texts", "is_nearly"),
+    [
+        (["1", "2.5", "-3e4", " 7 "] * 10 + ["oops"], True),
+        (["2013-01-31"] * 30 + ["31.1.2013", "soon"], True),
+        (["1", "2"] * 20, False),  # text on purpose, such as postcodes
+        (["1", "a"] * 20, False),
+        (["AA", "B6"], False),
+        ([None], False),
+    ],
+)
+def test_texts_that_are_nearly_all_numbers(texts, is_nearly):
+    assert nearly_numbers(categorical(*texts)) == is_nearly
