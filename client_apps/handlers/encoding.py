@@ -216,7 +216,7 @@ def _fit(
         features = [summary_of(*item, encoder.encodings) for item in statistics.items()]
         extracted = site.extracted(number)
         for place, feature in enumerate(features):
-            if feature.kept is not None and nearly_numbers(extracted.column(feature.column)):
+            if feature.listed is not None and nearly_numbers(extracted.column(feature.column)):
                 features[place] = msgspec.structs.replace(feature, nearly_numbers=True)
         reply = msgspec.structs.replace(reply, features=features)
     return encoder, reply

@@ -40,19 +40,21 @@ class TableEncoding:
     def rows(self) -> list[Document]:
         """Return the report's row of each feature; None where a policy hides it."""
         summaries = {item.column: msgspec.structs.asdict(item) for item in self.features}
-        keys = [*setup_messages.FeatureSummary.__struct_fields__[:-1]]
-        return [
-            {key: summaries.get(name, {"column": name}).get(key) for key in keys}
-            | {"columns": count}
-            for name, count in self.columns.features.items()
-        ]
+        rows: list[Document] = []
+        for name, count in self.columns.features.items():
+            row: Document = dict.fromkeys(setup_messages.FeatureSummary.__struct_fields__)
+            row |= {"column": name, **summaries.get(name, {}), "columns": count}
+            row["kept"] = row.pop("listed")
+            del row["nearly_numbers"]
+            rows.append(row)
+        return rows
 
 
 def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -> Generator[str]:
     """Yield what a user should know about features as their encoders read them."""
     features = [(table, item) for table, of in encoders.items() for item in of.features]
     for table, item in features:
-        where, count, listed = f"{table}.{item.column}", item.categories or 0, item.kept or 0
+        where, count, listed = f"{table}.{item.column}", item.categories or 0, item.listed or 0
         if count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
             yield (
                 f"{where}: {count} categories in {joined_rows} joined rows, as of an "

@@ -66,7 +66,7 @@ def summary_of(
     is_kept = np.isin(hex_texts(stats.hashes).to_pylist(), listed[0].hashes)
     total = column.rows if spec.counts_missing else column.count
     other = -(-100 * int(total - stats.counts[is_kept].sum()) // rows)
-    counts = {"categories": len(is_kept), "kept": int(np.count_nonzero(is_kept))}
+    counts = {"categories": len(is_kept), "listed": int(np.count_nonzero(is_kept))}
     return replace_fields(summary, other=other, **counts)
 
 

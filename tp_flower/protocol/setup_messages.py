@@ -442,7 +442,7 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
     Attributes:
         missing: share without a value, rounded up; ``other`` in the column of all other
             categories; None where the encoder tells neither.
-        categories: how many, of at least min-count rows each; of them ``kept``.
+        categories: how many, of at least min-count rows each; ``listed`` have a column.
         nearly_numbers: whether nearly all texts are numbers or dates, but not all.
     """
 
@@ -451,7 +451,7 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
     encoder: str
     missing: f.Percent | None = None
     categories: f.Count | None = None
-    kept: f.Count | None = None
+    listed: f.Count | None = None
     other: f.Percent | None = None
     nearly_numbers: bool = False
 
