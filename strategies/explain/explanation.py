@@ -41,7 +41,7 @@ from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
-from strategies.setup.encoding import TableEncoding
+from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking
@@ -292,7 +292,7 @@ class Explain(RoundStrategy):
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
         joined = yield from self._method.join(self.inventory)
-        self._encoders = yield from self._method.fit_encoders(joined)
+        self._encoders = yield from fit_encoders(joined, self._method)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.warnings:

@@ -16,8 +16,9 @@ import msgspec
 
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
+from strategies.run.strategy import RoundStrategy
 from strategies.setup.extract import Extracted, table_group
-from strategies.setup.joined_rows import SplitRows
+from strategies.setup.joined_rows import JoinedRows, SplitRows
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.fields import Document
@@ -73,9 +74,11 @@ def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -
 
 
 def fit_encoders(
-    joined: SplitRows, *, describes: bool = False
+    joined: SplitRows, strategy: RoundStrategy | None = None
 ) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
-    """Let the sites fit the encoders to the training rows; ``describes`` asks for facts."""
+    """Let the sites fit the encoders to the training rows; warn of what a ``strategy`` loses."""
+    # under privacy.features nothing about rows leaves without noise for the report alone
+    describes = strategy is not None and not strategy.settings.privacy.covers_features
     extracted, counted = joined.extracted, joined.fitted_rows()
     bodies = {}
     for number, (table, parts) in enumerate(extracted.parts.items()):
@@ -93,7 +96,13 @@ def fit_encoders(
         fits = {s[0].number: _to_merge(bodies, extracted, s, replies) for s in sharded}
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))
-    return {table: _encoding(joined, parts[0], replies) for table, parts in extracted.parts.items()}
+    encoders = {
+        table: _encoding(joined, parts[0], replies) for table, parts in extracted.parts.items()
+    }
+    if strategy is not None and isinstance(joined, JoinedRows):
+        for warning in encoding_warnings(encoders, joined.train.joined_rows):
+            strategy.warn(warning)
+    return encoders
 
 
 def fitted_tables(encoders: Mapping[str, TableEncoding]) -> list[str]:

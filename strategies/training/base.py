@@ -29,7 +29,7 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
-from strategies.setup.encoding import TableEncoding, encoding_warnings, fit_encoders, fitted_tables
+from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels
@@ -453,7 +453,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         settings = self.settings
         all_rows = yield from self.join(self.inventory)
         yield from self.score_start(all_rows)
-        encoders = yield from self.fit_encoders(all_rows)
+        encoders = yield from fit_encoders(all_rows, self)
         joined, coreset = all_rows, None
         if settings.coreset_rows:
             coreset = yield from draw_coreset(all_rows, encoders, settings, self.importance)
@@ -507,17 +507,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             weighting=joined.weighting,
             coreset=coreset,
         )
-
-    def fit_encoders(
-        self, joined: JoinedRows
-    ) -> Generator[Requests, Replies, dict[str, TableEncoding]]:
-        """Let the sites fit the encoders, and warn of features that lose by them."""
-        # under privacy.features nothing about rows leaves without noise for the report alone
-        describes = not self.settings.privacy.covers_features
-        encoders = yield from fit_encoders(joined, describes=describes)
-        for warning in encoding_warnings(encoders, joined.train.joined_rows):
-            self.warn(warning)
-        return encoders
 
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows."""
