@@ -267,7 +267,7 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     [
         (
             "query.statistics",
-            arrays(ORDERS, rows=ONE_ROW),
+            arrays(ORDERS, trained=ONE_ROW, multiplicity=np.ones(1, np.int32)),
             r"\(min-rows\) refuses: the statistics of table 'o' would be of too few",
         ),
         (
