@@ -102,7 +102,7 @@ def test_a_table_that_no_row_matches_trains_to_nothing(strategy, how, layout):
     assert (own.table, own.multiplicity) == ("c", {"min": 0, "mean": 0.0, "max": 0})
     assert finished.losses[-1] < finished.losses[0]
     if "models" not in how:
-        assert np.abs(finished.theta["c"]).max() == 0
+        assert np.abs(finished.theta["c"]).max(initial=0.0) == 0
 
 
 @store_runs.each_layout
@@ -119,4 +119,4 @@ def test_a_table_that_only_held_out_rows_match(layout):
     assert not again.trained["c"].any()
     assert again.tested["c"].any()
     assert again.strategy.report.final_test
-    assert np.abs(again.theta["c"]).max() == 0
+    assert np.abs(again.theta["c"]).max(initial=0.0) == 0

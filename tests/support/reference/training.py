@@ -42,6 +42,9 @@ def encode(
 ) -> np.ndarray:
     """Encode a table with the weighted statistics of its ``joined`` rows, by position."""
     encoded = []
+    # a LEFT JOIN has joined rows without a row of the table, -1
+    is_matched = joined >= 0
+    joined, weights = joined[is_matched], None if weights is None else weights[is_matched]
     for name in columns:
         column, own = frame[name], frame[name].iloc[joined]
         if pd.api.types.is_numeric_dtype(column):
