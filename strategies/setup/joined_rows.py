@@ -26,6 +26,7 @@ from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+from tp_flower.settings.run import JOINED
 from tp_flower.splits import TRAIN, VALIDATION, SubsetArray
 
 
@@ -155,6 +156,7 @@ def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableCho
         features,
         settings.max_categories,
         for_trees=settings.method.only_model == TREES,
+        weighted=bound.weight_table is not None or settings.row_weight != JOINED,
     )
 
 

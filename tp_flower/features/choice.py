@@ -91,7 +91,8 @@ class TableChoice(msgspec.Struct, frozen=True):
     """The encoder of each feature of a table, chosen by the settings.
 
     The table is its alias in the query. The specs are given as texts, by feature in the
-    query's order; None is the default, which is another ``for_trees``.
+    query's order; None is the default, which is another ``for_trees``, and for numbers if
+    rows are ``weighted``: how many joined rows have a number is not told by weights.
     ``max_categories`` applies to categories without a number of their own.
     """
 
@@ -99,6 +100,7 @@ class TableChoice(msgspec.Struct, frozen=True):
     specs: Mapping[str, str | None]
     max_categories: Annotated[int, msgspec.Meta(ge=2, le=MOST_COLUMNS)] = 256
     for_trees: bool = False
+    weighted: bool = False
 
     def __post_init__(self) -> None:
         for text in self.specs.values():
@@ -120,7 +122,9 @@ class TableChoice(msgspec.Struct, frozen=True):
 
     @property
     def _defaults(self) -> Mapping[str, str]:
-        return TREE_DEFAULTS if self.for_trees else DEFAULTS
+        if self.for_trees:
+            return TREE_DEFAULTS
+        return {**DEFAULTS, "number": "standard"} if self.weighted else DEFAULTS
 
     def is_declared(self, feature: str, kind: str) -> bool:
         """Return whether an encoder needs no statistics; kind "" is an unknown kind."""
@@ -136,6 +140,7 @@ def choose_encoders(
     max_categories: int = 256,
     *,
     for_trees: bool = False,
+    weighted: bool = False,
 ) -> dict[str, TableChoice]:
     """Return the choice for the features of each table, by the table's alias."""
     chosen: dict[tuple[str, str], str] = {}
@@ -146,7 +151,11 @@ def choose_encoders(
         chosen[alias, name] = str(EncoderSpec.parse(spec))
     return {
         table: TableChoice(
-            table, {name: chosen.get((table, name)) for name in names}, max_categories, for_trees
+            table,
+            {name: chosen.get((table, name)) for name in names},
+            max_categories,
+            for_trees,
+            weighted,
         )
         for table, names in features.items()
     }
