@@ -19,11 +19,12 @@ def account_page(lines: Sequence[blocks.Record], budgets: blocks.Table) -> str:
         for event in (ANSWER, REFUSE)
     )
     queries = [*refusals[:MOST_LINES], *answers[:MOST_LINES]]
+    texts = {item.text("digest"): item.text("query") for item in queries}
     contents: dict[str, blocks.Blocks] = {
         "Budgets": [budgets],
         "Refused": [_listed(refusals, REFUSALS)],
         "Answered": [_listed(answers, ANSWERS)],
-        "Queries": _texts(queries),
+        "Queries": [blocks.Code(key, text.split("\n")) for key, text in texts.items() if text],
         "Released": [_listed(_releases(lines), RELEASES)],
         "Keys": [_listed(_keys(lines), RECIPIENTS)],
     }
@@ -71,14 +72,6 @@ def _keys(lines: Sequence[blocks.Record]) -> list[blocks.Record]:
         for item in reversed(lines)
         for group, to in item.at("groups").content.items()
     ]
-
-
-def _texts(queries: Iterable[blocks.Record]) -> blocks.Blocks:
-    """Yield the text of each query once."""
-    texts = {item.text("digest"): item.text("query") for item in queries}
-    for digest, text in texts.items():
-        if text:
-            yield blocks.Code(digest, text.split("\n"))
 
 
 def _place(item: blocks.Record) -> str:

@@ -89,7 +89,10 @@ class Cache:
         temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=f".{name}-"))
         try:
             make(temporary)
-            _describe(temporary)
+            description = json.dumps(_description(temporary))
+            (temporary / ENTRY_FILE).write_text(description, encoding="utf-8")
+            for path in temporary.iterdir():
+                path.chmod(0o600)
             with self._locked():
                 if _is_whole(self.folder / name):  # another process was faster
                     _remove(temporary)
@@ -165,13 +168,6 @@ class Cache:
             yield
         finally:
             os.close(lock)
-
-
-def _describe(folder: Path) -> None:
-    document = _description(folder)
-    (folder / ENTRY_FILE).write_text(json.dumps(document), encoding="utf-8")
-    for path in folder.iterdir():
-        path.chmod(0o600)
 
 
 def _description(folder: Path) -> dict[str, object]:

@@ -188,7 +188,9 @@ class Ledger:
         """
         costs = costs_of(release.mechanism)
         with self._transaction(is_whole=True) as connection:
-            if _is_paid(connection, release.source, ident):
+            query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
+            paid = connection.execute(query, (ident, release.source)).fetchone()
+            if ident and paid is not None:
                 if not _has_done(connection, run, CHARGE, ident):
                     self.note(run, [release])
                 return
@@ -201,17 +203,14 @@ class Ledger:
         with self._transaction() as connection:
             earlier = _names(connection, run, NOTE)
             new = {item.name: item for item in releases if item.name not in earlier}
-            lines = [
-                {"event": NOTE, "run": run, "release": msgspec.to_builtins(item)}
-                for item in new.values()
-            ]
+            line = {"event": NOTE, "run": run}
+            lines = [{**line, "release": msgspec.to_builtins(item)} for item in new.values()]
             self._append(connection, lines)
 
     def record_keys(self, run: str, groups: Mapping[str, Sequence[str]]) -> None:
         """Record the fingerprints of the public keys that secrets were sealed to."""
         with self._transaction() as connection:
-            line = {"event": KEYS, "run": run, "groups": dict(groups)}
-            self._append(connection, [line])
+            self._append(connection, [{"event": KEYS, "run": run, "groups": dict(groups)}])
 
     def close(self, run: str) -> None:
         """End a run and free its unused reservations."""
@@ -237,8 +236,7 @@ class Ledger:
                 return
             for query in queries:
                 if is_recorded(connection, query, quotas):
-                    line = {"event": event, "run": run, **query}
-                    self._append(connection, [line])
+                    self._append(connection, [{"event": event, "run": run, **query}])
 
     def check_quota(self, table: str, source: str, quotas: Quotas) -> None:
         """Raise PolicyError if no query of a source may be answered now."""
@@ -401,10 +399,7 @@ class RoundLedger:
                 write(*args, **kwargs)
                 ends.append(self._ledger.end)
 
-            def confirm() -> None:
-                self._ledger.confirm(ends[-1])
-
-            self._changes.add(write_lines, confirm, is_durable=True)
+            self._changes.add(write_lines, lambda: self._ledger.confirm(ends[-1]), is_durable=True)
 
         return add
 
@@ -472,12 +467,6 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
         f"AND {_SINCE_CLOSE}"
     )
     values = {"ident": ident, "event": event, "run": run}
-    return bool(ident) and connection.execute(query, values).fetchone() is not None
-
-
-def _is_paid(connection: Connection, source: str, ident: str) -> bool:
-    query = "SELECT 1 FROM ledger WHERE ident = ? AND event = 'charge' AND +source = ?"
-    values = ident, source
     return bool(ident) and connection.execute(query, values).fetchone() is not None
 
 

@@ -144,12 +144,6 @@ def _keys_of_rows(row_key: Sequence[str], extracted: ExtractedShard) -> tuple[Ex
     return extracted.keys[len(extracted.keys) - len(row_key) :]
 
 
-def _plain_key(row_key: Sequence[str], extracted: ExtractedShard) -> dict[str, pa.Array]:
-    """Return the columns of a row key in the clear, (n,) each."""
-    keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
-    return {name: _on_rows(key, _values(key)) for name, key in keys}
-
-
 def _hashed_key(
     row_key: Sequence[str], extracted: ExtractedShard, hasher: KeyedHasher
 ) -> HashArray:
@@ -174,10 +168,11 @@ def leave_hashes(
     hashes = _hashed_key(row_key, extracted, site.private_hasher())
     root = site.state_folder
     if root is not None:
+        keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
         columns = {
             ROW_HASH: hex_texts(hashes),
             ROW: pa.array(np.arange(extracted.rows)),
-            **_plain_key(row_key, extracted),
+            **{name: _on_rows(key, _values(key)) for name, key in keys},
         }
         name = f"{NAMES}-{site.store.run[:_RUN_DIGITS]}"
         folder = root / PREDICTIONS / name

@@ -12,7 +12,7 @@ import numpy as np
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
 from client_apps.privacy import guard, ledger_entries
-from client_apps.privacy.keys import key_fields, key_groups, key_source, take_secrets
+from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
 from client_apps.rounds.site import Site
@@ -135,10 +135,11 @@ def _checked_keys(
 
     The keys that name rows are valid, and the fragment may read all that it names.
     """
-    keys, split = len(fragment.keys), body.split
-    check_row_key(body.row_key, keys)
-    not_joined = len(body.row_key) + int(split is not None)
-    groups = key_groups(body.key_groups, keys - not_joined)
+    groups, split = body.key_groups, body.split
+    check_row_key(body.row_key, len(fragment.keys))
+    joined = len(fragment.keys) - len(body.row_key) - int(split is not None)
+    if len(groups) != joined:
+        raise MessageError(f"'key-groups' must name a group for each of the {joined} join keys")
     guard.check_fragment(site, source, fragment)
     if split is not None and split.by != BY_HASH:
         # the values of the last key leave in the clear, as those of a weight do

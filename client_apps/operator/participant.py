@@ -47,7 +47,6 @@ SCORE_SUMS: Final = "score_sums"  # state: sums of the scores that left last, (2
 SCORES_NUMBER: Final = "scores_number"  # state: of the last scores that left
 MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
 
-
 DESCENT: Final = "descent"
 DIRECTION: Final = "direction"
 GRADIENT: Final = "gradient"  # state vectors of conjugate gradients: v, p and g, (p,)

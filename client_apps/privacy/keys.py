@@ -141,13 +141,6 @@ def _secret(
     return secret
 
 
-def key_groups(names: list[str], keys: int) -> list[str]:
-    """Return the groups named in a request, one for each of ``keys`` join keys."""
-    if len(names) != keys:
-        raise MessageError(f"'key-groups' must name a group for each of the {keys} join keys")
-    return names
-
-
 def run_key(site: Site) -> str:
     """Return the site's public key of the run."""
     return _public_keys(site).run.hex()

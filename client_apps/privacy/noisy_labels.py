@@ -61,8 +61,8 @@ def released_label(
     if not len(label.values):
         return LabelColumn(kind, np.zeros(0), plan.classes)
     fragment = site.fragment(number)
-    if np.isnan(domain).any():
-        _report_elsewhere(site, fragment.table, plan, int(np.isnan(domain).sum()))
+    if replaced := int(np.isnan(domain).sum()):
+        _report_replaced(site, fragment.table, plan, replaced)
     name = _name(release, fragment, plan, label)
     # drawn and paid for only once: the round's transaction stores both
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
@@ -144,7 +144,7 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
     return numbers
 
 
-def _report_elsewhere(site: Site, table: str, plan: LabelPlan, count: int) -> None:
+def _report_replaced(site: Site, table: str, plan: LabelPlan, count: int) -> None:
     wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
     text = (
         f"table {table}: the label is {wrong} in {count} rows: filter them out "

@@ -240,7 +240,12 @@ class SessionGrid:
         with self._lock:
             if body and line.frame and line.sent and number == line.number + 1:
                 line.frame = b""
-                self._deliver(line, Message(_content(body), reply_to=line.sent))
+                try:
+                    content = content_of(body)
+                except ValueError:
+                    # refused by whoever reads the replies, by the name of the site
+                    content = RecordDict()
+                self._deliver(line, Message(content, reply_to=line.sent))
             # an earlier request of the site is one whose answer it no longer awaits
             line.poll = poll
             self._lock.notify_all()
@@ -281,14 +286,6 @@ def _is_quiet(line: Line, seconds: float) -> bool:
 
 def _age(moment: float) -> float:
     return time.monotonic() - moment
-
-
-def _content(body: bytes) -> RecordDict:
-    try:
-        return content_of(body)
-    except ValueError:
-        # refused by whoever reads the replies, by the name of the site
-        return RecordDict()
 
 
 def _reason(content: RecordDict) -> str:

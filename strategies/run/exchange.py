@@ -293,7 +293,13 @@ class Transport:
     def _send(self, pending: Sequence[PendingMessage]) -> None:
         if not pending:
             return
-        messages = [self._addressed(item.message) for item in pending]
+        messages = []
+        for item in pending:
+            # a new message for every attempt, because Flower numbers them
+            message, metadata = item.message, item.message.metadata
+            node = self._addresses.get(metadata.dst_node_id, metadata.dst_node_id)
+            kind, group = metadata.message_type, metadata.group_id
+            messages.append(Message(message.content, node, kind, group_id=group))
         identifiers = list(self._grid.push_messages(messages))
         now = time.monotonic()
         for item, identifier in zip(pending, identifiers, strict=False):
@@ -304,17 +310,6 @@ class Transport:
             else:
                 # a node that is not online, or not yet
                 item.due, item.pause = now + item.pause, _longer(item.pause)
-
-    def _addressed(self, message: Message) -> Message:
-        """Return a new message for every attempt, because Flower numbers them."""
-        metadata = message.metadata
-        node = self._addresses.get(metadata.dst_node_id, metadata.dst_node_id)
-        return Message(
-            content=message.content,
-            dst_node_id=node,
-            message_type=metadata.message_type,
-            group_id=metadata.group_id,
-        )
 
     def _collect(self, by_node: Mapping[int, PendingMessage]) -> int:
         """Take the replies that have arrived; return how many there are."""

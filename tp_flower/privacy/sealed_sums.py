@@ -132,8 +132,11 @@ class ShardUnion:
         """
         if not self.is_sealed:
             return np.append(numbers, 1.0)
-        numbers = numbers.ravel() / unit
-        return self._masked(fixed_words(numbers, len(self.shards), self.table), name)
+        fixed = fixed_words(numbers.ravel() / unit, len(self.shards), self.table)
+        masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
+        check = self._digest(fixed, name) + int(masks[-1])
+        words = fixed.view(np.uint64) + masks[:-1]
+        return np.append(words, np.uint64(check % _PRIME))
 
     def total(self, shares: AnyArray, name: str, unit: float = 1.0) -> FloatArray:
         """Return the sum of the shards' arrays, (k,), from the sum of their shares.
@@ -145,23 +148,13 @@ class ShardUnion:
         if not self.is_sealed:
             self._check(shares[-1] == len(self.shards))
             return shares[:-1]
-        return read_words(self._unmasked(shares, name)) * unit
-
-    def _masked(self, fixed: IntArray, name: str) -> WordArray:
-        masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
-        check = self._digest(fixed, name) + int(masks[-1])
-        words = fixed.view(np.uint64) + masks[:-1]
-        return np.append(words, np.uint64(check % _PRIME))
-
-    def _unmasked(self, words: WordArray, name: str) -> IntArray:
-        count = len(words) - 1
-        masks = [self._words(f"{name} {shard}", count + 1) for shard in self.shards]
-        bare: WordArray = words[:-1] - np.stack(masks).sum(axis=0)[:-1]
-        total = bare.view(np.int64)
-        check = int(words[-1]) - sum(int(mask[-1]) for mask in masks)
+        masks = [self._words(f"{name} {shard}", len(shares)) for shard in self.shards]
+        bare: WordArray = shares[:-1] - np.stack(masks).sum(axis=0)[:-1]
+        fixed = bare.view(np.int64)
+        check = int(shares[-1]) - sum(int(mask[-1]) for mask in masks)
         beyond = (bare + np.uint64(1 << SUM_BITS)) >> np.uint64(SUM_BITS + 1)
-        self._check(not beyond.any() and self._digest(total, name) == check % _PRIME)
-        return total
+        self._check(not beyond.any() and self._digest(fixed, name) == check % _PRIME)
+        return read_words(fixed) * unit
 
     def _check(self, is_sum: bool) -> None:
         if not is_sum:

@@ -53,7 +53,7 @@ class Action(StrEnum):
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply
-    PERSONALISE = ("train.personalise", personal.PersonaliseRequest, personal.PersonaliseReply)
+    PERSONALISE = "train.personalise", personal.PersonaliseRequest, personal.PersonaliseReply
     SUMMARISE = "train.summarise", personal.SummariseRequest, personal.SummariseReply
     PERSONAL = "train.personal", personal.PersonalRequest, personal.PersonalReply
     SCORE = "query.score", inference.ScoreRequest, inference.ScoreReply

@@ -297,16 +297,13 @@ def resolve(name: str) -> str:
         return CUDA
     if name == AUTO:
         return CPU
-    raise SettingsError(
-        f"device is {name!r}, but this site has no CUDA device that torch "
-        f"{torch.__version__} can use{_reason()}; allowed there: 'cpu' and 'auto'"
-    )
-
-
-def _reason() -> str:
-    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() not in HIDDEN:
-        return ""
-    return (
+    reason = (
         " (CUDA_VISIBLE_DEVICES hides it, as Flower's simulation does where "
         "client-resources-num-gpus is 0)"
+    )
+    if os.environ.get("CUDA_VISIBLE_DEVICES", "all").strip() not in HIDDEN:
+        reason = ""
+    raise SettingsError(
+        f"device is {name!r}, but this site has no CUDA device that torch "
+        f"{torch.__version__} can use{reason}; allowed there: 'cpu' and 'auto'"
     )

@@ -150,7 +150,7 @@ def fit_least_squares(
         model.parameters = problem.settle(model.parameters)
         return
     device, total = model.device, len(problem.features)
-    rows_of = _rows_on(problem.features, device)
+    rows = as_tensor(problem.features)
     target, weight, penalty, centre = (
         as_tensor(array).to(device).float()
         for array in (problem.target, problem.weights, problem.relative_penalty, problem.centre)
@@ -167,7 +167,7 @@ def fit_least_squares(
             order = torch.from_numpy(rng.permutation(total)).to(device)
         start = (step % steps_per_pass) * budget.batch_rows
         batch = order[start : start + budget.batch_rows]
-        residual = model.forward(rows_of(batch)) - target[batch]
+        residual = model.forward(rows[batch.to(rows.device)].to(device)) - target[batch]
         theta = parameters_to_vector(parameters)
         objective = (weight[batch] * residual.square().sum(dim=1)).mean()
         objective = objective + (penalty * (theta - centre).square()).sum()
@@ -208,8 +208,3 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
 def _blocks_on(features: Features, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
     for block in blocks(len(features), EVALUATION_ROWS):
         yield block, as_tensor(features[block]).to(device)
-
-
-def _rows_on(features: Features, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    rows = as_tensor(features)
-    return lambda positions: rows[positions.to(rows.device)].to(device)
