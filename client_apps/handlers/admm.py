@@ -21,22 +21,12 @@ from tp_flower.learning.solvers import RidgeSolver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
 from tp_flower.privacy.sealed_sums import gram_size, joined_gram
 from tp_flower.privacy.statistics_update import usable_gram
+from tp_flower.protocol import training_messages as messages
 from tp_flower.protocol.codec import check_sizes, required
-from tp_flower.protocol.training_messages import (
-    AdmmReply,
-    AdmmRequest,
-    AdmmStep,
-    AdmmUpdate,
-    CommonParameters,
-    ConsensusReply,
-    ConsensusRequest,
-    LocalFit,
-    Update,
-)
 from tp_flower.randomness import Stream, generator
 
 
-def admm(site: Site, request: AdmmRequest) -> AdmmReply:
+def admm(site: Site, request: messages.AdmmRequest) -> messages.AdmmReply:
     """Step towards the targets; update theta, or send the share of what updates it."""
     updates = {}
     for part in site.parts():
@@ -45,10 +35,10 @@ def admm(site: Site, request: AdmmRequest) -> AdmmReply:
             part.mark_best()
         updates[part.number] = _theta_update(part, step, request)
         site.save(part)
-    return AdmmReply(updates)
+    return messages.AdmmReply(updates)
 
 
-def step_of(site: Site, part: Participant, parts: Mapping[int, AdmmStep]) -> FloatArray:
+def step_of(site: Site, part: Participant, parts: Mapping[int, messages.AdmmStep]) -> FloatArray:
     """Return the steps of a part's trained rows, (n, d_c).
 
     The solver that comes with the first of them is kept.
@@ -60,26 +50,30 @@ def step_of(site: Site, part: Participant, parts: Mapping[int, AdmmStep]) -> Flo
     return body.step.astype(np.float64)
 
 
-def _theta_update(part: Participant, step: FloatArray, request: AdmmRequest) -> AdmmUpdate:
+def _theta_update(
+    part: Participant, step: FloatArray, request: messages.AdmmRequest
+) -> messages.AdmmUpdate:
     fit, data = request.fit, part.data
-    if data.update is Update.GRAM:
+    if data.update is messages.Update.GRAM:
         moments = part.moments(step, fit.kappa)
-        return AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
-    if data.update is Update.LOCAL and data.solver is not None:
+        return messages.AdmmUpdate(share=part.share(moments, _moment_unit(part, fit)))
+    if data.update is messages.Update.LOCAL and data.solver is not None:
         if data.plan.statistics is None:
             part.releaser.check_clear(MODEL)
         _solve(part, data.solver, part.moments(step, fit.kappa), fit.kappa)
-        return AdmmUpdate(scores=_scores(part, request))
+        return messages.AdmmUpdate(scores=_scores(part, request))
     target = part.model.scores(data.trained) + step
-    if data.update is Update.CONSENSUS:
+    if data.update is messages.Update.CONSENSUS:
         if request.more_rounds:
             part.vectors["target"] = target.ravel()
-        return AdmmUpdate(share=_proposal(part, target, fit))
+        return messages.AdmmUpdate(share=_proposal(part, target, fit))
     _fit_by_gradient(part, target, fit, None)
-    return AdmmUpdate(scores=_scores(part, request))
+    return messages.AdmmUpdate(scores=_scores(part, request))
 
 
-def _scores(part: Participant, request: AdmmRequest | ConsensusRequest) -> AnyArray:
+def _scores(
+    part: Participant, request: messages.AdmmRequest | messages.ConsensusRequest
+) -> AnyArray:
     part.begin_scores(request.scores_number)
     return part.release_rows(is_tested=request.evaluate)
 
@@ -99,10 +93,10 @@ def _solve(part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: f
     ).ravel()
 
 
-def _summed_solver(part: Participant, body: AdmmStep) -> RidgeSolver:
+def _summed_solver(part: Participant, body: messages.AdmmStep) -> RidgeSolver:
     """Return the solver of the whole table, from the shards' Gram matrices."""
     width, data = len(part.model.parameters) // part.model.outputs, part.data
-    if data.update is not Update.GRAM:
+    if data.update is not messages.Update.GRAM:
         raise MessageError(f"'sum' does not go with update {data.update.value!r}")
     check_sizes(body, summed_gram=gram_size(width) + 1)
     gram = joined_gram(part.total(body.sum), width)
@@ -113,12 +107,12 @@ def _summed_solver(part: Participant, body: AdmmStep) -> RidgeSolver:
     )
 
 
-def _moment_unit(part: Participant, fit: LocalFit) -> float:
+def _moment_unit(part: Participant, fit: messages.LocalFit) -> float:
     """Return the size of features times steps, which are derivatives over kappa."""
     return part.data.joined_rows * part.data.label_scale * max(1.0, 1.0 / fit.kappa)
 
 
-def _proposal(part: Participant, target: FloatArray, fit: LocalFit) -> AnyArray | None:
+def _proposal(part: Participant, target: FloatArray, fit: messages.LocalFit) -> AnyArray | None:
     share = part.share(_propose(part, target, fit), _parameter_unit(part))
     # a shard without rows to train on only learns what the others agree on
     return share if part.union.shard in part.union.shards else None
@@ -129,7 +123,7 @@ def _parameter_unit(part: Participant) -> float:
     return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
 
 
-def _propose(part: Participant, target: FloatArray, fit: LocalFit) -> FloatArray:
+def _propose(part: Participant, target: FloatArray, fit: messages.LocalFit) -> FloatArray:
     table, solver = part.data.table, part.data.solver
     if table not in fit.rho_in:
         raise MessageError(f"'rho-in' lacks table {table!r}")
@@ -143,7 +137,7 @@ def _propose(part: Participant, target: FloatArray, fit: LocalFit) -> FloatArray
 
 
 def _fit_by_gradient(
-    part: Participant, target: FloatArray, fit: LocalFit, rho_in: float | None
+    part: Participant, target: FloatArray, fit: messages.LocalFit, rho_in: float | None
 ) -> None:
     """Fit a torch model, pulled toward w - u with strength rho_in if given."""
     data, model = part.data, part.model
@@ -166,7 +160,7 @@ def _fit_by_gradient(
         _fit_torch(part, problem, fit)
 
 
-def _fit_torch(part: Participant, problem: FitProblem, fit: LocalFit) -> None:
+def _fit_torch(part: Participant, problem: FitProblem, fit: messages.LocalFit) -> None:
     # linear models never import torch
     from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 
@@ -181,7 +175,7 @@ def _fit_torch(part: Participant, problem: FitProblem, fit: LocalFit) -> None:
     fit_least_squares(model, problem, budget, rng)
 
 
-def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
+def consensus(site: Site, request: messages.ConsensusRequest) -> messages.ConsensusReply:
     """Take the parameters of the table's model; reply with local scores.
 
     If more inner rounds follow, the reply is the next proposal instead.
@@ -193,31 +187,33 @@ def consensus(site: Site, request: ConsensusRequest) -> ConsensusReply:
         _accept(part, request.parts[part.number], request.fit)
         if not request.more_rounds:
             scores = _scores(part, request)
-            updates[part.number] = AdmmUpdate(scores=scores)
-        elif part.data.update is Update.CONSENSUS:
+            updates[part.number] = messages.AdmmUpdate(scores=scores)
+        elif part.data.update is messages.Update.CONSENSUS:
             target = part.vectors.get("target")
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
             share = _proposal(part, target, request.fit)
-            updates[part.number] = AdmmUpdate(share=share)
+            updates[part.number] = messages.AdmmUpdate(share=share)
         site.save(part)
-    return ConsensusReply(updates)
+    return messages.ConsensusReply(updates)
 
 
-def _accept(part: Participant, common: CommonParameters, fit: LocalFit | None) -> None:
+def _accept(
+    part: Participant, common: messages.CommonParameters, fit: messages.LocalFit | None
+) -> None:
     """Find the common parameters of a sharded table, or take those the server found."""
     data, parameters = part.data, len(part.model.penalised)
     check_sizes(common, parameters=parameters, summed=parameters + 1)
-    if data.update is Update.GIVEN:
+    if data.update is messages.Update.GIVEN:
         part.model.parameters = required(common.parameters, "parameters")
-    elif data.update is Update.GRAM:
+    elif data.update is messages.Update.GRAM:
         fit = required(fit, "fit")
         moments = part.total(common.sum, _moment_unit(part, fit))
         if data.solver is None:
             raise MessageError("no epoch has begun")
         _solve(part, data.solver, moments, fit.kappa)
-    elif data.update is Update.CONSENSUS:
+    elif data.update is messages.Update.CONSENSUS:
         total = part.total(common.sum, _parameter_unit(part))
         rho_in = float(part.vectors["rho_in"][0])
         shards, penalised = len(part.union.shards), part.model.penalised

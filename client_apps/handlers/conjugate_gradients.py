@@ -18,22 +18,14 @@ from tp_flower.errors import MessageError
 from tp_flower.privacy.key_agreement import pair_masks
 from tp_flower.privacy.plan import PRODUCTS
 from tp_flower.privacy.sealed_sums import fixed_words
+from tp_flower.protocol import descent_messages as messages
 from tp_flower.protocol.codec import check_sizes
-from tp_flower.protocol.descent_messages import (
-    DescentReply,
-    DescentRequest,
-    DescentTerms,
-    DescentUpdate,
-    DirectionReply,
-    DirectionRequest,
-    DirectionUpdate,
-)
 from tp_flower.protocol.training_messages import Update
 
 PRODUCTS_PURPOSE: Final = "products of directions"
 
 
-def descend(site: Site, request: DescentRequest) -> DescentReply:
+def descend(site: Site, request: messages.DescentRequest) -> messages.DescentReply:
     """Take the last step; reply with the next direction, or the share of a gradient."""
     updates = {}
     for part in site.parts():
@@ -44,17 +36,17 @@ def descend(site: Site, request: DescentRequest) -> DescentReply:
             part.mark_best()
         moments = part.moments(step, 1.0)
         if part.data.update is Update.GRAM:
-            update = DescentUpdate(share=part.share(moments, _unit(part)))
+            update = messages.DescentUpdate(share=part.share(moments, _unit(part)))
         else:
             place = request.parts[part.number].place
             scores, products = _direct(site, part, moments, request.terms, place)
-            update = DescentUpdate(scores=scores, products=products)
+            update = messages.DescentUpdate(scores=scores, products=products)
         updates[part.number] = update
         site.save(part)
-    return DescentReply(updates)
+    return messages.DescentReply(updates)
 
 
-def direct(site: Site, request: DirectionRequest) -> DirectionReply:
+def direct(site: Site, request: messages.DirectionRequest) -> messages.DirectionReply:
     """Reply with the directions that follow from the sums of shards' gradients."""
     updates = {}
     for part in site.parts():
@@ -64,9 +56,9 @@ def direct(site: Site, request: DirectionRequest) -> DirectionReply:
         check_sizes(body, summed=len(part.model.penalised) + 1)
         moments = part.total(body.sum, _unit(part)).reshape(-1, part.model.outputs)
         scores, products = _direct(site, part, moments, request.terms, body.place)
-        updates[part.number] = DirectionUpdate(scores=scores, products=products)
+        updates[part.number] = messages.DirectionUpdate(scores=scores, products=products)
         site.save(part)
-    return DirectionReply(updates)
+    return messages.DirectionReply(updates)
 
 
 def _unit(part: Participant) -> float:
@@ -75,7 +67,11 @@ def _unit(part: Participant) -> float:
 
 
 def _direct(
-    site: Site, part: Participant, moments: FloatArray, terms: DescentTerms, place: int | None
+    site: Site,
+    part: Participant,
+    moments: FloatArray,
+    terms: messages.DescentTerms,
+    place: int | None,
 ) -> tuple[AnyArray, AnyArray | None]:
     """Return the scores of v = -B^-1 g, from the table's moments -N (g - beta theta).
 
@@ -114,7 +110,7 @@ def _direct(
 
 
 def _masked(
-    site: Site, part: Participant, products: FloatArray, terms: DescentTerms, place: int
+    site: Site, part: Participant, products: FloatArray, terms: messages.DescentTerms, place: int
 ) -> AnyArray:
     """Return products (4,) in words, under masks that cancel over the tables."""
     part.releaser.check_clear(PRODUCTS)

@@ -33,19 +33,8 @@ from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, Mode
 from tp_flower.learning.models.trees import TreeModel
 from tp_flower.methods import DP_SGD, LINEAR, METHODS, NOISY_STATISTICS, TREES, Method
 from tp_flower.model_names import ModelVersion, software
+from tp_flower.privacy import plan as privacy_plan
 from tp_flower.privacy.gradients import check_per_row, check_scores
-from tp_flower.privacy.plan import (
-    COEFFICIENTS,
-    CURVATURE,
-    GRADIENTS,
-    GRAM,
-    MOMENTS,
-    PARAMETERS,
-    PRODUCTS,
-    SAMPLED_ROWS,
-    Schedule,
-    plan_part,
-)
 from tp_flower.privacy.sealed_sums import ShardUnion, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
@@ -100,7 +89,7 @@ def _prepare_part(
 ) -> tuple[participant.Participant, SiteEncoder]:
     source, extracted = site.source(number), site.extracted(number)
     outline, privacy, update = request.outline, request.privacy, body.update
-    sends_rows = update is Update.GIVEN and outline.sends == SAMPLED_ROWS
+    sends_rows = update is Update.GIVEN and outline.sends == privacy_plan.SAMPLED_ROWS
     check_plan(
         source,
         (ROWS if sends_rows else MODELS, SCORES),
@@ -135,7 +124,7 @@ def _prepare_part(
     elif privacy.covers_predictions:
         check_scores(model, width)
     schedule = _schedule(body, request, batches, spec)
-    plan = plan_part(
+    plan = privacy_plan.plan_part(
         privacy,
         replace(
             schedule,
@@ -213,7 +202,7 @@ def _check_accounts(method: Method, privacy: PrivacyTerms) -> None:
 
 def _schedule(
     body: PreparePart, request: PrepareRequest, batches: training_rows.Batches, spec: ModelSpec
-) -> Schedule:
+) -> privacy_plan.Schedule:
     """Return the run's schedule, capped by what the site counts itself."""
     outline, unit = request.outline, body.mean_multiplicity
     if 0 < unit < LEAST_SCALE:
@@ -222,7 +211,7 @@ def _schedule(
             f"{LEAST_SCALE:g} on"
         )
     has_exchanges = body.update is Update.CONSENSUS
-    return Schedule(
+    return privacy_plan.Schedule(
         epochs=outline.epochs,
         sends_gradients=METHODS[outline.strategy].sends_gradients,
         exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
@@ -242,13 +231,13 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
         return (required(outline.sends, "sends"),)
     further = {
         Update.LOCAL: (),
-        Update.GRAM: (GRAM, MOMENTS),
-        Update.CONSENSUS: (PARAMETERS,),
-        Update.SUM: (GRADIENTS,),
+        Update.GRAM: (privacy_plan.GRAM, privacy_plan.MOMENTS),
+        Update.CONSENSUS: (privacy_plan.PARAMETERS,),
+        Update.SUM: (privacy_plan.GRADIENTS,),
     }[update]
     if METHODS[outline.strategy].only_model == LINEAR:
-        further = (*further, PRODUCTS)
-    return (CURVATURE, *further)
+        further = (*further, privacy_plan.PRODUCTS)
+    return (privacy_plan.CURVATURE, *further)
 
 
 def _check_model(
@@ -469,7 +458,7 @@ def _coefficients(site: Site, part: participant.Participant) -> AnyArray | None:
     if not (source.policy.coefficients and isinstance(model, LinearModel | TreeModel)):
         return None
     if not part.data.plan.is_private:
-        ledger_entries.note(site, part.number, COEFFICIENTS)
+        ledger_entries.note(site, part.number, privacy_plan.COEFFICIENTS)
     if isinstance(model, TreeModel):
         return model.gains(part.data.features.shape[1])
     return model.weights

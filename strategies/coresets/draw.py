@@ -30,16 +30,8 @@ from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.problem import CoresetSample, PartRows
 from tp_flower.arrays import FloatArray, IntArray
+from tp_flower.coresets import importance as sensitivities
 from tp_flower.coresets import sampling
-from tp_flower.coresets.importance import (
-    CLUSTERS,
-    REGRESSION,
-    is_gram,
-    kmeans_total,
-    leverage_total,
-    penalised,
-    whitening,
-)
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.privacy.key_agreement import MOST_PARTS, from_fixed
 from tp_flower.protocol import coreset_messages
@@ -49,7 +41,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings.training import IMPORTANCE, UNIFORM
 from tp_flower.splits import TEST, TRAIN
 
-MOST_PER_ROW: Final = {REGRESSION: 1.0, CLUSTERS: 8.0}
+MOST_PER_ROW: Final = {sensitivities.REGRESSION: 1.0, sensitivities.CLUSTERS: 8.0}
 """Bound on a row's score times the weight of its joined rows: a leverage is at most 1,
 and the terms of k-means are alpha, alpha and 2 alpha with alpha = 2."""
 TOLERANCE: Final = 1e-2
@@ -165,14 +157,14 @@ def _measure(
     penalty = settings.l2 * rows
     bodies: dict[int, coreset_messages.MeasurePart] = {}
     for table, layout in joined.layouts.items():
-        has_label = importance == REGRESSION and table == label_table
+        has_label = importance == sensitivities.REGRESSION and table == label_table
         label = _label_classes(joined) if has_label else None
         encoder = encoders[table].sealed
         for number, arrays in measured_rows(layout).items():
             bodies[number] = coreset_messages.MeasurePart(
                 encoder=encoder,
                 is_shard=len(layout.parts) > 1,
-                penalty=penalty if importance == REGRESSION else None,
+                penalty=penalty if importance == sensitivities.REGRESSION else None,
                 label=label,
                 **arrays,
             )
@@ -182,7 +174,7 @@ def _measure(
     replies = yield ask(request, joined.parts)
     parties: list[Party] = []
     for table, layout in joined.layouts.items():
-        if importance == REGRESSION:
+        if importance == sensitivities.REGRESSION:
             added = 1 + max(len(joined.labels.classes), 1)
             columns = (encoders[table].columns.width, added if table == label_table else 0)
             parties += _parties_of_columns(layout, replies, columns, penalty)
@@ -225,12 +217,12 @@ def _parties_of_columns(
         return [_whole_table(layout, replies, bounds[0])]
     grams = [array_of(replies, part, "gram", (width, width)) for part in parts]
     for part, gram in zip(parts, grams, strict=True):
-        if not is_gram(gram):
+        if not sensitivities.is_gram(gram):
             raise refuse(part, "an impossible matrix of second moments")
     summed_gram: FloatArray = np.sum(grams, axis=0)
-    basis = whitening(penalised(summed_gram, columns[0], penalty))
+    basis = sensitivities.whitening(sensitivities.penalised(summed_gram, columns[0], penalty))
     totals = [
-        max(leverage_total(gram, basis), 0.0) if rows.trained else 0.0
+        max(sensitivities.leverage_total(gram, basis), 0.0) if rows.trained else 0.0
         for rows, gram in zip(layout.rows, grams, strict=True)
     ]
     return [
@@ -242,7 +234,9 @@ def _parties_of_columns(
 def _parties_of_clusters(layout: TableLayout, replies: Replies, clusters: int) -> list[Party]:
     parts = layout.parts
     cluster_counts = [min(clusters, rows.trained) for rows in layout.rows]
-    caps = [kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts]
+    caps = [
+        sensitivities.kmeans_total(1.0, 1.0, count) if count else 0.0 for count in cluster_counts
+    ]
     if len(parts) == 1:
         return [_whole_table(layout, replies, caps[0])]
     costs, counts = [], []
@@ -256,7 +250,7 @@ def _parties_of_clusters(layout: TableLayout, replies: Replies, clusters: int) -
     if total_cost > LARGEST:
         raise refuse(parts[int(np.argmax(costs))], "clusters of an absurdly large cost")
     totals = [
-        kmeans_total(cost, total_cost, count) if count else 0.0
+        sensitivities.kmeans_total(cost, total_cost, count) if count else 0.0
         for cost, count in zip(costs, counts, strict=True)
     ]
     return [

@@ -17,14 +17,7 @@ from flwr.serverapp import Grid
 from rich.console import RenderableType
 
 from strategies.disclosures import disclosures, exposure_of, privacy_report
-from strategies.inference.manifest import (
-    Manifest,
-    Missing,
-    check_query,
-    find_missing,
-    resolve,
-    without_missing,
-)
+from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
@@ -40,15 +33,8 @@ from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Query, Unlabelled
+from tp_flower.reports import predictions as prediction_files
 from tp_flower.reports import records
-from tp_flower.reports.predictions import (
-    PREDICTIONS_FILE,
-    RESERVED,
-    Outputs,
-    Scored,
-    prediction_table,
-    write_predictions,
-)
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
 from tp_flower.settings.run import EVALUATE, PREDICT
@@ -65,7 +51,7 @@ class ModelStrategy(RoundStrategy):
     def __init__(
         self,
         query: Query,
-        manifest: Manifest,
+        manifest: manifests.Manifest,
         settings: Settings | None = None,
         on_round: RoundListener | None = None,
         **overrides: object,
@@ -81,7 +67,7 @@ class ModelStrategy(RoundStrategy):
 
     @abstractmethod
     def model_rounds(
-        self, bound: BoundQuery, missing: Missing
+        self, bound: BoundQuery, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Exchange messages until the rows are scored; return them."""
 
@@ -100,10 +86,10 @@ class ModelStrategy(RoundStrategy):
             if not self.inventory.hosts(name)
         }
         bound = self.bind({**old_columns, **self.inventory.schemas()})
-        check_query(self.manifest, bound)
-        missing = find_missing(self.manifest, self.inventory)
+        manifests.check_query(self.manifest, bound)
+        missing = manifests.find_missing(self.manifest, self.inventory)
         policy = self.settings.on_missing
-        bound = without_missing(self.manifest, bound, missing, policy)
+        bound = manifests.without_missing(self.manifest, bound, missing, policy)
         joined = yield from self.model_rounds(bound, missing)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
@@ -187,19 +173,21 @@ class Predict(ModelStrategy):
         return self.query.bind(schemas, Unlabelled(self.manifest.label_table, row_key))
 
     def model_rounds(
-        self, bound: BoundQuery, missing: Missing
+        self, bound: BoundQuery, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
         row_key = _column_names(self.settings)
         joined = yield from join_rows(bound, missing, self.settings, self.inventory, row_key)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
-        scored = Scored(joined.label_row_of, scores, joined.is_partial)
+        scored = prediction_files.Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
         names, hashes = pa.array(scored.rows), joined.extracted.row_hashes
         if hashes is not None:
             names = hex_texts(hashes[scored.rows])
-        outputs = Outputs(self.manifest.loss, self.manifest.classes, self.manifest.label_kind)
-        self.predictions = prediction_table(names, scored, outputs)
+        outputs = prediction_files.Outputs(
+            self.manifest.loss, self.manifest.classes, self.manifest.label_kind
+        )
+        self.predictions = prediction_files.prediction_table(names, scored, outputs)
         return joined
 
 
@@ -207,7 +195,7 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
     names = tuple(column.split(".")[-1] for column in items_of(settings.row_key))
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
-    if reserved := sorted(RESERVED & {name.lower() for name in names}):
+    if reserved := sorted(prediction_files.RESERVED & {name.lower() for name in names}):
         raise SettingsError(
             f"row-key: a column called {reserved[0]!r} would clash with a column of "
             "the predictions: rename it in a sub-query"
@@ -227,7 +215,7 @@ class Evaluate(ModelStrategy):
         return self.query.bind(schemas, Unlabelled(keeps_weight=True))
 
     def model_rounds(
-        self, bound: BoundQuery, missing: Missing
+        self, bound: BoundQuery, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare the scores with the labels."""
         has_classes = bool(self.manifest.classes)
@@ -286,7 +274,7 @@ def use_model(
     settings: Settings, on_round: RoundListener, grid: Grid, folder: Path
 ) -> RenderableType:
     """Predict or evaluate, write the report, and return its summary for the console."""
-    manifest = resolve(home_folder(), settings.model_name)
+    manifest = manifests.resolve(home_folder(), settings.model_name)
     is_evaluation = settings.mode == EVALUATE
     # the user's query, or the query of the training
     query = Query.from_sql(
@@ -304,14 +292,14 @@ def use_model(
 
 def _write(strategy: Predict, folder: Path) -> dict[str, object]:
     table = strategy.predictions
-    path = folder / PREDICTIONS_FILE
+    path = folder / prediction_files.PREDICTIONS_FILE
     metadata = {
         "model": str(strategy.manifest.model),
         "query": strategy.query.to_sql(),
         "run": folder.name,
     }
     try:
-        write_predictions(table, path, metadata, READABLE)
+        prediction_files.write_predictions(table, path, metadata, READABLE)
     except OSError as error:
         raise SettingsError(
             f"the predictions cannot be written to {path}: {error.strerror}"

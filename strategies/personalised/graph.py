@@ -13,12 +13,7 @@ from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.methods import BY_DATA, BY_FEATURES, BY_MODELS, SUMMARIES
-from tp_flower.personalised.graph import (
-    SimilarityGraph,
-    nearest_neighbours,
-    parse_edges,
-    row_weights,
-)
+from tp_flower.personalised import graph as similarity
 from tp_flower.personalised.sites import PAIRS, covariances, pairwise_distances
 from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol.personalised_messages import SiteMetrics, SummariseRequest
@@ -33,12 +28,14 @@ Metrics = dict[str, dict[str, float]]  # by "train" and "test", values by metric
 class EdgePenalty:
     """lambda sum over the edges of w_ij ||z_i - z_j||_p, and its proximal step."""
 
-    def __init__(self, graph: SimilarityGraph, settings: Settings, rows: Sequence[int]) -> None:
+    def __init__(
+        self, graph: similarity.SimilarityGraph, settings: Settings, rows: Sequence[int]
+    ) -> None:
         self.graph, self.penalty = graph, settings.graph_penalty
         self.norm = EdgeNorm(settings.graph_norm)
         self.weights = np.ones(len(graph.edges))
         if settings.graph_weights == BY_ROWS:
-            self.weights = row_weights(graph, np.array(rows))
+            self.weights = similarity.row_weights(graph, np.array(rows))
         self._step = ZStep(graph, self.norm, self.weights)
         self._pull: FloatArray | None = None
 
@@ -67,7 +64,7 @@ class SiteGraph:
     """
 
     kind: str
-    graph: SimilarityGraph
+    graph: similarity.SimilarityGraph
     alone: Sequence[Metrics] | None
 
     def clusters(self, models: FloatArray) -> list[list[int]]:
@@ -100,7 +97,7 @@ def make_graph(
         if graph is None:
             distances = read_distances(problem, kind, replies)
             neighbours = settings.graph_neighbours
-            graph = nearest_neighbours(problem.sites, distances, neighbours)
+            graph = similarity.nearest_neighbours(problem.sites, distances, neighbours)
     return SiteGraph("given" if kind == NO_GRAPH else kind, graph, local_metrics)
 
 
@@ -118,14 +115,14 @@ def read_distances(problem: PersonalisedProblem, kind: str, replies: Replies) ->
     return pairwise_distances(covariances(summaries) if kind == BY_FEATURES else summaries)
 
 
-def _written_graph(text: str, sites: Sequence[str]) -> SimilarityGraph:
+def _written_graph(text: str, sites: Sequence[str]) -> similarity.SimilarityGraph:
     path = Path(text).expanduser()
     if "\n" not in text and path.suffix and path.is_file():
         try:
             text = path.read_text(encoding="utf8")
         except (OSError, UnicodeDecodeError) as error:
             raise SettingsError(f"graph: {text!r} cannot be read: {error}") from None
-    return parse_edges(text, sites)
+    return similarity.parse_edges(text, sites)
 
 
 def read_metrics(replies: Replies, parts: Sequence[Part], field: str) -> list[Metrics]:

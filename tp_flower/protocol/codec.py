@@ -16,17 +16,7 @@ import numpy as np
 
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, RangeError, TPFlowerError
-from tp_flower.protocol.fields import (
-    MOST,
-    PARTS,
-    ArraySpec,
-    Body,
-    Document,
-    Message,
-    PartBody,
-    Reply,
-    layout_of,
-)
+from tp_flower.protocol import fields as f
 from tp_flower.protocol.messages import ENVELOPE, Failure
 from tp_flower.protocol.packet import Packet
 
@@ -38,20 +28,20 @@ _MALFORMED: Final = (
 )
 """The exceptions of a parser whose document has the wrong form."""
 
-AnyMessage = TypeVar("AnyMessage", bound=Message)
-AnyReply = TypeVar("AnyReply", bound=Reply)
-AnyBody = TypeVar("AnyBody", bound=Body)
+AnyMessage = TypeVar("AnyMessage", bound=f.Message)
+AnyReply = TypeVar("AnyReply", bound=f.Reply)
+AnyBody = TypeVar("AnyBody", bound=f.Body)
 Field = TypeVar("Field")
 Parsed = TypeVar("Parsed")
 
 
-def encode(message: Message) -> Packet:
+def encode(message: f.Message) -> Packet:
     """Return the packet that carries a message, which its reader will accept."""
-    layout = layout_of(type(message))
+    layout = f.layout_of(type(message))
     header = _values(message)
-    parts: dict[int, PartBody] = getattr(message, PARTS) if layout.part else {}
-    if layout.part and layout_of(layout.part).values:
-        header[PARTS] = [{ID: number, **_values(body)} for number, body in parts.items()]
+    parts: dict[int, f.PartBody] = getattr(message, f.PARTS) if layout.part else {}
+    if layout.part and f.layout_of(layout.part).values:
+        header[f.PARTS] = [{ID: number, **_values(body)} for number, body in parts.items()]
     arrays = {
         (number, name): array for number, body in parts.items() for name, array, _ in _arrays(body)
     }
@@ -62,7 +52,7 @@ def encode(message: Message) -> Packet:
 
 def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
     """Return the message of a type that a packet carries, without its envelope."""
-    layout = layout_of(kind)
+    layout = f.layout_of(kind)
     header = {n: value for n, value in packet.header.items() if n not in ENVELOPE}
     if layout.part is None:
         if packet.arrays:
@@ -70,22 +60,22 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
         return _build(kind, header)
     carried: dict[int, dict[str, AnyArray]] = {}
     for (number, name), array in packet.arrays.items():
-        if not 0 <= number <= MOST:
-            raise MessageError(f"array {name!r} names part {number}, at most {MOST}")
+        if not 0 <= number <= f.MOST:
+            raise MessageError(f"array {name!r} names part {number}, at most {f.MOST}")
         carried.setdefault(number, {})[name] = array
-    if layout_of(layout.part).values:
+    if f.layout_of(layout.part).values:
         by_part = _listed(header)
         if foreign := carried.keys() - by_part.keys():
             raise MessageError(f"it has arrays of unlisted parts {sorted(foreign)}")
-    elif PARTS in header:
-        raise MessageError(f"it lists {PARTS!r}, but they have only arrays")
+    elif f.PARTS in header:
+        raise MessageError(f"it lists {f.PARTS!r}, but they have only arrays")
     else:
         by_part = {number: {} for number in carried}
     parts = {
         number: _build_part(layout.part, values, carried.get(number, {}), number)
         for number, values in by_part.items()
     }
-    message = _build(kind, {**header, PARTS: {}})
+    message = _build(kind, {**header, f.PARTS: {}})
     return msgspec.structs.replace(message, parts=parts)
 
 
@@ -99,7 +89,7 @@ def is_failure(packet: Packet) -> bool:
     return "error" in packet.header
 
 
-def add_envelope(packet: Packet, envelope: Body) -> Packet:
+def add_envelope(packet: Packet, envelope: f.Body) -> Packet:
     """Return a packet that also says which round it belongs to."""
     header = _values(envelope)
     _build(type(envelope), header)
@@ -112,7 +102,7 @@ def read_envelope(kind: type[AnyBody], packet: Packet) -> AnyBody:
     return _build(kind, {name: header[name] for name in header if name in ENVELOPE})
 
 
-def check_sizes(body: Body, **sizes: int) -> None:
+def check_sizes(body: f.Body, **sizes: int) -> None:
     """Refuse arrays whose sizes differ from those that the reader knows, by name."""
     for name, array, spec in _arrays(body):
         _check_shape(name, array, spec, dict(sizes))
@@ -147,17 +137,17 @@ def parse(document: Any, name: str, parser: Callable[[Any], Parsed]) -> Parsed:
         raise MessageError(f"{name!r} is malformed") from error
 
 
-def _values(body: Body) -> Document:
+def _values(body: f.Body) -> f.Document:
     """Return the values of a structure's header by their names on the wire."""
     return {
         name: msgspec.to_builtins(value)
-        for name, attribute in layout_of(type(body)).values.items()
+        for name, attribute in f.layout_of(type(body)).values.items()
         if (value := getattr(body, attribute)) is not None
     }
 
 
-def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
-    layout = layout_of(type(body))
+def _arrays(body: f.Body) -> Iterator[tuple[str, AnyArray, f.ArraySpec]]:
+    layout = f.layout_of(type(body))
     for name, (attribute, spec) in layout.arrays.items():
         if (array := getattr(body, attribute)) is not None:
             yield name, array, spec
@@ -166,17 +156,17 @@ def _arrays(body: Body) -> Iterator[tuple[str, AnyArray, ArraySpec]]:
             yield f"{name}{_FAMILY}{key}", array, spec
 
 
-def _listed(header: Document) -> dict[int, Document]:
+def _listed(header: f.Document) -> dict[int, f.Document]:
     """Take the list of participants out of a header; return the values of each."""
-    parts = header.pop(PARTS, None)
+    parts = header.pop(f.PARTS, None)
     if type(parts) is not list:
-        raise MessageError(f"{PARTS!r} must be a list of objects")
-    values: dict[int, Document] = {}
+        raise MessageError(f"{f.PARTS!r} must be a list of objects")
+    values: dict[int, f.Document] = {}
     for item in parts:
         number = item.get(ID) if type(item) is dict else None
-        if type(number) is not int or not 0 <= number <= MOST:
+        if type(number) is not int or not 0 <= number <= f.MOST:
             raise MessageError(
-                f"an item of {PARTS!r} has no {ID!r}; allowed: a whole number from 0 to {MOST}"
+                f"an item of {f.PARTS!r} has no {ID!r}; allowed: a whole number from 0 to {f.MOST}"
             )
         if number in values:
             raise MessageError(f"part {number} is listed twice")
@@ -185,9 +175,9 @@ def _listed(header: Document) -> dict[int, Document]:
 
 
 def _build_part(
-    kind: type[PartBody], values: Mapping[str, Any], carried: Mapping[str, AnyArray], number: int
-) -> PartBody:
-    layout = layout_of(kind)
+    kind: type[f.PartBody], values: Mapping[str, Any], carried: Mapping[str, AnyArray], number: int
+) -> f.PartBody:
+    layout = f.layout_of(kind)
     for name in values:
         if name in layout.arrays or name in layout.families:
             raise MessageError(f"{name!r} is not an array", number)
@@ -218,7 +208,7 @@ def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = No
     return body
 
 
-def _check_array(name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]) -> None:
+def _check_array(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]) -> None:
     """Compare an array with its declaration; see ``_check_shape``."""
     dtype = _dtype_name(array.dtype)
     if dtype not in (spec.dtype, spec.masked):
@@ -234,7 +224,7 @@ def _dtype_name(dtype: np.dtype[Any]) -> str:
     return str(dtype.name)
 
 
-def _check_shape(name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, int]) -> None:
+def _check_shape(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]) -> None:
     """Compare an array's shape with the known sizes; record new ones."""
     if array.ndim != len(spec.shape):
         raise _wrong_form(name, array, spec, {})
@@ -253,7 +243,7 @@ def _check_shape(name: str, array: AnyArray, spec: ArraySpec, sizes: dict[str, i
             raise _wrong_form(name, array, spec, sizes)
 
 
-def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
+def _check_range(name: str, array: AnyArray, spec: f.ArraySpec) -> None:
     """Refuse numbers out of range, and NaN where no value may be missing."""
     if not array.size or (spec.low is None and spec.high is None):
         return
@@ -276,7 +266,7 @@ def _check_range(name: str, array: AnyArray, spec: ArraySpec) -> None:
 
 
 def _wrong_form(
-    name: str, array: AnyArray, spec: ArraySpec, sizes: Mapping[str, int]
+    name: str, array: AnyArray, spec: f.ArraySpec, sizes: Mapping[str, int]
 ) -> MessageError:
     key = name.partition(_FAMILY)[2]
     sizes_text = [str(size).replace("{}", key) for size in spec.shape]
@@ -287,10 +277,10 @@ def _wrong_form(
     )
 
 
-def _explain(kind: type[Body], fields: Mapping[str, Any], reason: str) -> str:
+def _explain(kind: type[f.Body], fields: Mapping[str, Any], reason: str) -> str:
     """Return the name of a wrong field, its value and what is allowed."""
-    layout = layout_of(kind)
-    names = {*layout.values, *layout.arrays, *layout.families, PARTS}
+    layout = f.layout_of(kind)
+    names = {*layout.values, *layout.arrays, *layout.families, f.PARTS}
     for name in fields:
         if name not in names:
             return f"it has {name!r}, which is not declared"

@@ -13,14 +13,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.local_model import (
-    CUDA,
-    Features,
-    FitProblem,
-    LocalModel,
-    ModelSpec,
-    resolve,
-)
+from tp_flower.learning.models import local_model
 
 EVALUATION_ROWS = 65536
 
@@ -32,7 +25,7 @@ def torch_device(name: str) -> torch.device:
     would differ from the CPU's by more than 1e-4. It is off by default, but other code
     in the process (such as a model's factory) may have turned it on.
     """
-    if name == CUDA:
+    if name == local_model.CUDA:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
     return torch.device(name)
@@ -40,7 +33,7 @@ def torch_device(name: str) -> torch.device:
 
 def free_bytes(device: torch.device) -> int:
     """Return the free bytes on a device; practically unlimited on the CPU."""
-    if device.type != CUDA:
+    if device.type != local_model.CUDA:
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -56,10 +49,10 @@ def as_tensor(values: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(writable))
 
 
-class TorchModel(LocalModel):
+class TorchModel(local_model.LocalModel):
     """A torch module as a local model, with float32 parameters on its device."""
 
-    def __init__(self, module: nn.Module, spec: ModelSpec) -> None:
+    def __init__(self, module: nn.Module, spec: local_model.ModelSpec) -> None:
         self.module, self.spec, self.outputs = module, spec, spec.outputs
         self.penalised = np.concatenate(
             [np.full(parameter.numel(), parameter.ndim > 1) for parameter in module.parameters()]
@@ -87,7 +80,7 @@ class TorchModel(LocalModel):
         output: torch.Tensor = self.module(rows)
         return output * self.spec.output_scale
 
-    def scores(self, features: Features) -> FloatArray:
+    def scores(self, features: local_model.Features) -> FloatArray:
         """Return the local scores, in chunks that bound the memory."""
         out = np.empty((len(features), self.spec.outputs))
         with torch.no_grad():
@@ -95,7 +88,7 @@ class TorchModel(LocalModel):
                 out[block] = self.forward(rows).cpu().numpy()
         return out
 
-    def pullback(self, features: Features, messages: FloatArray) -> FloatArray:
+    def pullback(self, features: local_model.Features, messages: FloatArray) -> FloatArray:
         """Return the vector-Jacobian product of the scores with Y, by autograd.
 
         Sums over chunks of rows bound the memory that autograd needs.
@@ -110,7 +103,7 @@ class TorchModel(LocalModel):
         return total
 
 
-def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel:
+def build_torch_model(spec: local_model.ModelSpec, features: int, device: str) -> TorchModel:
     """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
@@ -118,7 +111,7 @@ def build_torch_model(spec: ModelSpec, features: int, device: str) -> TorchModel
             module = _mlp(features, spec)
         else:
             module = _from_factory(features, spec)
-    return TorchModel(module.to(torch_device(resolve(device))), spec)
+    return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 
 @dataclass(frozen=True)
@@ -135,7 +128,7 @@ class FitBudget:
 
 
 def fit_least_squares(
-    model: TorchModel, problem: FitProblem, budget: FitBudget, rng: np.random.Generator
+    model: TorchModel, problem: local_model.FitProblem, budget: FitBudget, rng: np.random.Generator
 ) -> None:
     """Fit a torch model in place, warm-started from its current parameters.
 
@@ -177,7 +170,7 @@ def fit_least_squares(
         schedule.step()
 
 
-def _mlp(features: int, spec: ModelSpec) -> nn.Module:
+def _mlp(features: int, spec: local_model.ModelSpec) -> nn.Module:
     layers: list[nn.Module] = []
     width = features
     for hidden in spec.hidden_sizes:
@@ -188,7 +181,7 @@ def _mlp(features: int, spec: ModelSpec) -> nn.Module:
     return nn.Sequential(*layers)
 
 
-def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
+def _from_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
     path, _, name = spec.kind.partition(":")
     try:
         factory: Callable[..., nn.Module] = getattr(importlib.import_module(path), name)
@@ -205,6 +198,8 @@ def _from_factory(features: int, spec: ModelSpec) -> nn.Module:
     return module
 
 
-def _blocks_on(features: Features, device: torch.device) -> Iterator[tuple[slice, torch.Tensor]]:
+def _blocks_on(
+    features: local_model.Features, device: torch.device
+) -> Iterator[tuple[slice, torch.Tensor]]:
     for block in blocks(len(features), EVALUATION_ROWS):
         yield block, as_tensor(features[block]).to(device)
