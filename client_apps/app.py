@@ -1,9 +1,8 @@
 """The Flower ClientApp: one thin action per message type.
 
-Errors raised on purpose are logged here, for the site's owner, and sent to the server
-together with the participant that was being worked on, which the server turns into a
-site and a table. The server gets only the type and place of any other exception,
-because its text may quote data.
+Errors raised on purpose are logged here, for the site's owner, and sent to the server together with
+the participant that was being worked on, which the server turns into a site and a table. The server
+gets only the type and place of any other exception, because its text may quote data.
 
 In deployment every message starts a process. Handlers are imported when a message needs
 them, so that a round of training loads no library that reads tables or parses queries.

@@ -1,10 +1,9 @@
 """SolvedStrategy: the server solves over the sampled rows that the sites send.
 
-After the set-up there are three messages, in one epoch. ``rows`` brings the rows of the
-sample (their encoded features, or local clusters of them); the server solves;
-``consensus`` sets the solution as the parameters of the sites' models, and brings the
-scores of the sampled and the held-out rows, so that these models are measured, saved
-and used like those of the other strategies.
+After the set-up there are three messages, in one epoch. ``rows`` brings the rows of the sample
+(their encoded features, or local clusters of them); the server solves; ``consensus`` sets the
+solution as the parameters of the sites' models, and brings the scores of the sampled and the
+held-out rows, so that these models are measured, saved and used like those of the other strategies.
 """
 
 import math
@@ -290,10 +289,9 @@ class CoresetRidge(SolvedStrategy):
         ]
         lowest = gamma(columns, weights)
         warning = (
-            f"gamma is {lowest:.2g}: columns of some table are nearly combinations "
-            "of those of others (Assumption 4.1), so that only the robust "
-            "guarantee holds, which leaves out a small share of the rows "
-            "(Remark 4.3)"
+            f"gamma is {lowest:.2g}: columns of some table are nearly combinations of those of "
+            "others (Assumption 4.1), so that only the robust guarantee holds, which leaves out a "
+            "small share of the rows (Remark 4.3)"
         )
         is_beyond = lowest**2 < LEAST_GAMMA_SQUARED
         self.add_facts({"gamma": lowest}, warning if is_beyond else "")

@@ -1,8 +1,7 @@
 """The database of a site: the state of its runs, its ledger, its noisy labels.
 
-Everything is in one file, ``<state-dir>/site.db``, so that the changes of a message are
-written as a whole or not at all. Arrays of more than a few megabytes are stored beside
-it (``run_store``).
+Everything is in one file, ``<state-dir>/site.db``, so that the changes of a message are written as
+a whole or not at all. Arrays of more than a few megabytes are stored beside it (``run_store``).
 """
 
 import atexit

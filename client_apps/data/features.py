@@ -3,10 +3,9 @@
 Training needs nothing else of a site's tables. In deployment every message starts a
 process, so this module imports nothing that reads or encodes tables.
 
-Flower may have a message answered by any process; in simulation one process answers
-many. So a process keeps the features that it has copied to a GPU, by run, node and
-participant, until the run ends. Copies left by a killed run are released after an hour,
-when another run needs the memory.
+Flower may have a message answered by any process; in simulation one process answers many. So a
+process keeps the features that it has copied to a GPU, by run, node and participant, until the run
+ends. Copies left by a killed run are released after an hour, when another run needs the memory.
 """
 
 import sys
@@ -127,9 +126,8 @@ def place(
         free = free_bytes(gpu)
         if free < LEAST_BYTES and device != local_model.AUTO:
             raise SettingsError(
-                f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's "
-                f"GPU are free, and training needs at least {LEAST_BYTES / 1e9:.1f} "
-                "GB; allowed: 'cpu' and 'auto'"
+                f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's GPU are free, "
+                f"and training needs at least {LEAST_BYTES / 1e9:.1f} GB; allowed: 'cpu' and 'auto'"
             )
         if features.nbytes > free - LEAST_BYTES:
             return features

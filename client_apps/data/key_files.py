@@ -49,9 +49,8 @@ def read_allowed_keys(path: str | Path) -> Mapping[bytes, str]:
         if key in allowed or name in allowed.values():
             twice = "key" if key in allowed else "name"
             raise SettingsError(
-                f"{ALLOWED_KEYS}, line {number}: the {twice} is listed twice; every "
-                "site has a name and a key of its own (SuperNodes on one machine need "
-                "a state-dir each)"
+                f"{ALLOWED_KEYS}, line {number}: the {twice} is listed twice; every site has a "
+                "name and a key of its own (SuperNodes on one machine need a state-dir each)"
             )
         allowed[key] = name
     if not allowed:

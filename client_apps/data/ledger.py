@@ -1,9 +1,8 @@
 """The ledger of a site: the cost of every release, recorded before it leaves.
 
-The budget belongs to a *source* (a shard of a table, over all runs ever). A run
-reserves what it plans, spends from the reservation with each message, and closes it:
-from then on only what was used counts. An open reservation counts in full, so that a
-crash can only make the account too high.
+The budget belongs to a *source* (a shard of a table, over all runs ever). A run reserves what it
+plans, spends from the reservation with each message, and closes it: from then on only what was used
+counts. An open reservation counts in full, so that a crash can only make the account too high.
 
 Lines of the table ``ledger``, JSON (a release is an object with the fields of
 ``Release``), each after ``seq``, which counts from 1, and ``time``::
@@ -482,10 +481,8 @@ def _limit_and_used(
     """Return an open run's limit for a key, None without one, and its uses so far."""
     of_release = f"FROM ledger WHERE {_OF_RUN} AND part = :part AND what = :what"
     limit, used = connection.execute(
-        f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} "
-        "AND event = 'reserve'), "
-        f"(SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' "
-        "AND key = :key)",
+        f"SELECT (SELECT max(json_extract(line, '$.limit')) {of_release} AND event = 'reserve'), "
+        f"(SELECT coalesce(sum(times), 0) {of_release} AND event = 'spend' AND key = :key)",
         {"run": run, **dict(zip(("part", "what", "key"), use, strict=True))},
     ).fetchone()
     return limit, used

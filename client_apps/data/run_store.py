@@ -1,12 +1,11 @@
 """The state of a site between the messages of a run.
 
-The next message may be answered by another process. So the whole state is in the site's
-database: *entries* (arrays that never change: keys, multiplicities, a factorisation, a
-batch plan) and the *committed round*, the last one answered, with its reply and all
-state that changes. Arrays of ``LARGE_BYTES`` and more are ``.npy`` files in a folder of
-the run: they are on disk before the transaction that names them, and a file that no
-entry names is removed. A process also keeps the entries that it has read in memory for
-as long as they do not change.
+The next message may be answered by another process. So the whole state is in the site's database:
+*entries* (arrays that never change: keys, multiplicities, a factorisation, a batch plan) and the
+*committed round*, the last one answered, with its reply and all state that changes. Arrays of
+``LARGE_BYTES`` and more are ``.npy`` files in a folder of the run: they are on disk before the
+transaction that names them, and a file that no entry names is removed. A process also keeps the
+entries that it has read in memory for as long as they do not change.
 """
 
 import errno
@@ -357,8 +356,7 @@ class SiteStore:
     def _load(self, run: str, name: str) -> Entry | None:
         """Return an entry from this process or the database; None if there is none.
 
-        Raises OSError for an unreadable file, one of ``_MALFORMED`` for a damaged
-        entry.
+        Raises OSError for an unreadable file, one of ``_MALFORMED`` for a damaged entry.
         """
         number = self._id(run, name)
         cached = _CACHE[self._root, run].entries.get(name)

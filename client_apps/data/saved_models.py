@@ -1,10 +1,9 @@
 """The parts of saved models that a site keeps, with their encoders.
 
-Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its
-parameters (``model.safetensors``) and everything that turns rows into features
-(``model.json``: the encoder with its keys, the part of the query, the model's
-specification, the software versions). It never leaves the site; the server gets the
-digest of both files, and uses it to request the part again.
+Each part has a folder ``<state-dir>/models/<name>/<version>/part-<number>`` with its parameters
+(``model.safetensors``) and everything that turns rows into features (``model.json``: the encoder
+with its keys, the part of the query, the model's specification, the software versions). It never
+leaves the site; the server gets the digest of both files, and uses it to request the part again.
 """
 
 import hashlib

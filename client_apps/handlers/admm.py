@@ -2,9 +2,8 @@
 
 The server sends how far the scores are to step; the target is the own scores plus that.
 
-A table in one shard answers ``admm`` with the scores of its new model. A sharded table
-answers with statistics or parameters first, and with scores after ``consensus``
-(learning over unions).
+A table in one shard answers ``admm`` with the scores of its new model. A sharded table answers with
+statistics or parameters first, and with scores after ``consensus`` (learning over unions).
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,8 @@
 """Predicting at a site: score rows with its part of a saved model.
 
-The rows are those that appear in joined rows; the part was left here by a training run.
-The server names model, version and part. The site sends nothing unless the part belongs
-to this table and to these features, because any other query would disclose the model
-rather than the rows.
+The rows are those that appear in joined rows; the part was left here by a training run. The server
+names model, version and part. The site sends nothing unless the part belongs to this table and to
+these features, because any other query would disclose the model rather than the rows.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """Set-up of a site's own model: encode, keep the labels, summarise for a graph.
 
-The replies are sums of labels (how many of each class), a bound on the objective's
-curvature, the number of rows, and a summary of the site if the graph needs one. Rows
-and labels stay at the site.
+The replies are sums of labels (how many of each class), a bound on the objective's curvature, the
+number of rows, and a summary of the site if the graph needs one. Rows and labels stay at the site.
 """
 
 from collections.abc import Iterator, Mapping

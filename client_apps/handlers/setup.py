@@ -203,9 +203,8 @@ def _check_classes(source: ShardSource, label: LabelColumn) -> None:
     rows = np.bincount(codes[codes >= 0], minlength=classes)[:classes]
     if rare := int(np.count_nonzero(rows < source.min_count)):
         raise SiteError(
-            f"the label has {rare} classes of fewer than min-count = "
-            f"{source.min_count} rows, which may not leave the site: filter them out, "
-            "or put them into one class with CASE"
+            f"the label has {rare} classes of fewer than min-count = {source.min_count} rows, "
+            "which may not leave the site: filter them out, or put them into one class with CASE"
         )
 
 

@@ -303,8 +303,7 @@ class Participant:
     def share(self, numbers: FloatArray, unit: float = 1.0) -> AnyArray:
         """Return the share of numbers whose size is about ``unit`` in their sum.
 
-        No two have one name. All shards of a table take part in the same rounds, hence
-        count alike.
+        No two have one name. All shards of a table take part in the same rounds, hence count alike.
         """
         self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
         return self.union.share(numbers, self._last_sum, unit)

@@ -112,9 +112,8 @@ def check_plan(
 ) -> None:
     """Refuse a run whose mechanisms cover less than the policy demands.
 
-    ``kinds`` are the releases planned for this shard: "labels", "models" (gradients,
-    Gram, moments, parameters, curvatures), "scores", "statistics", "rows"; scores may
-    be masked, models sealed.
+    ``kinds`` are the releases planned for this shard: "labels", "models" (gradients, Gram, moments,
+    parameters, curvatures), "scores", "statistics", "rows"; scores may be masked, models sealed.
     """
     hidden = {MODELS: is_sealed, SCORES: is_masked}
     covered = privacy and {MODELS: privacy.covers_features, SCORES: privacy.covers_predictions}
@@ -126,9 +125,8 @@ def check_plan(
 def source_id(source: ShardSource) -> str:
     """Return the identifier of a shard's rows in the ledger and for noisy labels.
 
-    It is a hash of their location, regardless of the table's name or how they are read;
-    for rows that move, a hash of the policy's ``budget-name``. Data frames get a new
-    one in every grid.
+    It is a hash of their location, regardless of the table's name or how they are read; for rows
+    that move, a hash of the policy's ``budget-name``. Data frames get a new one in every grid.
     """
     place: list[object]
     if source.policy.budget_name:

@@ -193,9 +193,8 @@ def _check_source(source: KeySource, requested: str) -> None:
     """Refuse a run that takes its key from elsewhere than this site does."""
     if requested != source:
         raise SiteError(
-            f"this site takes the key of a run's hashes from {source.value!r}, and the "
-            f"server asks for {requested!r}: all sites of a run must have "
-            f"{ALLOWED_KEYS}, or none"
+            f"this site takes the key of a run's hashes from {source.value!r}, and the server asks "
+            f"for {requested!r}: all sites of a run must have {ALLOWED_KEYS}, or none"
         )
 
 
@@ -203,9 +202,8 @@ def _check_pin(key: bytes, trusted: set[bytes], whose: str) -> None:
     if key not in trusted:
         raise SiteError(
             f"the site key {whose}, {key.hex()[:_DIGITS]}..., is not in this site's "
-            f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a "
-            "key of its own in place of a site's; ask the site's owner for the key, "
-            "not the server"
+            f"{ALLOWED_KEYS}: either a site is missing there, or the server has put a key of its "
+            "own in place of a site's; ask the site's owner for the key, not the server"
         )
 
 
@@ -231,9 +229,8 @@ def _check_members(
     for group, members in groups.items():
         if public.run not in {member.run for member in members.values()}:
             raise SiteError(
-                f"the public keys of group {group!r} lack this site's: its key might "
-                "not be new in this run; if the site has lost its keys of the run, "
-                "start the run again"
+                f"the public keys of group {group!r} lack this site's: its key might not be new in "
+                "this run; if the site has lost its keys of the run, start the run again"
             )
         if source is KeySource.AGREED and len(members) > 1 and not is_unchecked:
             raise SiteError(_NO_PINS)

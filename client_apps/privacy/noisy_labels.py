@@ -115,9 +115,8 @@ def _in_domain(label: LabelColumn, plan: LabelPlan) -> FloatArray:
 def _codes(label: LabelColumn, plan: LabelPlan) -> FloatArray:
     if not plan.classes and label.kind != "boolean":
         raise SettingsError(
-            f"the label is of type {label.kind}: its classes would disclose data, "
-            "so list them in privacy.label-classes (or, for a regression, set "
-            "privacy.label-range)"
+            f"the label is of type {label.kind}: its classes would disclose data, so list them in "
+            "privacy.label-classes (or, for a regression, set privacy.label-range)"
         )
     if label.kind == "text":
         return label.positions_in(plan.classes)

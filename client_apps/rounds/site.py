@@ -1,12 +1,11 @@
 """A site in one run: its shards, its state, and the round in progress.
 
-A request may be carried out twice: the process was killed before it replied, or the
-site has lost its state and is sent all rounds again. Noise must not be drawn a second
-time, because two draws reveal more than one, and must not be paid for twice either. So
-noise and payment follow from a secret key that the site keeps for the run and from the
-run's *history*: the rounds so far, with the digests of their requests, and the rows
-that were read. Equal histories get equal noise and one payment; a different history
-gets other noise, which is paid for.
+A request may be carried out twice: the process was killed before it replied, or the site has lost
+its state and is sent all rounds again. Noise must not be drawn a second time, because two draws
+reveal more than one, and must not be paid for twice either. So noise and payment follow from a
+secret key that the site keeps for the run and from the run's *history*: the rounds so far, with the
+digests of their requests, and the rows that were read. Equal histories get equal noise and one
+payment; a different history gets other noise, which is paid for.
 """
 
 import hashlib

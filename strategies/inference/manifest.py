@@ -67,8 +67,7 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     """One table of a model.
 
     Attributes:
-        columns: column -> DuckDB type by name at the sites; a UNION ALL has several
-            names.
+        columns: column -> DuckDB type by name at the sites; a UNION ALL has several names.
         features: their expressions, in order (:func:`feature_texts`).
         encoded: by feature, its columns in the encoded rows.
         mean_score: (d_c,), the mean of the table's local score over the joined training

@@ -1,8 +1,7 @@
 """Set-up if every site gets its own model: labels and rows stay at the sites.
 
-``extract`` brings the number of rows and the classes; with ``statistics`` and ``fit``
-the sites fit one encoder. ``personalise`` sends the split, and brings sums of labels,
-which give the base score.
+``extract`` brings the number of rows and the classes; with ``statistics`` and ``fit`` the sites fit
+one encoder. ``personalise`` sends the split, and brings sums of labels, which give the base score.
 """
 
 import math

@@ -1,9 +1,8 @@
 """Personalised: each site of a table gets a model, pulled towards similar sites'.
 
-In each round the server sends every site parameters and gets an update of them: a
-gradient over the site's rows. It then takes a proximal step
-(:mod:`strategies.personalised.descent`), which ties the sites' models along the edges
-of a similarity graph. Labels and rows stay.
+In each round the server sends every site parameters and gets an update of them: a gradient over the
+site's rows. It then takes a proximal step (:mod:`strategies.personalised.descent`), which ties the
+sites' models along the edges of a similarity graph. Labels and rows stay.
 
 Reference: "Communication Efficient Training of Federated Model Over Unbalanced Labels"
 (draft), Algorithms 1, 2, 4 and 5. Corrections: the gradient maps back by the transposes

@@ -1,10 +1,9 @@
 """One round of messages: the requests, their way to the sites, and the replies.
 
-A site answers a message once, however often it arrives, so it is always right to send
-it again: after an error that may pass (a machine restarts, a disk is full), and if
-there is no answer for a long time (a SuperNode was killed together with its message).
-Flower's own loop polls every three seconds in deployment; this one polls more often.
-Bytes are counted by table.
+A site answers a message once, however often it arrives, so it is always right to send it again:
+after an error that may pass (a machine restarts, a disk is full), and if there is no answer for a
+long time (a SuperNode was killed together with its message). Flower's own loop polls every three
+seconds in deployment; this one polls more often. Bytes are counted by table.
 """
 
 import time
@@ -240,8 +239,7 @@ class PendingMessage:
                 self.crashes += 1
             reason = f"Flower error {code}"
         elif _is_transient(reply):
-            # before a run has begun, nothing is lost by soon reporting what may be a
-            # wrong address
+            # before a run has begun, nothing is lost by soon reporting what may be a wrong address
             self.crashes += self.message.metadata.message_type == Action.DESCRIBE
             reason = "the site cannot do it now"
         else:

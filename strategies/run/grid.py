@@ -34,13 +34,12 @@ CLIENT_APP_RAISED = 2
 class InProcessGrid(Grid):
     """Call a ClientApp directly for every message.
 
-    A site has tables: a data frame or a list of them (shards) by table name, or the
-    path of a tables file. A mapping names the sites; a sequence names them ``site-0``,
-    ``site-1``, ... A number stands for as many simulated nodes, among which the
-    organisations of the run config's ``tables`` are divided. ``run_config`` is
-    ``context.run_config`` at the sites. ``observe`` is called with every message and
-    reply after serialisation, for audits. ``state`` is a folder that holds one for each
-    site's state; None keeps the states in memory.
+    A site has tables: a data frame or a list of them (shards) by table name, or the path of a
+    tables file. A mapping names the sites; a sequence names them ``site-0``, ``site-1``, ... A
+    number stands for as many simulated nodes, among which the organisations of the run config's
+    ``tables`` are divided. ``run_config`` is ``context.run_config`` at the sites. ``observe`` is
+    called with every message and reply after serialisation, for audits. ``state`` is a folder that
+    holds one for each site's state; None keeps the states in memory.
 
     >>> from client_apps.app import app  # doctest: +SKIP
     >>> grid = InProcessGrid(app, sites=[{"orders": orders}])  # doctest: +SKIP

@@ -88,9 +88,8 @@ def find_again(
     if missing := [node for shards, node in hosts.items() if shards not in now]:
         names = ", ".join(repr(before.site_names[node]) for node in sorted(missing))
         raise MissingSiteError(
-            f"the run cannot go on without all of its sites: {names} did not "
-            f"connect within wait-seconds = {settings.wait_seconds:g} with the tables "
-            "that the run began with"
+            f"the run cannot go on without all of its sites: {names} did not connect within "
+            f"wait-seconds = {settings.wait_seconds:g} with the tables that the run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
     positions = {node: sites.positions[address] for node, address in addresses.items()}

@@ -189,9 +189,8 @@ class Session:
         number = int(frame.facts["number"])
         if request is None or frame.facts["action"] != request.action:
             raise errors.SettingsError(
-                f"round {number} of the checkpoint is {frame.facts['action']}, which "
-                "this version does not send at that point: resume with the version "
-                "that the run began with"
+                f"round {number} of the checkpoint is {frame.facts['action']}, which this version "
+                "does not send at that point: resume with the version that the run began with"
             )
         packets = {n: unpack(open_parcel(item)) for n, item in frame.parcels.items()}
         self._bring_up(request, number, packets)

@@ -106,11 +106,10 @@ def find_sites(
 ) -> Inventory:
     """Wait for the sites and return what they host.
 
-    Nodes come online one by one. If their number is known (``num-partitions`` in the
-    node config, as in simulation and in process), exactly that many are waited for: no
-    other node can bring a table. Otherwise waiting ends when all tables of the query
-    are hosted by at least ``min_sites`` nodes; if that is 0, when also no new node has
-    come for a while.
+    Nodes come online one by one. If their number is known (``num-partitions`` in the node config,
+    as in simulation and in process), exactly that many are waited for: no other node can bring a
+    table. Otherwise waiting ends when all tables of the query are hosted by at least ``min_sites``
+    nodes; if that is 0, when also no new node has come for a while.
     """
     answers: dict[int, exchange.Answer] = {}
     changed = started = time.monotonic()
@@ -177,9 +176,8 @@ def _who_is_missing(
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")
     return (
-        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds "
-        f"(wait-seconds = {settings.wait_seconds:g}); "
-        f"hosted tables: {', '.join(tables) or 'none'}"
+        f"{'; '.join(problems)}: {nodes} sites answered within {waited:.1f} seconds (wait-seconds "
+        f"= {settings.wait_seconds:g}); hosted tables: {', '.join(tables) or 'none'}"
     )
 
 

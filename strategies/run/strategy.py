@@ -1,10 +1,9 @@
 """RoundStrategy: a Flower Strategy written as a generator of rounds.
 
-The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so
-reads like its algorithm. Flower's hooks drive it: ``configure_train`` sends the pending
-request, and ``aggregate_train`` passes the replies to the generator, which returns its
-next request. So wrappers that observe or change messages work, and ``start`` returns
-Flower's ``Result``.
+The generator yields :class:`Requests`, receives the sites' :class:`Replies`, and so reads like its
+algorithm. Flower's hooks drive it: ``configure_train`` sends the pending request, and
+``aggregate_train`` passes the replies to the generator, which returns its next request. So wrappers
+that observe or change messages work, and ``start`` returns Flower's ``Result``.
 """
 
 import math

@@ -38,8 +38,7 @@ SMALL_RISE: Final = 1e-4  # of the slope's start: above it one secant step more
 LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
-"""Times the mean size of v that its unit is: what is sent has some room, and most of
-its digits."""
+"""Times the mean size of v that its unit is: what is sent has some room, and most of its digits."""
 TOLERANCE: Final = 3e-3
 """Gradient norm that ends training, after four epochs in a row or once it is five
 times smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in

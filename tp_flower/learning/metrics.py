@@ -239,11 +239,10 @@ def contributions(sums: Mapping[str, FloatArray], joined_rows: int) -> dict[str,
 
         share_i = var(h_i) / sum_k var(h_k)
 
-    over the joined training rows, weighted as they are; of several outputs variances
-    are summed. What two tables tell alike counts for both. h_i are a table's scores on
-    the joined rows, 0 where a LEFT JOIN has no row. The sites send sum G h_i and
-    sum G h_i^2 over their rows, with the noise of private runs: nobody sees the scores
-    of one table for it.
+    over the joined training rows, weighted as they are; of several outputs variances are summed.
+    What two tables tell alike counts for both. h_i are a table's scores on the joined rows, 0 where
+    a LEFT JOIN has no row. The sites send sum G h_i and sum G h_i^2 over their rows, with the noise
+    of private runs: nobody sees the scores of one table for it.
 
     >>> sums = {"a": np.array([[6.0], [18.0]]), "b": np.array([[6.0], [10.0]])}
     >>> shares = contributions(sums, joined_rows=4)

@@ -52,9 +52,8 @@ _MOST: Final = 100.0  # epsilon from which on losses are not composed: exp overf
 def epsilon(mechanisms: Sequence[Mechanism], delta: float, accountant: str = RDP) -> float:
     """Return the epsilon >= 0 of mechanisms on one unit, each used ``count`` times.
 
-    It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there
-    is a Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for
-    sampled Gaussians.
+    It is an upper bound: inf if some Gaussian has no noise, or if delta is 0 and there is a
+    Gaussian. ``delta`` is in [0, 1); the accountant, "rdp" or "prv", is for sampled Gaussians.
 
     >>> round(epsilon([Gaussian(6.0, count=36)], 1e-5), 3)  # mu = sqrt(36) / 6 = 1
     4.377

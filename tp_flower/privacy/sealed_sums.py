@@ -159,9 +159,8 @@ class ShardUnion:
     def _check(self, is_sum: bool) -> None:
         if not is_sum:
             raise SiteError(
-                f"table {self.table}: the server's sum is not that of the shares of "
-                f"all {len(self.shards)} shards: it left one out, counted one twice, "
-                "or changed the sum"
+                f"table {self.table}: the server's sum is not that of the shares of all "
+                f"{len(self.shards)} shards: it left one out, counted one twice, or changed the sum"
             )
 
     def _digest(self, fixed: IntArray, name: str) -> int:

@@ -59,8 +59,7 @@ class DescentRequest(Request, frozen=True, kw_only=True):
 class DirectionUpdate(PartBody, frozen=True):
     """Scores T v of a descent direction v.
 
-    ``products`` are <g, v>, <g_before, v>, and beta times <v, v> and <p, v>, under
-    pairwise masks.
+    ``products`` are <g, v>, <g_before, v>, and beta times <v, v> and <p, v>, under pairwise masks.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None

@@ -5,12 +5,11 @@ run of bytes, because in deployment the number of arrays in a message costs more
 their bytes. Every array belongs to a *part*: one shard of one table of the query. One
 message carries all the parts that a site hosts.
 
-Layout on the wire: ``ConfigRecord["header"]`` is the JSON header,
-``ConfigRecord["layout"]`` lists ``[part, name, dtype, shape]`` per array. The payload
-holds the arrays one after the other, each starting at a multiple of 8 bytes: a small
-payload is ``ConfigRecord["payload"]``, a large one a Flower ``Array`` of bytes, which
-is sent in chunks. Nothing is ever unpickled. Numbers per row travel as float32, all
-others as they were computed.
+Layout on the wire: ``ConfigRecord["header"]`` is the JSON header, ``ConfigRecord["layout"]`` lists
+``[part, name, dtype, shape]`` per array. The payload holds the arrays one after the other, each
+starting at a multiple of 8 bytes: a small payload is ``ConfigRecord["payload"]``, a large one a
+Flower ``Array`` of bytes, which is sent in chunks. Nothing is ever unpickled. Numbers per row
+travel as float32, all others as they were computed.
 """
 
 import io

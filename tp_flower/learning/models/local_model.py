@@ -56,12 +56,11 @@ def on_host(features: Features) -> FeatureArray:
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The specification of a local model, without its parameters.
 
-    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or
-    ``"package.module:factory"``, the dotted path of a function ``(features, outputs,
-    intercept) -> torch.nn.Module``. Torch models multiply their output by
-    ``output_scale``, in regression the label's standard deviation, so that weights of
-    order one suffice. All shards of a table have the same seed, and start from the same
-    parameters.
+    Its kind is ``"linear"``, ``"trees"``, ``"centres"``, ``"mlp"`` or ``"package.module:factory"``,
+    the dotted path of a function ``(features, outputs, intercept) -> torch.nn.Module``. Torch
+    models multiply their output by ``output_scale``, in regression the label's standard deviation,
+    so that weights of order one suffice. All shards of a table have the same seed, and start from
+    the same parameters.
     """
 
     kind: str = "linear"
