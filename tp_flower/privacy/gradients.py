@@ -118,7 +118,10 @@ def _clipped_linear_sum(
 ) -> FloatArray:
     has_one = model.intercept
     if units is None:
-        norms = _linear_norms(features, messages, intercept=has_one)
+        with np.errstate(over="ignore", invalid="ignore"):
+            # ||g_k|| = ||[x_k, 1]|| ||Y_k||
+            lengths = np.sqrt(squared_lengths(features, intercept=has_one))
+            norms = lengths * np.linalg.norm(messages, axis=1)
     else:
         norms = units.gradient_norms(features, messages, intercept=has_one)
     weights = clip_weights(norms, clip)[:, None]
@@ -127,17 +130,13 @@ def _clipped_linear_sum(
     return local_model.moment(features, weighted, intercept=has_one).ravel()
 
 
-def _linear_norms(
-    features: local_model.FeatureArray, messages: FloatArray, *, intercept: bool
-) -> FloatArray:
-    """Return ||g_k|| = ||[x_k, 1]|| ||Y_k||, (k,)."""
-    norms = np.empty(len(messages))
+def squared_lengths(features: local_model.FeatureArray, *, intercept: bool) -> FloatArray:
+    """Return ||x_k||^2, with an intercept ||[x_k, 1]||^2, (k,)."""
+    squares = np.empty(len(features))
     for block in blocks(len(features)):
         rows = features[block].astype(np.float64)
-        squares = np.einsum("ij,ij->i", rows, rows) + float(intercept)
-        with np.errstate(over="ignore", invalid="ignore"):
-            norms[block] = np.sqrt(squares) * np.linalg.norm(messages[block], axis=1)
-    return norms
+        squares[block] = np.einsum("ij,ij->i", rows, rows)
+    return squares + float(intercept)
 
 
 def clip_weights(norms: FloatArray, clip: float | FloatArray) -> FloatArray:

@@ -72,11 +72,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import Features, moment, on_host
 from tp_flower.learning.solvers import gram
-from tp_flower.privacy.gradients import clip_weights
+from tp_flower.privacy.gradients import clip_weights, squared_lengths
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
@@ -143,7 +143,8 @@ class Rows:
         weights = self.multiplicity.astype(np.float64)
         if math.isinf(radius):
             return weights
-        squares, bound = self._squares(), radius * radius
+        squares = squared_lengths(on_host(self.features), intercept=self.intercept)
+        bound = radius * radius
         if self.units is not None:
             totals = self.units.totals(weights * squares)
             return weights * (bound / np.maximum(totals, bound))
@@ -151,15 +152,6 @@ class Rows:
         largest = np.full_like(squares, math.inf)
         np.divide(bound, squares, out=largest, where=squares > 0)
         return np.minimum(weights, largest)
-
-    def _squares(self) -> FloatArray:
-        """Return ||x_j||^2, (n,)."""
-        features = on_host(self.features)
-        squares = np.empty(len(features))
-        for block in blocks(len(features)):
-            rows = features[block].astype(np.float64)
-            squares[block] = np.einsum("ij,ij->i", rows, rows)
-        return squares + float(self.intercept)
 
 
 def noisy_gram(plan: StatisticsPlan, rows: Rows, noise: NoiseSource) -> FloatArray:
