@@ -112,14 +112,6 @@ class SolvedStrategy(JoinStrategy):
         held_out = problem.held_out_metrics(scores)
         self.finish_epoch(EpochResult(1, train, held_out.test, predicted=held_out.predicted))
 
-    def add_facts(self, facts: Mapping[str, object], warning: str) -> None:
-        """Add more facts about the coreset to the report."""
-        earlier_facts = self.chosen.get("coreset")
-        coreset = earlier_facts if isinstance(earlier_facts, Mapping) else {}
-        self.chosen["coreset"] = {**coreset, **facts}
-        if warning:
-            self.warn(warning)
-
 
 def joined_rows(
     mapping: TableMapping, tables: Mapping[str, TrainedTable], replies: Replies
@@ -287,11 +279,12 @@ class CoresetRidge(SolvedStrategy):
             )
             for name, value in blocks.items()
         ]
-        lowest = gamma(columns, weights)
-        warning = (
-            f"gamma is {lowest:.2g}: columns of some table are nearly combinations of those of "
-            "others (Assumption 4.1), so that only the robust guarantee holds, which leaves out a "
-            "small share of the rows (Remark 4.3)"
-        )
-        is_beyond = lowest**2 < LEAST_GAMMA_SQUARED
-        self.add_facts({"gamma": lowest}, warning if is_beyond else "")
+        lowest, coreset = gamma(columns, weights), self.chosen.get("coreset")
+        earlier = coreset if isinstance(coreset, Mapping) else {}
+        self.chosen["coreset"] = {**earlier, "gamma": lowest}
+        if lowest**2 < LEAST_GAMMA_SQUARED:
+            self.warn(
+                f"gamma is {lowest:.2g}: columns of some table are nearly combinations of those of "
+                "others (Assumption 4.1), so that only the robust guarantee holds, which leaves "
+                "out a small share of the rows (Remark 4.3)"
+            )

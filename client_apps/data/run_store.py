@@ -309,10 +309,6 @@ class SiteStore:
             for name in files:
                 (self._folder / name).unlink(missing_ok=True)
 
-    def end(self) -> None:
-        """Forget the entries that only this process has: the run is over."""
-        self._cached.remembered.clear()
-
     @property
     def _cached(self) -> _OfRun:
         return _CACHE[self._root, self.run]

@@ -112,17 +112,6 @@ def _moment_unit(part: Participant, fit: messages.LocalFit) -> float:
 
 
 def _proposal(part: Participant, target: FloatArray, fit: messages.LocalFit) -> AnyArray | None:
-    share = part.share(_propose(part, target, fit), _parameter_unit(part))
-    # a shard without rows to train on only learns what the others agree on
-    return share if part.union.shard in part.union.shards else None
-
-
-def _parameter_unit(part: Participant) -> float:
-    # the scores of other models are in units of the label
-    return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
-
-
-def _propose(part: Participant, target: FloatArray, fit: messages.LocalFit) -> FloatArray:
     table, solver = part.data.table, part.data.solver
     if table not in fit.rho_in:
         raise MessageError(f"'rho-in' lacks table {table!r}")
@@ -130,9 +119,18 @@ def _propose(part: Participant, target: FloatArray, fit: messages.LocalFit) -> F
     part.set_inner_penalty(rho_in)
     if solver is not None:
         part.releaser.check_clear(PARAMETERS)
-        return part.fit_consensus_exactly(solver, target, fit.kappa, rho_in)
-    _fit_by_gradient(part, target, fit, rho_in)
-    return part.propose(part.model.parameters)
+        proposal = part.fit_consensus_exactly(solver, target, fit.kappa, rho_in)
+    else:
+        _fit_by_gradient(part, target, fit, rho_in)
+        proposal = part.propose(part.model.parameters)
+    share = part.share(proposal, _parameter_unit(part))
+    # a shard without rows to train on only learns what the others agree on
+    return share if part.union.shard in part.union.shards else None
+
+
+def _parameter_unit(part: Participant) -> float:
+    # the scores of other models are in units of the label
+    return part.data.label_scale if isinstance(part.model, LinearModel) else 1.0
 
 
 def _fit_by_gradient(

@@ -72,14 +72,8 @@ def personalised_models(site: Site, base: Sequence[float]) -> Iterator[Personali
             base=np.array(base, np.float64),
             l2=data.l2,
         )
-        yield PersonalisedModel(
-            part,
-            objective,
-            labels,
-            curvature=meta["curvature"],
-            summary=meta["summary"],
-            noise_multiplier=meta["noise_multiplier"],
-        )
+        summary, multiplier = meta["summary"], meta["noise_multiplier"]
+        yield PersonalisedModel(part, objective, labels, meta["curvature"], summary, multiplier)
 
 
 def personal(

@@ -10,7 +10,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from logging import INFO
 from threading import Event, Thread
 from typing import Final
@@ -138,9 +138,6 @@ class _Line:
         response = connection.getresponse()
         if response.status == wire.FORBIDDEN:
             raise _SessionEndedError("refused")
-        return self._checked(path, response)
-
-    def _checked(self, path: str, response: HTTPResponse) -> wire.Response:
         digest = response.getheader(wire.DIGEST, "")
         number = int(response.getheader(wire.NUMBER, "0"))
         expected = wire.sign_answer(self._key, path, response.status, number, digest)

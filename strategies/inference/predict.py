@@ -249,22 +249,18 @@ class Evaluate(ModelStrategy):
             labels = Labels(np.zeros((extracted.table_rows[table], 0)))
             return labels, KMeansLoss(self.manifest.outputs)
         labels = gather_labels(extracted.label_columns(table), settings)
-        labels = _of_classes(labels, self.manifest.classes)
+        classes = self.manifest.classes
+        if unknown := [name for name in labels.classes if name not in classes]:
+            names = ", ".join(map(repr, unknown[:10]))
+            raise QueryError(
+                f"the label has {len(unknown)} classes that the model does not know "
+                f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
+            )
+        if classes:
+            place = np.array([classes.index(name) for name in labels.classes], np.float64)
+            values = place[labels.values.astype(np.intp)]
+            labels = replace(labels, values=values, classes=classes)
         return labels, loss_of(labels, self.manifest.loss, self.settings)
-
-
-def _of_classes(labels: Labels, classes: tuple[str, ...]) -> Labels:
-    if unknown := [name for name in labels.classes if name not in classes]:
-        names = ", ".join(map(repr, unknown[:10]))
-        raise QueryError(
-            f"the label has {len(unknown)} classes that the model does not know "
-            f"({names}): its classes are {', '.join(map(repr, classes[:10]))}"
-        )
-    if not classes:
-        return labels
-    place = np.array([classes.index(name) for name in labels.classes], np.float64)
-    values = place[labels.values.astype(np.intp)]
-    return replace(labels, values=values, classes=classes)
 
 
 READABLE = 0o644  # as `report.json`: a file is as readable as its folder

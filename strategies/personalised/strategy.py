@@ -137,10 +137,8 @@ class Training:
 
     def take_metrics(self, replies: Replies) -> None:
         """Record the metrics of the final parameters."""
-        self.metrics = {
-            track: read_metrics(replies, self.problem.parts, _METRICS[track])
-            for track in self.descents
-        }
+        parts = self.problem.parts
+        self.metrics = {t: read_metrics(replies, parts, _METRICS[t]) for t in self.descents}
         if self.graph.alone is not None:
             self.metrics["local"] = self.graph.alone
 
@@ -179,11 +177,8 @@ class Training:
             for k, site in enumerate(problem.sites)
         ]
         rounds = [item for item in report.history if item.phase == PERSONAL]
-        objectives = [
-            metrics["train"].get("loss", 0.0) + metrics["train"].get(PENALTY, 0.0)
-            for metrics in self.metrics[PERSONAL]
-        ]
-        objective = float(np.mean(objectives))
+        train = [metrics["train"] for metrics in self.metrics[PERSONAL]]
+        objective = float(np.mean([m.get("loss", 0.0) + m.get(PENALTY, 0.0) for m in train]))
         return {
             "sites": sites,
             "means": {

@@ -7,7 +7,7 @@ seconds in deployment; this one polls more often. Bytes are counted by table.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -183,16 +183,6 @@ def count_bytes(
             by_table[request.parts[part].table] += size
     total = sum(message_bytes(message.content) for message in messages)
     return dict(by_table), total - by_table.total()
-
-
-def computing_seconds(
-    answers: Mapping[int, Answer], site_names: Mapping[int, str]
-) -> dict[str, float]:
-    """Return how long each site has computed, by its name."""
-    seconds: defaultdict[str, float] = defaultdict(float)
-    for node, answer in answers.items():
-        seconds[site_names.get(node, f"node {node}")] += answer.seconds
-    return dict(seconds)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
@@ -216,11 +217,8 @@ class Journal:
 
 def read_head(folder: Path) -> Document:
     """Return the head of a checkpoint; SettingsError as for ``Journal``."""
-    journal = Journal(folder)
-    try:
+    with closing(Journal(folder)) as journal:
         return journal.head
-    finally:
-        journal.close()
 
 
 def _open(folder: Path) -> Database:

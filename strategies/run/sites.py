@@ -59,11 +59,9 @@ class Inventory:
     @property
     def site_names(self) -> dict[int, str]:
         """The organisations behind each node, for messages."""
-        names: dict[int, list[str]] = {}
+        names: dict[int, dict[str, None]] = {}
         for shard in self.shards:
-            sites = names.setdefault(shard.node, [])
-            if shard.site not in sites:
-                sites.append(shard.site)
+            names.setdefault(shard.node, {})[shard.site] = None
         return {node: "+".join(sites) for node, sites in names.items()}
 
     @property

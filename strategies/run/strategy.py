@@ -9,6 +9,7 @@ that observe or change messages work, and ``start`` returns Flower's ``Result``.
 import math
 import time
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -406,6 +407,9 @@ class RoundStrategy(Strategy):
         # real sites round theirs up
         client_seconds = max((item.seconds for item in answers.values()), default=0.0)
         client_seconds = min(client_seconds, elapsed)
+        site_seconds: defaultdict[str, float] = defaultdict(float)
+        for node, answer in answers.items():
+            site_seconds[self.session.site_names.get(node, f"node {node}")] += answer.seconds
         report = RoundReport(
             round=server_round,
             epoch=request.epoch,
@@ -417,7 +421,7 @@ class RoundStrategy(Strategy):
             overhead_bytes=more_up + more_down,
             server_seconds=time.perf_counter() - received_at,
             client_seconds=client_seconds,
-            site_seconds=exchange.computing_seconds(answers, self.session.site_names),
+            site_seconds=dict(site_seconds),
             wait_seconds=elapsed - client_seconds,
             residuals=result.residuals,
             validation=result.validation,

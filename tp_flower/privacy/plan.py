@@ -153,7 +153,17 @@ def _plan_models(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: boo
         return _plan_gradients(settings, schedule, is_linear=is_linear)
     if settings.features == DP_SGD:
         updates = schedule.epochs * schedule.exchanges
-        fit = _plan_fit(settings, schedule, updates)
+        rate = settings.sample_rate or PrivateFit.sample_rate
+        steps = settings.local_steps or PrivateFit.steps
+        fit = PrivateFit(
+            clip=settings.clip,
+            noise_multiplier=_multiplier(settings, steps * updates, rate),
+            sample_rate=rate,
+            steps=steps,
+            output_scale=schedule.label_scale,
+            row_norm=_row_norm(schedule),
+            unit_norm=_unit_norm(schedule),
+        )
         return PartPlan(fit=fit, uses=(Use(MODEL, updates, fit.mechanism(1)),))
     if settings.features == NOISY_STATISTICS:
         statistics = plan_statistics(settings, schedule)
@@ -186,20 +196,6 @@ def plan_statistics(settings: "PrivacyTerms", schedule: Schedule) -> StatisticsP
         target_bound=settings.target_clip * schedule.label_scale,
         gram_multiplier=moments * math.sqrt(share / GRAM_SHARE),
         moments_multiplier=moments,
-    )
-
-
-def _plan_fit(settings: "PrivacyTerms", schedule: Schedule, updates: int) -> PrivateFit:
-    rate = settings.sample_rate or PrivateFit.sample_rate
-    steps = settings.local_steps or PrivateFit.steps
-    return PrivateFit(
-        clip=settings.clip,
-        noise_multiplier=_multiplier(settings, steps * updates, rate),
-        sample_rate=rate,
-        steps=steps,
-        output_scale=schedule.label_scale,
-        row_norm=_row_norm(schedule),
-        unit_norm=_unit_norm(schedule),
     )
 
 
