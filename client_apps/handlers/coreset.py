@@ -32,7 +32,7 @@ from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
-from tp_flower.protocol import coreset_messages
+from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, parse, required
 from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.randomness import Stream, generator
@@ -50,14 +50,12 @@ _BLOCK_VALUES: Final = 1 << 21
 _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
 
 
-def rows(site: Site, request: coreset_messages.RowsRequest) -> coreset_messages.RowsReply:
+def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
     """Reply with every participant's sampled rows, or with their local clusters."""
-    return coreset_messages.RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
+    return messages.RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
 
 
-def _sampled(
-    site: Site, part: Participant, request: coreset_messages.RowsRequest
-) -> coreset_messages.SampledRows:
+def _sampled(site: Site, part: Participant, request: messages.RowsRequest) -> messages.SampledRows:
     """Return the sampled rows, or their centres (k, d) and each row's nearest (n,).
 
     Without sampled rows there is no centre.
@@ -67,38 +65,35 @@ def _sampled(
     if data.plan.allows(SAMPLED_ROWS):
         # the policy may have changed since the run was planned
         site.source(part.number).policy.check_release(ROWS, is_private=False)
-        return coreset_messages.SampledRows(rows=row_numbers(points))
+        return messages.SampledRows(rows=row_numbers(points))
     if not data.plan.allows(CENTRES):
         raise SiteError(f"table {data.table}: this run did not plan to release rows")
     if not len(points):
-        return coreset_messages.SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
+        return messages.SampledRows(centres=points, nearest=np.zeros(0, np.uint32))
     weights = np.asarray(data.multiplicity, np.float64)
     rng = generator(request.seed, Stream.LOCAL_FIT, 0, part.number)
     centres = weighted_kmeans(points, weights, request.clusters, rng)
     labels, _ = nearest(points, centres)
-    return coreset_messages.SampledRows(centres=centres, nearest=labels.astype(np.uint32))
+    return messages.SampledRows(centres=centres, nearest=labels.astype(np.uint32))
 
 
-def measure(site: Site, request: coreset_messages.MeasureRequest) -> coreset_messages.MeasureReply:
+def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureReply:
     """Reply with the total importance of each participant's trained rows.
 
     If the table has several shards, the reply has what the total is computed from: a
     shard's Gram matrix, or the cost of its clusters.
     """
-    parts: dict[int, coreset_messages.MeasuredPart] = {}
+    parts: dict[int, messages.MeasuredPart] = {}
     for number, body in site.each(request.parts):
         entry, parts[number] = _measure(site, number, body, request)
         site.store.save(f"measured-{number}", entry)
         note(site, number, SENSITIVITIES, _SUMS[body.is_shard])
-    return coreset_messages.MeasureReply(parts)
+    return messages.MeasureReply(parts)
 
 
 def _measure(
-    site: Site,
-    number: int,
-    body: coreset_messages.MeasurePart,
-    request: coreset_messages.MeasureRequest,
-) -> tuple[Entry, coreset_messages.MeasuredPart]:
+    site: Site, number: int, body: messages.MeasurePart, request: messages.MeasureRequest
+) -> tuple[Entry, messages.MeasuredPart]:
     source, extracted = site.source(number), site.extracted(number)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
@@ -131,18 +126,18 @@ def _measure(
 
 def _measure_clusters(
     clusters: importance.ShardClusters, *, is_shard: bool
-) -> tuple[Entry, coreset_messages.MeasuredPart]:
+) -> tuple[Entry, messages.MeasuredPart]:
     arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
     cost, cluster_count = clusters.cost, clusters.used
-    reply = coreset_messages.MeasuredPart(total=importance.kmeans_total(cost, cost, cluster_count))
+    reply = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, cluster_count))
     if is_shard:
-        reply = coreset_messages.MeasuredPart(cost=cost, clusters=cluster_count)
+        reply = messages.MeasuredPart(cost=cost, clusters=cluster_count)
     return Entry(arrays, {"of": importance.CLUSTERS}), reply
 
 
 def _measure_columns(
-    columns: "_Columns", weights: FloatArray, body: coreset_messages.MeasurePart
-) -> tuple[Entry, coreset_messages.MeasuredPart]:
+    columns: "_Columns", weights: FloatArray, body: messages.MeasurePart
+) -> tuple[Entry, messages.MeasuredPart]:
     penalty = required(body.penalty, "penalty")
     matrix = np.zeros((columns.width, columns.width))
     for block, rows in columns.blocks():
@@ -158,9 +153,7 @@ def _measure_columns(
         matrix, importance.whitening(importance.penalised(matrix, features, penalty))
     )
     reply = (
-        coreset_messages.MeasuredPart(gram=matrix)
-        if body.is_shard
-        else coreset_messages.MeasuredPart(total=total)
+        messages.MeasuredPart(gram=matrix) if body.is_shard else messages.MeasuredPart(total=total)
     )
     return Entry(arrays, meta), reply
 
@@ -216,9 +209,9 @@ def _label(
     return numbers, len(classes)
 
 
-def draw(site: Site, request: coreset_messages.DrawRequest) -> coreset_messages.DrawReply:
+def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     """Reply with rows drawn in proportion to the importance of their joined rows."""
-    parts: dict[int, coreset_messages.DrawnPart] = {}
+    parts: dict[int, messages.DrawnPart] = {}
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
         if measured.meta["of"] == importance.CLUSTERS:
@@ -227,10 +220,10 @@ def draw(site: Site, request: coreset_messages.DrawRequest) -> coreset_messages.
             scores = body.scale * _leverages(site, number, measured, body.gram)
         mass = measured.arrays["multiplicity"] * scores
         sample = _computed(draw_rows, mass, body.count, site.round.noise.generator())
-        parts[number] = coreset_messages.DrawnPart(sample.astype(np.uint32))
+        parts[number] = messages.DrawnPart(sample.astype(np.uint32))
         site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
         note(site, number, DRAWN)
-    return coreset_messages.DrawReply(parts)
+    return messages.DrawReply(parts)
 
 
 def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
@@ -266,7 +259,7 @@ def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | 
     return scores
 
 
-def weigh(site: Site, request: coreset_messages.WeighRequest) -> coreset_messages.WeighReply:
+def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
     """Reply with the masked importance of the sample's rows; 0 for other shards' rows.
 
     The saved entries are dropped: the run's next sample is measured anew.
@@ -274,25 +267,25 @@ def weigh(site: Site, request: coreset_messages.WeighRequest) -> coreset_message
     secret = site.hasher().purpose(MASKS).secret
     # all participants are in one message, and a message is answered once
     context = f"round {site.round.number}".encode()
-    parts: dict[int, coreset_messages.WeighedPart] = {}
+    parts: dict[int, messages.WeighedPart] = {}
     for number, body in site.each(request.parts):
         scores = _load(site, "drawn", number).arrays["scores"]
         sampled = _sampled_scores(body.rows, scores)
         place, summed, size = body.place, request.summed, len(sampled)
         masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)
-        parts[number] = coreset_messages.WeighedPart(fixed + masks)
+        parts[number] = messages.WeighedPart(fixed + masks)
         note(site, number, MASKED)
         for state in ("measured", "drawn"):
             site.store.drop(f"{state}-{number}")
-    return coreset_messages.WeighReply(parts)
+    return messages.WeighReply(parts)
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
     """Return the scores (k,) of rows (k,); 0 where a row is -1, another shard's."""
-    if len(rows) > coreset_messages.MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
+    if len(rows) > messages.MOST_SAMPLED or rows.max(initial=-1) >= len(scores):
         raise MessageError(
-            f"array 'rows' must hold at most {coreset_messages.MOST_SAMPLED} numbers "
+            f"array 'rows' must hold at most {messages.MOST_SAMPLED} numbers "
             f"from -1 to {len(scores) - 1}"
         )
     sampled: FloatArray = np.append(scores, 0.0)[rows]
