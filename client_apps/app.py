@@ -126,7 +126,6 @@ def _place(error: Exception) -> str:
 
 
 def _register(action: Action) -> None:
-    """Make the app answer messages of one type."""
     category, _, name = action.partition(".")
     decorate = {"query": app.query, "train": app.train}[category]
 

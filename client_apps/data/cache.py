@@ -171,7 +171,6 @@ class Cache:
 
 
 def _description(folder: Path) -> dict[str, object]:
-    """Return the version, and the names and sizes of an entry's files."""
     files = [path for path in folder.iterdir() if path.name != ENTRY_FILE]
     return {"version": VERSION, "sizes": {p.name: p.stat().st_size for p in files}}
 

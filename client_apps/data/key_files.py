@@ -95,7 +95,15 @@ def _state_key(folder: str | Path, name: str, make: Callable[[], bytes], hint: s
     path = Path(folder) / name
     if not path.exists():
         try:
-            _write_once(path, make().hex().encode() + b"\n")
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # whole and for its owner alone, unless another process was first
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{name}-") as file:
+                file.write(make().hex().encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+                with suppress(FileExistsError):
+                    os.link(file.name, path)
+            sync(path.parent)
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise SiteError(
@@ -144,15 +152,3 @@ def _read(path: str | Path, setting: str, forbidden: int, may: str) -> bytes:
     if len(content) > _MOST_BYTES:
         raise SettingsError(f"{setting} has more than {_MOST_BYTES} bytes")
     return content
-
-
-def _write_once(path: Path, content: bytes) -> None:
-    """Write a whole file for its owner alone, unless another process was first."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-        with suppress(FileExistsError):
-            os.link(file.name, path)
-    sync(path.parent)

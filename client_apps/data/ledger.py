@@ -470,7 +470,6 @@ def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:
 
 
 def _names(connection: Connection, run: str, event: str) -> set[mechanisms.Name]:
-    """Return the (part, release) names in the lines of an open run."""
     query = f"SELECT part, what FROM ledger WHERE {_OF_RUN} AND event = :event"
     return set(connection.execute(query, {"run": run, "event": event}))
 

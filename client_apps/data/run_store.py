@@ -420,7 +420,6 @@ class SiteStore:
         return path.name
 
     def _read(self, run: str, name: str) -> Entry:
-        """Return an entry from the database; see ``_load``."""
         query = "SELECT meta, layout, checksum, data FROM entries WHERE run = ? AND name = ?"
         ((meta, layout, checksum, data),) = self._database.fetch(query, run, name)
         arrays: dict[str, AnyArray] = {}

@@ -93,7 +93,6 @@ def _solve(part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: f
 
 
 def _summed_solver(part: Participant, body: messages.AdmmStep) -> RidgeSolver:
-    """Return the solver of the whole table, from the shards' Gram matrices."""
     width, data = len(part.model.parameters) // part.model.outputs, part.data
     if data.update is not messages.Update.GRAM:
         raise MessageError(f"'sum' does not go with update {data.update.value!r}")

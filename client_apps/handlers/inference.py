@@ -99,7 +99,6 @@ def _loaded(
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:
-    """Refuse rows that are built differently from the model's training rows."""
     trained = saved.fragment
     for aspect, queried, saved_one in (
         ("table", fragment.name.lower(), trained.name.lower()),

@@ -13,13 +13,13 @@ import numpy as np
 
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError, MessageError
 from tp_flower.losses import LOSSES
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
 from tp_flower.personalised.z_step import piecewise_update
-from tp_flower.protocol import personalised_messages
+from tp_flower.protocol import personalised_messages as messages
 from tp_flower.protocol.codec import check_sizes
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.randomness import Stream, generator
@@ -43,14 +43,14 @@ class PersonalisedModel:
     summary: str
     noise_multiplier: float
 
-    def metrics(self, parameters: FloatArray) -> personalised_messages.SiteMetrics:
+    def metrics(self, parameters: FloatArray) -> messages.SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
         objective, count = self.objective, len(self.objective.labels)
         train = objective.metrics(parameters, objective.features, objective.labels)
         train["penalty"] = objective.penalty(parameters)
         held_out = self.part.data.features[count:]
         test = objective.metrics(parameters, held_out, self.labels[count:])
-        return personalised_messages.SiteMetrics(train, test)
+        return messages.SiteMetrics(train, test)
 
 
 def personalised_models(site: Site, base: Sequence[float]) -> Iterator[PersonalisedModel]:
@@ -76,11 +76,9 @@ def personalised_models(site: Site, base: Sequence[float]) -> Iterator[Personali
         yield PersonalisedModel(part, objective, labels, meta["curvature"], summary, multiplier)
 
 
-def personal(
-    site: Site, request: personalised_messages.PersonalRequest
-) -> personalised_messages.PersonalReply:
+def personal(site: Site, request: messages.PersonalRequest) -> messages.PersonalReply:
     """Take parameters; reply with updates (except at the end) and metrics."""
-    parts: dict[int, personalised_messages.TrackUpdates] = {}
+    parts: dict[int, messages.TrackUpdates] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
         body = body_of(request.parts, part)
@@ -89,26 +87,29 @@ def personal(
         # the site's own model is the last one that it received
         part.model.parameters = body.personal.astype(np.float64)
         site.save(part)
-    return personalised_messages.PersonalReply(parts)
+    return messages.PersonalReply(parts)
 
 
 def _track_updates(
     personalised: PersonalisedModel,
-    body: personalised_messages.TrackParameters,
-    request: personalised_messages.PersonalRequest,
-) -> personalised_messages.TrackUpdates:
+    body: messages.TrackParameters,
+    request: messages.PersonalRequest,
+) -> messages.TrackUpdates:
     start = body.personal.astype(np.float64)
     common = None if body.common is None else body.common.astype(np.float64)
     update = code = common_update = None
     if request.pace is not None:
-        full = _update(personalised, start, request.pace)
-        if request.code is None:
+        full, terms = _update(personalised, start, request.pace), request.code
+        if terms is None:
             update = row_numbers(full)
         else:
-            code = _encoded(full, request.code)
+            try:
+                code = encode_update(piecewise_update(full, terms.gamma), terms.clusters)
+            except ValueError as error:
+                raise DivergedError(f"{error}: training diverged") from None
         if common is not None:
             common_update = row_numbers(_update(personalised, common, request.pace))
-    return personalised_messages.TrackUpdates(
+    return messages.TrackUpdates(
         metrics=personalised.metrics(start),
         common_metrics=None if common is None else personalised.metrics(common),
         update=update,
@@ -117,9 +118,7 @@ def _track_updates(
     )
 
 
-def _update(
-    personalised: PersonalisedModel, start: FloatArray, pace: personalised_messages.Pace
-) -> FloatArray:
+def _update(personalised: PersonalisedModel, start: FloatArray, pace: messages.Pace) -> FloatArray:
     """Return the mean gradient over the site's local steps, (p,).
 
     With one step over all rows, that is the gradient of its objective.
@@ -140,11 +139,3 @@ def _update(
         theta = theta - pace.rate * objective.gradient(theta, batch)
         steps_taken += pace.batch
     return part.finite((start - theta) / (pace.rate * pace.steps))
-
-
-def _encoded(update: FloatArray, code: personalised_messages.UpdateCode) -> AnyArray:
-    """Return an update of the site's own model, shortened as in Eq. 7."""
-    try:
-        return encode_update(piecewise_update(update, code.gamma), code.clusters)
-    except ValueError as error:
-        raise DivergedError(f"{error}: training diverged") from None

@@ -81,7 +81,6 @@ def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_me
 def _extract_part(
     site: Site, number: int, body: setup_messages.ExtractPart
 ) -> setup_messages.ExtractedPart:
-    """Run a part's fragment, note what leaves, and return the result."""
     hosted = len(site.shards)
     if body.shard >= hosted:
         raise MessageError(f"'shard' is {body.shard}; the site hosts {hosted}")

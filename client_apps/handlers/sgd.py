@@ -48,7 +48,6 @@ def step(site: Site, request: training_messages.StepRequest) -> training_message
 
 
 def _gradient(part: Participant, body: training_messages.BatchMessages, number: int) -> FloatArray:
-    """Return the sum of the gradients of a batch's rows, (p,)."""
     batch = _batch(part, number, "batch")
     model = part.model
     check_sizes(body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs)

@@ -190,7 +190,6 @@ def _allowed(site: Site) -> set[bytes]:
 
 
 def _check_source(source: KeySource, requested: str) -> None:
-    """Refuse a run that takes its key from elsewhere than this site does."""
     if requested != source:
         raise SiteError(
             f"this site takes the key of a run's hashes from {source.value!r}, and the server asks "

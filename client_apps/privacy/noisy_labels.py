@@ -62,7 +62,14 @@ def released_label(
         return LabelColumn(kind, np.zeros(0), plan.classes)
     fragment = site.fragment(number)
     if replaced := int(np.isnan(domain).sum()):
-        _report_replaced(site, fragment.table, plan, replaced)
+        wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
+        text = (
+            f"table {fragment.table}: the label is {wrong} in {replaced} rows: filter them out "
+            "(WHERE ... IS NOT NULL), or put them into a class with CASE"
+        )
+        if site.is_simulated:
+            raise SiteError(text)
+        log(WARNING, "%s; noise took their place", text)
     name = _name(release, fragment, plan, label)
     # drawn and paid for only once: the round's transaction stores both
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
@@ -141,17 +148,6 @@ def _class_numbers(classes: tuple[str, ...], kind: str) -> list[float]:
             f"({', '.join(classes)}) are not distinct values of that type"
         )
     return numbers
-
-
-def _report_replaced(site: Site, table: str, plan: LabelPlan, count: int) -> None:
-    wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
-    text = (
-        f"table {table}: the label is {wrong} in {count} rows: filter them out "
-        "(WHERE ... IS NOT NULL), or put them into a class with CASE"
-    )
-    if site.is_simulated:
-        raise SiteError(text)
-    log(WARNING, "%s; noise took their place", text)
 
 
 def _name(release: Release, fragment: Fragment, plan: LabelPlan, label: LabelColumn) -> str:

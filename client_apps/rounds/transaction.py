@@ -193,23 +193,17 @@ def _answered(
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
         if site.queries:
-            _record_answers(site, request, packet)
+            sent = packet.payload_bytes()
+            common = {**_common(site, request), "ident": request.digest}
+            queries = site.queries.items()
+            lines = [{**common, **query, "bytes": sent.get(part, 0)} for part, query in queries]
+            site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
         if is_round:
             site.pay()
             # nothing is to be kept of a run that the site does not know
             if last is not None or site.store.names() or not site.round.is_over:
                 site.commit(parcel_of(content))
     return content
-
-
-def _record_answers(site: Site, request: IncomingRequest, packet: Packet) -> None:
-    """Record the queries that a reply answers, with the round's commit."""
-    sent = packet.payload_bytes()
-    common = {**_common(site, request), "ident": request.digest}
-    lines = [
-        {**common, **query, "bytes": sent.get(part, 0)} for part, query in site.queries.items()
-    ]
-    site.ledger.record(site.store.run, ANSWER, lines, site.quotas)
 
 
 def record_refusal(

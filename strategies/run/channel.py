@@ -289,7 +289,6 @@ def _age(moment: float) -> float:
 
 
 def _reason(content: RecordDict) -> str:
-    """Return why a site has opened no session."""
     try:
         reply = decode_reply(Action.SESSION.reply, unpack(content))
     except (MessageError, ReplyError) as error:

@@ -152,16 +152,13 @@ class InProcessGrid(Grid):
                 # nobody is between the sites
                 node_config.KEYS: node_config.UNCHECKED,
             }
-            if tables is not None:
-                config[node_config.TABLES] = self._tables(name, tables)
+            if isinstance(tables, str | Path):
+                config[node_config.TABLES] = str(tables)
+            elif tables is not None:
+                self._tokens.append(register_frames(tables, site=name))
+                config[node_config.TABLES] = MEMORY_PREFIX + self._tokens[-1]
             configs.append(config)
         return configs
-
-    def _tables(self, site: str, tables: Tables) -> str:
-        if isinstance(tables, str | Path):
-            return str(tables)
-        self._tokens.append(register_frames(tables, site=site))
-        return MEMORY_PREFIX + self._tokens[-1]
 
     def _deliver(self, message: Message) -> Message:
         context = self.contexts[message.metadata.dst_node_id]

@@ -91,7 +91,6 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
 
 
 def _check_parts(reply: Reply, hosted: set[int]) -> None:
-    """Refuse a reply about participants that its node does not host."""
     sent = set(getattr(reply, "parts", {}))
     part = layout_of(type(reply)).part
     lists_all = reply.is_complete and part is not None and layout_of(part).values

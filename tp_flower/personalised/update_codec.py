@@ -107,7 +107,6 @@ def _nearest(book: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -
 
 
 def _starts(values: npt.NDArray[np.float32]) -> IntArray:
-    """Return where runs of equal elements begin."""
     return np.flatnonzero(np.append(True, values[1:] != values[:-1])[: len(values)])
 
 

@@ -209,7 +209,6 @@ def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = No
 
 
 def _check_array(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]) -> None:
-    """Compare an array with its declaration; see ``_check_shape``."""
     dtype = _dtype_name(array.dtype)
     if dtype not in (spec.dtype, spec.masked):
         raise _wrong_form(name, array, spec, {})
