@@ -57,7 +57,20 @@ class SavedModel:
 
         The folder appears whole; a folder with another part is refused.
         """
-        files = self._files()
+        facts = {
+            "version": VERSION,
+            "table": self.table,
+            "model": msgspec.to_builtins(self.spec),
+            "encoder": self.encoder.to_json(),
+            "fragment": self.fragment.to_json(),
+            "versions": dict(self.versions),
+        }
+        parameters = {_THETA: np.ascontiguousarray(self.parameters)}
+        # equal parts give equal bytes
+        files = {
+            _FACTS: json.dumps(facts, sort_keys=True).encode(),
+            _PARAMETERS: safetensors.numpy.save(parameters),
+        }
         digest = digest_of(files)
         if folder.exists():
             # from the same run: its last message has arrived twice
@@ -78,22 +91,6 @@ class SavedModel:
             if is_durable:
                 sync(folder.parent)
         return digest
-
-    def _files(self) -> dict[str, bytes]:
-        """Return the part as files; equal parts give equal bytes."""
-        facts = {
-            "version": VERSION,
-            "table": self.table,
-            "model": msgspec.to_builtins(self.spec),
-            "encoder": self.encoder.to_json(),
-            "fragment": self.fragment.to_json(),
-            "versions": dict(self.versions),
-        }
-        parameters = {_THETA: np.ascontiguousarray(self.parameters)}
-        return {
-            _FACTS: json.dumps(facts, sort_keys=True).encode(),
-            _PARAMETERS: safetensors.numpy.save(parameters),
-        }
 
     @classmethod
     def load(cls, folder: Path, digest: str = "") -> Self:

@@ -104,20 +104,14 @@ def _direct(
                 penalised @ part.vectors.get(DIRECTION, zero),
             ]
         )
-        words = _masked(site, part, products, terms, place)
+        part.releaser.check_clear(PRODUCTS)
+        if place >= terms.tables:
+            raise MessageError(f"'place' is {place}, of {terms.tables} tables")
+        # the masks cancel over the tables
+        secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
+        context = f"scores {terms.scores_number}".encode()
+        masks = pair_masks(secret, place, terms.tables, len(products), context)
+        fixed = fixed_words(products / terms.product_unit, terms.tables, data.table)
+        words = fixed.view(np.uint64) + masks
     part.vectors[GRADIENT], part.vectors[DESCENT] = gradient, descent
     return scores, words
-
-
-def _masked(
-    site: Site, part: Participant, products: FloatArray, terms: messages.DescentTerms, place: int
-) -> AnyArray:
-    """Return products (4,) in words, under masks that cancel over the tables."""
-    part.releaser.check_clear(PRODUCTS)
-    if place >= terms.tables:
-        raise MessageError(f"'place' is {place}, of {terms.tables} tables")
-    secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
-    context = f"scores {terms.scores_number}".encode()
-    masks = pair_masks(secret, place, terms.tables, len(products), context)
-    words = fixed_words(products / terms.product_unit, terms.tables, part.data.table)
-    return words.view(np.uint64) + masks

@@ -113,26 +113,17 @@ def _measure(
     features = site.tables.encode(number, encoder, positions)
     if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
-        return _measure_clusters(
-            importance.cluster_shard(features, weights, request.clusters, rng),
-            is_shard=body.is_shard,
-        )
+        clusters = importance.cluster_shard(features, weights, request.clusters, rng)
+        arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
+        cost, count = clusters.cost, clusters.used
+        of_shard = messages.MeasuredPart(cost=cost, clusters=count)
+        of_table = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, count))
+        return Entry(arrays, {"of": importance.CLUSTERS}), of_shard if body.is_shard else of_table
     label, classes = None, 0
     if body.label is not None:
         label, classes = _label(site, number, body.label.get("classes"), positions)
     entry, reply = _measure_columns(_Columns(features, label, classes), weights, body)
     return Entry({**entry.arrays, "positions": positions}, entry.meta), reply
-
-
-def _measure_clusters(
-    clusters: importance.ShardClusters, *, is_shard: bool
-) -> tuple[Entry, messages.MeasuredPart]:
-    arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
-    cost, cluster_count = clusters.cost, clusters.used
-    reply = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, cluster_count))
-    if is_shard:
-        reply = messages.MeasuredPart(cost=cost, clusters=cluster_count)
-    return Entry(arrays, {"of": importance.CLUSTERS}), reply
 
 
 def _measure_columns(

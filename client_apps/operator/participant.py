@@ -437,7 +437,7 @@ class Releaser:
         """Return scores (n, d_c) of all or held-out rows, or of a batch, as planned."""
         plan = self.plan.scores
         if plan is not None:
-            self._use(SCORES if batch is None else BATCH_SCORES, batch or 0)
+            self.uses.append((self.number, SCORES if batch is None else BATCH_SCORES, batch or 0))
             scores = private_scores(scores, plan, self.noise)
         return scores
 
@@ -457,7 +457,7 @@ class Releaser:
         # opacus takes a second to import
         from tp_flower.privacy.gradients import private_sum
 
-        self._use(GRADIENTS, batch)
+        self.uses.append((self.number, GRADIENTS, batch))
         return private_sum(model, local_model.on_host(features), messages, plan, self.noise, units)
 
     def fit(
@@ -472,7 +472,7 @@ class Releaser:
             raise TypeError("the part has no plan for DP-SGD")
         from tp_flower.privacy.gradients import fit_privately
 
-        self._use(MODEL, 0)
+        self.uses.append((self.number, MODEL, 0))
         # the size of a step is not secret, and costs nothing
         plan = replace(self.plan.fit, learning_rate=learning_rate)
         fit_privately(model, problem, plan, self.noise, units)
@@ -482,18 +482,15 @@ class Releaser:
         if self.plan.statistics is None:
             self.check_clear(GRAM)
             return gram(rows.features, rows.multiplicity, intercept=rows.intercept)
-        self._use(GRAM, 0)
+        self.uses.append((self.number, GRAM, 0))
         return noisy_gram(self.plan.statistics, rows, self.noise)
 
     def moments(self, rows: Rows, residual: FloatArray) -> FloatArray:
         """Return [T, 1]^T (G * residual), (p, d_c), of a residual (n, d_c)."""
         if self.plan.statistics is None:
             raise TypeError("the part has no plan for private statistics")
-        self._use(MOMENTS, 0)
+        self.uses.append((self.number, MOMENTS, 0))
         return noisy_moments(self.plan.statistics, rows, residual, self.noise)
-
-    def _use(self, what: str, key: int) -> None:
-        self.uses.append((self.number, what, key))
 
 
 def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:

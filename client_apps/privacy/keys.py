@@ -115,7 +115,15 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     _check_members(site, groups, source, keys.public)
     arrays: dict[str, AnyArray] = {}
     for group, members in groups.items():
-        secret = _secret(site, request, group, members, keys)
+        sealed, name = request.sealed[group], sealed_name(group, members.values())
+        # the first of the group made its secret
+        text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
+        secret = keys.open(text, maker, int(site.run, 16), name)
+        if secret.is_simulated and not site.is_simulated:
+            raise SiteError(
+                "the run's secret is for simulations, and known to everybody: "
+                "refused, because this site has a tables file of its own"
+            )
         public = [member.run for member in members.values()]
         key = secret.of_run(int(site.run, 16), public, group)
         arrays[group] = np.frombuffer(key, np.uint8)
@@ -124,21 +132,6 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     # no secret is opened twice: a second request for rows would get hashes that can be
     # compared with those of the first
     site.store.drop(_KEYS)
-
-
-def _secret(
-    site: Site, request: ExtractRequest, group: str, members: Members, keys: SiteKeys
-) -> GroupSecret:
-    sealed, name = request.sealed[group], sealed_name(group, members.values())
-    # the first of the group made its secret
-    text, maker = bytes.fromhex(sealed.text), members[sealed.members[0]]
-    secret = keys.open(text, maker, int(site.run, 16), name)
-    if secret.is_simulated and not site.is_simulated:
-        raise SiteError(
-            "the run's secret is for simulations, and known to everybody: "
-            "refused, because this site has a tables file of its own"
-        )
-    return secret
 
 
 def run_key(site: Site) -> str:

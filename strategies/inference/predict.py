@@ -280,24 +280,17 @@ def use_model(
     method = Evaluate if is_evaluation else Predict
     strategy = method(query, manifest, settings, on_round)
     strategy.start(grid)
-    predictions = _write(strategy, folder) if isinstance(strategy, Predict) else None
+    predictions: dict[str, object] | None = None
+    if isinstance(strategy, Predict):
+        path, table = folder / prediction_files.PREDICTIONS_FILE, strategy.predictions
+        facts = {"model": str(manifest.model), "query": query.to_sql(), "run": folder.name}
+        try:
+            prediction_files.write_predictions(table, path, facts, READABLE)
+        except OSError as error:
+            raise SettingsError(
+                f"the predictions cannot be written to {path}: {error.strerror}"
+            ) from error
+        predictions = {"file": str(path), "columns": table.column_names}
     report = strategy.report(predictions)
     records.write_json(report, folder)
     return result_view(report)
-
-
-def _write(strategy: Predict, folder: Path) -> dict[str, object]:
-    table = strategy.predictions
-    path = folder / prediction_files.PREDICTIONS_FILE
-    metadata = {
-        "model": str(strategy.manifest.model),
-        "query": strategy.query.to_sql(),
-        "run": folder.name,
-    }
-    try:
-        prediction_files.write_predictions(table, path, metadata, READABLE)
-    except OSError as error:
-        raise SettingsError(
-            f"the predictions cannot be written to {path}: {error.strerror}"
-        ) from error
-    return {"file": str(path), "columns": table.column_names}

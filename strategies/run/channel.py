@@ -195,7 +195,12 @@ class SessionGrid:
             self._open(line)
             return
         else:
-            reason = _reason(reply.content)
+            reason = "it does not reach the front, or is refused there"
+            try:
+                ended = decode_reply(Action.SESSION.reply, unpack(reply.content))
+                reason = ended.error if isinstance(ended, Failure) else reason
+            except (MessageError, ReplyError) as problem:
+                reason = str(problem)
             if self._must_open:
                 raise SiteError(
                     f'channel = "session", but node {line.node} cannot open one: {reason}'
@@ -286,15 +291,6 @@ def _is_quiet(line: Line, seconds: float) -> bool:
 
 def _age(moment: float) -> float:
     return time.monotonic() - moment
-
-
-def _reason(content: RecordDict) -> str:
-    try:
-        reply = decode_reply(Action.SESSION.reply, unpack(content))
-    except (MessageError, ReplyError) as error:
-        return str(error)
-    lost = "it does not reach the front, or is refused there"
-    return reply.error if isinstance(reply, Failure) else lost
 
 
 class _Server(ThreadingMixIn, UnixStreamServer):

@@ -87,11 +87,6 @@ class Answer:
         message = codec.decode_reply(action.reply, packet)
         return cls(packet, message, codec.read_envelope(ReplyEnvelope, packet))
 
-    @property
-    def seconds(self) -> float:
-        """The seconds that the node has computed."""
-        return self.envelope.seconds or 0.0
-
 
 @dataclass(frozen=True)
 class Replies:

@@ -405,11 +405,11 @@ class RoundStrategy(Strategy):
         result = self._progress.result or EpochResult(request.epoch, {}, {})
         elapsed = received_at - self._progress.sent_at
         # real sites round theirs up
-        client_seconds = max((item.seconds for item in answers.values()), default=0.0)
-        client_seconds = min(client_seconds, elapsed)
+        seconds_at = {node: item.envelope.seconds or 0.0 for node, item in answers.items()}
+        client_seconds = min(max(seconds_at.values(), default=0.0), elapsed)
         site_seconds: defaultdict[str, float] = defaultdict(float)
-        for node, answer in answers.items():
-            site_seconds[self.session.site_names.get(node, f"node {node}")] += answer.seconds
+        for node, seconds in seconds_at.items():
+            site_seconds[self.session.site_names.get(node, f"node {node}")] += seconds
         report = RoundReport(
             round=server_round,
             epoch=request.epoch,
