@@ -60,13 +60,7 @@ from tp_flower.coresets.importance import REGRESSION
 from tp_flower.joins.joining import join_codes
 from tp_flower.learning.models.local_model import NUMPY_KINDS, build_model
 from tp_flower.methods import LINEAR
-from tp_flower.protocol.coreset_messages import (
-    DrawnPart,
-    MeasuredPart,
-    MeasurePart,
-    WeighedPart,
-    WeighPart,
-)
+from tp_flower.protocol import coreset_messages
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.setup_messages import EncodedColumns
@@ -212,15 +206,15 @@ class CostEstimate:
         for table, width in zip(tables, widths, strict=True):
             # the shards of a table share its draws
             sizes = {"columns": width, "sample": distinct, "drawn": size * width / total}
-            tally.add("up", table, sizes, DrawnPart, "drawn")
+            tally.add("up", table, sizes, coreset_messages.DrawnPart, "drawn")
             for shard in table.shards:
                 of_shard = {**table.sizes(shard), **sizes}
-                tally.add("down", table, of_shard, MeasurePart, "trained")
+                tally.add("down", table, of_shard, coreset_messages.MeasurePart, "trained")
                 if len(table.shards) > 1 and has_moments:
-                    tally.add("up", table, of_shard, MeasuredPart, "gram")
-                    tally.add("down", table, of_shard, MeasuredPart, "gram")
-                tally.add("up", table, of_shard, WeighedPart, "masked")
-                tally.add("down", table, of_shard, WeighPart, "rows")
+                    tally.add("up", table, of_shard, coreset_messages.MeasuredPart, "gram")
+                    tally.add("down", table, of_shard, coreset_messages.MeasuredPart, "gram")
+                tally.add("up", table, of_shard, coreset_messages.WeighedPart, "masked")
+                tally.add("down", table, of_shard, coreset_messages.WeighPart, "rows")
         weights = {
             name: sum(
                 array.nbytes

@@ -4,45 +4,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from strategies.report_page.convergence import (
-    METRIC_NAMES,
-    TEST,
-    TRAIN,
-    final_metrics,
-    loss_of,
-    main_metric,
-    metric_name,
-)
+from strategies.report_page import convergence
 from strategies.report_page.plots import Axis, Series, line_figure, linear
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
-from tp_flower.reports.blocks import (
-    NOTES,
-    TWO_TEXTS,
-    Block,
-    Blocks,
-    Code,
-    Column,
-    Prose,
-    Record,
-    Table,
-    count_column,
-    counted,
-    tabulate,
-    text_column,
-)
-from tp_flower.reports.console import (
-    format_bytes,
-    format_count,
-    format_seconds,
-    format_value,
-    value_format,
-)
+from tp_flower.reports import blocks, console
 from tp_flower.reports.records import COMPLETED
 from tp_flower.settings import Settings
 
 
-def settings(report: Record) -> Blocks:
+def settings(report: blocks.Record) -> blocks.Blocks:
     """Yield the settings that differ from their defaults, the chosen ones, and all."""
     # the query is shown elsewhere
     changed = {key: value for key, value in changed_settings(report).items() if key != "sql"}
@@ -51,7 +22,7 @@ def settings(report: Record) -> Blocks:
     yield _values("All settings", report.at("settings").content, is_folded=True)
 
 
-def changed_settings(report: Record) -> dict[str, object]:
+def changed_settings(report: blocks.Record) -> dict[str, object]:
     """Return the settings that differ from their defaults."""
     values, defaults = report.at("settings").content, Settings().to_dict()
     return {
@@ -59,9 +30,9 @@ def changed_settings(report: Record) -> dict[str, object]:
     }
 
 
-def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> Table:
+def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> blocks.Table:
     rows = [(str(key), format_setting(value)) for key, value in values.items()]
-    return Table(title, ("setting", "value"), rows, TWO_TEXTS, "", is_folded)
+    return blocks.Table(title, ("setting", "value"), rows, blocks.TWO_TEXTS, "", is_folded)
 
 
 def format_setting(value: object) -> str:
@@ -88,10 +59,10 @@ FAN_OUT = ("min", "median", "mean", "max")
 CLAUSE = re.compile(r"(?<!LEFT) (?=(?:FROM|(?:LEFT )?JOIN|WHERE|GROUP BY|HAVING|UNION ALL) )")
 
 
-def tables(report: Record) -> Blocks:
+def tables(report: blocks.Record) -> blocks.Blocks:
     """Yield the query, the tables and the joins."""
     if query := report.text("query"):
-        yield Code("The query", CLAUSE.split(query))
+        yield blocks.Code("The query", CLAUSE.split(query))
     tables = report.records("tables")
     yield list_tables(tables)
     yield list_features(tables)
@@ -100,50 +71,50 @@ def tables(report: Record) -> Blocks:
         yield label_rows(report)
     lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
-    yield Table(title, ("table", "work"), lines, TWO_TEXTS, is_folded=True)
+    yield blocks.Table(title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True)
     columns = [
-        text_column("join", "on"),
-        Column("left", lambda join: _key_side(join, "left"), is_text=True),
-        Column("right", lambda join: _key_side(join, "right"), is_text=True),
+        blocks.text_column("join", "on"),
+        blocks.Column("left", lambda join: _key_side(join, "left"), is_text=True),
+        blocks.Column("right", lambda join: _key_side(join, "right"), is_text=True),
     ]
     title = "Join keys (rows whose key the other table lacks; of them NULL)"
-    yield tabulate(title, report.records("joins"), columns)
+    yield blocks.tabulate(title, report.records("joins"), columns)
     if weights := report.at("row-weight"):
-        yield Prose(" ".join(_weights(weights)))
+        yield blocks.Prose(" ".join(_weights(weights)))
     if saving := report.at("saving"):
         rows, joined = report.at("joined-rows"), saving.amount("joined-values")
-        yield Prose(
+        yield blocks.Prose(
             f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to "
             f"train on, {rows.count('test')} held out) from "
             f"{saving.count('rows-held')} rows held."
         )
         held = saving.amount("values-held")
         times = f", {joined / held:.2f} times as many as" if held else "; no values are"
-        yield Prose(
+        yield blocks.Prose(
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
         )
 
 
-def _key_side(join: Record, side: str) -> str:
+def _key_side(join: blocks.Record, side: str) -> str:
     null = f", {join.count(f'{side}-null')} NULL" if join.amount(f"{side}-null") else ""
     unmatched, rows = join.count(f"{side}-unmatched"), join.count(f"{side}-rows")
     return f"{join.text(side)}: {unmatched} of {rows}{null}"
 
 
-def _weights(weights: Record) -> Iterator[str]:
+def _weights(weights: blocks.Record) -> Iterator[str]:
     if column := weights.text("column"):
         yield f"Joined rows have the weight of {column}."
     if entity := weights.text("entity"):
         yield f"Each row of {entity} counts once."
-    low, high = (format_value(weights.number(end)) for end in ("min", "max"))
+    low, high = (console.format_value(weights.number(end)) for end in ("min", "max"))
     yield f"Weights range from {low} to {high} (mean 1):"
     yield f"equivalent to {weights.count('effective-rows')} rows of equal weight."
     if weights.amount("left-out"):
         yield f"{weights.count('left-out')} joined rows of weight 0 take no part."
 
 
-def list_tables(tables: list[Record], fan_out: Iterable[str] = FAN_OUT) -> Table:
+def list_tables(tables: list[blocks.Record], fan_out: Iterable[str] = FAN_OUT) -> blocks.Table:
     """Return the tables of the query, and how their rows are joined."""
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in fan_out if any(name in item for item in multiplicities)]
@@ -152,73 +123,75 @@ def list_tables(tables: list[Record], fan_out: Iterable[str] = FAN_OUT) -> Table
     constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)
     columns = [
-        text_column("alias", "table"),
+        blocks.text_column("alias", "table"),
         # `explain` lists a name per shard
-        text_column("table", "name", "names"),
-        Column("rows", _rows),
-        count_column("features", "features"),
-        Column("shards", _shards),
-        text_column("sites", "sites"),
+        blocks.text_column("table", "name", "names"),
+        blocks.Column("rows", _rows),
+        blocks.count_column("features", "features"),
+        blocks.Column("shards", _shards),
+        blocks.text_column("sites", "sites"),
         *(_times_column(f"joined, {name}", name, tables, "multiplicity") for name in names),
     ]
-    return tabulate("Tables", tables, columns, " ".join(notes))
+    return blocks.tabulate("Tables", tables, columns, " ".join(notes))
 
 
-def list_features(tables: list[Record]) -> Table:
+def list_features(tables: list[blocks.Record]) -> blocks.Table:
     """Return how each feature is read and encoded, and what its encoder leaves out."""
     rows = [
-        Record({**row.content, "column": f"{table.text('table')}.{row.text('column')}"})
+        blocks.Record({**row.content, "column": f"{table.text('table')}.{row.text('column')}"})
         for table in tables
         for row in table.records("encoding")
     ]
     heads = {"columns": "columns", "missing, %": "missing", "categories": "categories"}
     heads |= {"kept": "kept", "in (other), %": "other"}
-    texts = [text_column(key, key, empty="-") for key in ("column", "type", "encoder")]
-    columns = [*texts, *(count_column(head, key) for head, key in heads.items())]
-    return tabulate("Features", rows, columns, is_folded=True)
+    texts = [blocks.text_column(key, key, empty="-") for key in ("column", "type", "encoder")]
+    columns = [*texts, *(blocks.count_column(head, key) for head, key in heads.items())]
+    return blocks.tabulate("Features", rows, columns, is_folded=True)
 
 
-def _rows(table: Record) -> str:
+def _rows(table: blocks.Record) -> str:
     """Return the rows of a table; `explain` lists them by shard."""
     shards = {str(n): rows for n, rows in enumerate(table.items("rows"))}
-    rows = sum(Record(shards).numbers().values()) or table.amount("rows")
-    return format_count(int(rows))
+    rows = sum(blocks.Record(shards).numbers().values()) or table.amount("rows")
+    return console.format_count(int(rows))
 
 
-def _shards(table: Record) -> str:
-    return format_count(int(table.amount("shards")) or len(table.texts("sites")))
+def _shards(table: blocks.Record) -> str:
+    return console.format_count(int(table.amount("shards")) or len(table.texts("sites")))
 
 
-def _times_column(head: str, key: str, items: Iterable[Record], inside: str = "") -> Column:
+def _times_column(
+    head: str, key: str, items: Iterable[blocks.Record], inside: str = ""
+) -> blocks.Column:
     """Return the column of how often rows are joined, with decimals if any needs them."""
 
-    def times(item: Record) -> float | None:
+    def times(item: blocks.Record) -> float | None:
         return (item.at(inside) if inside else item).number(key)
 
     is_whole = all(value == int(value) for item in items if (value := times(item)) is not None)
     form = "{:,.0f}" if is_whole else "{:,.2f}"
-    return Column(head, lambda item: "-" if (n := times(item)) is None else form.format(n))
+    return blocks.Column(head, lambda item: "-" if (n := times(item)) is None else form.format(n))
 
 
-def _steps(steps: list[Record]) -> Table:
+def _steps(steps: list[blocks.Record]) -> blocks.Table:
     fan_outs = {"matches, min": "min", "median": "median", "max": "max"}
 
-    def join(step: Record) -> str:
+    def join(step: blocks.Record) -> str:
         kind = "LEFT JOIN" if step.get("is-outer") else "JOIN"
         return f"{kind} {step.text('table')}"
 
     columns = [
-        Column("step", join, is_text=True),
-        text_column("on", "on"),
-        count_column("rows before", "rows-before"),
-        count_column("rows after", "rows"),
+        blocks.Column("step", join, is_text=True),
+        blocks.text_column("on", "on"),
+        blocks.count_column("rows before", "rows-before"),
+        blocks.count_column("rows after", "rows"),
         *(_times_column(head, f"fan-out-{name}", steps) for head, name in fan_outs.items()),
-        count_column("rows without a match", "unmatched-before"),
-        count_column("of the table, without", "unmatched-rows"),
+        blocks.count_column("rows without a match", "unmatched-before"),
+        blocks.count_column("of the table, without", "unmatched-rows"),
     ]
     title = f"The join, step by step, from {steps[0].text('table')}"
     note = "matches: rows of the table that a row of the join so far finds."
-    return tabulate(title, steps[1:], columns, note)
+    return blocks.tabulate(title, steps[1:], columns, note)
 
 
 def label_of(query: str) -> str:
@@ -250,13 +223,13 @@ SCORED = {
 Fact = tuple[str, str, str]  # name, figure, what belongs to it
 
 
-def head_of(report: Record) -> dict[str, object]:
+def head_of(report: blocks.Record) -> dict[str, object]:
     """Return the template's values for the top of a report's page."""
     status = report.text("status") or "unknown"
     tables = report.records("tables")
     sites = {site for table in tables for site in table.texts("sites")}
     verb = VERBS.get(report.text("mode"), "over")
-    counts = f"{counted(len(tables), 'table')} at {counted(len(sites), 'site')}"
+    counts = f"{blocks.counted(len(tables), 'table')} at {blocks.counted(len(sites), 'site')}"
     return {
         "label": label_of(report.text("query")),
         "subject": f"{verb} {counts}",
@@ -266,7 +239,7 @@ def head_of(report: Record) -> dict[str, object]:
     }
 
 
-def result(report: Record) -> Blocks:
+def result(report: blocks.Record) -> blocks.Blocks:
     """Yield the outcome, and what was scored with a saved model."""
     yield _metrics(report)
     yield _classes(report)
@@ -274,36 +247,44 @@ def result(report: Record) -> Blocks:
     yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
-    yield Table("Scored with a saved model", ("", "rows"), scored)
+    yield blocks.Table("Scored with a saved model", ("", "rows"), scored)
     predictions = report.at("predictions")
     if file := predictions.text("file"):
         listed = ", ".join(predictions.texts("columns"))
-        yield Prose(f"The predictions are in {file}, with {listed}.")
-    columns = [text_column("table", "table"), text_column("sites", "sites")]
+        yield blocks.Prose(f"The predictions are in {file}, with {listed}.")
+    columns = [blocks.text_column("table", "table"), blocks.text_column("sites", "sites")]
     title = "Sites of the model that were not there"
-    yield tabulate(title, report.records("missing"), columns)
+    yield blocks.tabulate(title, report.records("missing"), columns)
 
 
-def _metrics(report: Record) -> Table:
+def _metrics(report: blocks.Record) -> blocks.Table:
     """Return the metrics of the model and of a constant, each in one format."""
     rows: dict[str, dict[str, float]] = {}
-    for part in (TEST, TRAIN):
+    for part in (convergence.TEST, convergence.TRAIN):
         constant = report.at("baseline").at(part).numbers()
-        for suffix, metrics in (("", final_metrics(report, part)), (": constant", constant)):
+        for suffix, metrics in (
+            ("", convergence.final_metrics(report, part)),
+            (": constant", constant),
+        ):
             if metrics:
                 rows[f"{_rows_of(report, part)}{suffix}"] = metrics
     names = {name for metrics in rows.values() for name in metrics}
     if "log_loss" in names:
         names.discard("loss")
-    order = [*(n for n in METRIC_NAMES if n in names), *sorted(names - METRIC_NAMES.keys())]
+    order = [
+        *(n for n in convergence.METRIC_NAMES if n in names),
+        *sorted(names - convergence.METRIC_NAMES.keys()),
+    ]
     columns = [[metrics.get(name) for metrics in rows.values()] for name in order]
-    cells = zip(rows, *(map(value_format(column), column) for column in columns), strict=True)
-    head = ("", *(metric_name(name, report) for name in order))
-    note = NOTES["constant"] if report.at("baseline") else ""
-    return Table("Metrics of the model", head, list(cells), note=note)
+    cells = zip(
+        rows, *(map(console.value_format(column), column) for column in columns), strict=True
+    )
+    head = ("", *(convergence.metric_name(name, report) for name in order))
+    note = blocks.NOTES["constant"] if report.at("baseline") else ""
+    return blocks.Table("Metrics of the model", head, list(cells), note=note)
 
 
-def _classes(report: Record) -> Table:
+def _classes(report: blocks.Record) -> blocks.Table:
     """Return the rows of each class, and as which class they are predicted."""
     counts, confusion = report.at("classes"), report.at("confusion")
     parts = {"train": "training rows", "test": "held-out rows"} if counts else {}
@@ -317,30 +298,30 @@ def _classes(report: Record) -> Table:
         for name in names
     ]
     head = ("class", *parts.values(), *(f"as {name}" for name in confusion.content))
-    return Table("Classes", head, rows, note=NOTES["classes"] if confusion else "")
+    return blocks.Table("Classes", head, rows, note=blocks.NOTES["classes"] if confusion else "")
 
 
-def _tenths(report: Record) -> Block | None:
+def _tenths(report: blocks.Record) -> blocks.Block | None:
     groups = [item.numbers() for item in report.records("deciles")]
     points = sorted(
         (group["predicted"], group["actual"])
         for group in groups
         if group.keys() >= {"predicted", "actual"}
     )
-    show = value_format(value for point in points for value in point)
+    show = console.value_format(value for point in points for value in point)
     x, y = (Axis(f"mean {name}", linear, show) for name in ("prediction", "label"))
     equal = [(predicted, predicted) for predicted, _ in points]
     lines = [Series("rows not trained on", points), Series("prediction = label", equal)]
-    return line_figure("Label against prediction", x, y, lines, NOTES["tenths"])
+    return line_figure("Label against prediction", x, y, lines, blocks.NOTES["tenths"])
 
 
-def warnings(report: Record) -> Blocks:
+def warnings(report: blocks.Record) -> blocks.Blocks:
     """Yield what a user should know about the result."""
     for warning in report.texts("warnings"):
-        yield Prose(f"Warning: {warning}.")
+        yield blocks.Prose(f"Warning: {warning}.")
 
 
-def label_rows(report: Record) -> Prose:
+def label_rows(report: blocks.Record) -> blocks.Prose:
     """Return the task, how many label rows are joined, and which steps lost the others."""
     rows = report.at("label-rows")
     lost = [f"{x.count('rows')} have no match in {x.text('step')}" for x in rows.records("lost")]
@@ -348,24 +329,24 @@ def label_rows(report: Record) -> Prose:
     head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
     joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
-    return Prose(f"{task}{'; '.join([joined, *lost])}.")
+    return blocks.Prose(f"{task}{'; '.join([joined, *lost])}.")
 
 
-def _rows_of(report: Record, part: str) -> str:
+def _rows_of(report: blocks.Record, part: str) -> str:
     split = report.at("split").text("name")
     held_out = f"held-out rows ({split})" if split else "held-out rows"
-    rows = held_out if part == TEST else "training rows"
+    rows = held_out if part == convergence.TEST else "training rows"
     return "all rows" if report.at("metrics") else rows
 
 
-def _run_facts(report: Record) -> Iterator[str]:
+def _run_facts(report: blocks.Record) -> Iterator[str]:
     """Yield how and when it ran; a run with a saved model has that model's loss."""
     saved, settings = report.at("model"), report.at("settings")
     if not saved:
         strategy, model = settings.text("strategy"), settings.text("model")
         yield strategy.upper() if strategy in ACRONYMS else strategy
         yield f"{model} models" if model else ""
-    loss = loss_of(report)
+    loss = convergence.loss_of(report)
     yield f"{loss} loss" if loss else ""
     names = filter(None, (saved.text("name"), saved.text("version")))
     yield "@".join(names) or report.text("model")
@@ -385,34 +366,34 @@ def _moment(started: str) -> str:
     return f"{moment.day} {moment:%B %Y, %H:%M} UTC"
 
 
-def facts(report: Record) -> Iterator[Fact]:
+def facts(report: blocks.Record) -> Iterator[Fact]:
     """Yield the main figures: metric, rows, rounds, bytes and time."""
-    if choice := main_metric(report):
+    if choice := convergence.main_metric(report):
         part, metric = choice
-        train = final_metrics(report, TRAIN).get(metric)
+        train = convergence.final_metrics(report, convergence.TRAIN).get(metric)
         rows_of = "" if report.at("metrics") else f"{part} "
-        has_both = part == TEST and train is not None
-        split = report.at("split").text("name") if part == TEST else ""
-        detail = f"train {format_value(train)}" if has_both else ""
+        has_both = part == convergence.TEST and train is not None
+        split = report.at("split").text("name") if part == convergence.TEST else ""
+        detail = f"train {console.format_value(train)}" if has_both else ""
         detail = ", ".join(filter(None, (split, detail)))
-        value = format_value(final_metrics(report, part)[metric])
-        yield f"{rows_of}{metric_name(metric, report)}", value, detail
+        value = console.format_value(convergence.final_metrics(report, part)[metric])
+        yield f"{rows_of}{convergence.metric_name(metric, report)}", value, detail
     scored, rows = report.at("rows"), report.at("joined-rows")
     if "joined" in scored.numbers():
         yield "joined rows", scored.count("joined"), "scored"
     elif rows.numbers():
-        train, test = int(rows.amount(TRAIN)), int(rows.amount(TEST))
-        detail = f"{format_count(test)} held out" if test else "none held out"
+        train, test = int(rows.amount(convergence.TRAIN)), int(rows.amount(convergence.TEST))
+        detail = f"{console.format_count(test)} held out" if test else "none held out"
         if validation := int(report.at("split").amount("validation-rows")):
-            detail += f", {format_count(validation)} validate"
-        yield "joined rows", format_count(train + test + validation), detail
+            detail += f", {console.format_count(validation)} validate"
+        yield "joined rows", console.format_count(train + test + validation), detail
     epochs = report.amount("epochs")
     if rounds := int(report.amount("rounds")) or len(report.records("history")):
-        details = counted(epochs, "epoch") if epochs else "", report.text("verdict")
-        yield "rounds", format_count(rounds), ", ".join(filter(None, details))
+        details = blocks.counted(epochs, "epoch") if epochs else "", report.text("verdict")
+        yield "rounds", console.format_count(rounds), ", ".join(filter(None, details))
     up, down = report.amount("bytes_up"), report.amount("bytes_down")
     if up + down:
-        detail = f"{format_bytes(up)} up, {format_bytes(down)} down"
-        yield "sent", format_bytes(up + down), detail
+        detail = f"{console.format_bytes(up)} up, {console.format_bytes(down)} down"
+        yield "sent", console.format_bytes(up + down), detail
     if report.number("seconds") is not None:
-        yield "time", format_seconds(report.amount("seconds")), ""
+        yield "time", console.format_seconds(report.amount("seconds")), ""
