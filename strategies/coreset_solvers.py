@@ -110,7 +110,7 @@ class SolvedStrategy(JoinStrategy):
         scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
         train = problem.train_metrics(problem.gather(scores))
         held_out = problem.held_out_metrics(scores)
-        self.finish_epoch(EpochResult(1, train, held_out.test, predicted=held_out.predicted))
+        self.finish_epoch(EpochResult(1, train, **held_out._asdict()))
 
 
 def joined_rows(

@@ -86,12 +86,10 @@ class AdmmServer:
             self._state, scores, self._scores, problem.base_score, problem.weighting.train_rows
         )
         result = EpochResult(
-            epoch=self._epoch,
-            train=problem.train_metrics(scores),
-            test=held_out.test,
-            validation=held_out.validation,
-            predicted=held_out.predicted,
+            self._epoch,
+            problem.train_metrics(scores),
             residuals=dataclasses.asdict(gap),
+            **held_out._asdict(),
         )
         self._scores = scores
         self._recent.append(gap)
@@ -99,12 +97,9 @@ class AdmmServer:
             rho = admm.balanced_rho(self.rho, self._recent)
             if rho != self.rho:
                 self.rho = rho
-                self.forget_steps()
+                # the next rho is chosen by the epochs from here on
+                self._recent.clear()
         return result
-
-    def forget_steps(self) -> None:
-        """Choose rho by the epochs from here on."""
-        self._recent.clear()
 
 
 class AdmmStrategy(JoinStrategy):
@@ -150,9 +145,7 @@ class AdmmStrategy(JoinStrategy):
         }
         for _ in range(self.settings.epochs):
             scores = yield from self._exchange(problem, server)
-            held_out = HeldOutMetrics()
-            if self._tests_epoch:
-                held_out = problem.held_out_metrics(scores)
+            held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
             is_within = result.is_within(self.settings.tolerance)

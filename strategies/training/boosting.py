@@ -134,15 +134,9 @@ class TablePuppetBoost(JoinStrategy):
                 for each, length in zip(sums, lengths, strict=True)
                 for name in each
             }
-            held_out = problem.metrics_of_held_out(test)
-            result = EpochResult(
-                epoch=epoch,
-                train=problem.train_metrics(boosting.scores),
-                test=held_out.test,
-                validation=held_out.validation,
-                predicted=held_out.predicted,
-            )
-            self.finish_epoch(result)
+            held_out = problem.metrics_of_held_out(test)._asdict()
+            train = problem.train_metrics(boosting.scores)
+            self.finish_epoch(EpochResult(epoch, train, **held_out))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
             has_split = any(direction.any() for direction in directions)
             if epoch == 1 and not has_split:

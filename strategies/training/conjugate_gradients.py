@@ -84,16 +84,8 @@ class TablePuppetCG(JoinStrategy):
                 test += descent.length * direction
             train = problem.train_metrics(descent.scores)
             norm = descent.gradient_norm(train["loss"])
-            held_out = problem.metrics_of_held_out(test)
-            result = EpochResult(
-                epoch=epoch,
-                train=train,
-                test=held_out.test,
-                validation=held_out.validation,
-                predicted=held_out.predicted,
-                residuals={"gradient": norm},
-            )
-            self.finish_epoch(result)
+            held_out = problem.metrics_of_held_out(test)._asdict()
+            self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
             norms.append(norm)
             is_small = norm < max(tolerance / SMALL, REST)
             self._is_optimal = is_small or max(norms[-ROW:]) < tolerance

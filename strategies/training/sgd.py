@@ -282,11 +282,7 @@ class BatchStrategy(JoinStrategy):
         if step.evaluate == TESTED:
             scores = {name: table.gather_tested(replies) for name, table in tables}
             held_out = problem.held_out_metrics(scores)
-        test, validation, predicted = held_out
-        result = EpochResult(
-            step.epoch.number, train, test, validation=validation, predicted=predicted
-        )
-        self.finish_epoch(result)
+        self.finish_epoch(EpochResult(step.epoch.number, train, **held_out._asdict()))
         return train["loss"]
 
 
