@@ -120,9 +120,14 @@ class CostEstimate:
         return {
             "strategy": settings.method_name,
             "epochs": settings.epochs,
-            "set-up": _traffic_dict(set_up),
-            "epoch": _traffic_dict(epoch),
-            "run": _traffic_dict(run),
+            **{
+                stretch: {
+                    "rounds": traffic.rounds,
+                    "bytes-up": {table: round(count) for table, count in traffic.up.items()},
+                    "bytes-down": {table: round(count) for table, count in traffic.down.items()},
+                }
+                for stretch, traffic in (("set-up", set_up), ("epoch", epoch), ("run", run))
+            },
             "waiting": records.waiting_seconds(run.rounds),
         }
 
@@ -263,14 +268,6 @@ class CostEstimate:
             is_weighted=layout.masses is not None or self.method.is_measured,
             has_hessian=not joined.loss.is_regression,
         )
-
-
-def _traffic_dict(traffic: Traffic) -> dict[str, object]:
-    return {
-        "rounds": traffic.rounds,
-        "bytes-up": {table: round(count) for table, count in traffic.up.items()},
-        "bytes-down": {table: round(count) for table, count in traffic.down.items()},
-    }
 
 
 class Explain(RoundStrategy):

@@ -6,7 +6,7 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 """
 
 from collections.abc import Generator, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from msgspec.structs import replace
@@ -82,9 +82,8 @@ class TablePuppetBoost(JoinStrategy):
         is_train = joined.subset == TRAIN
         self._start = scores[is_train], scores[~is_train]
 
-    def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
+    def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let every shard grow trees of its own."""
-        del table, shards, is_linear
         return Update.LOCAL
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
@@ -92,9 +91,8 @@ class TablePuppetBoost(JoinStrategy):
         spec = preparation.spec(table)
         return replace(spec, kind=TREES, intercept=False)
 
-    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
-        del is_last
         return boost_epoch(tables)
 
     def last_request(self) -> FinishRequest:

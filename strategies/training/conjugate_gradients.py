@@ -8,6 +8,7 @@ see :mod:`tp_flower.learning.conjugate_gradients`.
 
 import math
 from collections.abc import Generator, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -52,9 +53,8 @@ class TablePuppetCG(JoinStrategy):
         del table, is_linear
         return Update.LOCAL if shards == 1 else Update.GRAM
 
-    def epoch_traffic(self, tables: Sequence[TableSize], _: int, *, is_last: bool) -> Traffic:
+    def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
-        del is_last
         return cg_epoch(tables)
 
     def last_request(self) -> FinishRequest:

@@ -186,7 +186,11 @@ class BatchStrategy(JoinStrategy):
         # any epoch may be the last or the best, whose metrics must be exact
         often = TESTED if tests_every_epoch(self.settings) else None
         usual = ALL if ends_early(self.settings) else often
-        upcoming = self._passes(problem)
+        rng, batches = generator(self.settings.seed, Stream.ORDER), self._batches.plan.batches
+        upcoming = (
+            _Epoch(number, rng.permutation(batches), self._rates(problem, number))
+            for number in range(1, self.settings.epochs + 1)
+        )
         epoch = next(upcoming, None)
         while epoch is not None:
             order: list[int] = epoch.order.tolist()
@@ -202,13 +206,6 @@ class BatchStrategy(JoinStrategy):
                 evaluate=ALL if following is None else usual,
             )
             epoch = following
-
-    def _passes(self, problem: TrainingProblem) -> Iterator[_Epoch]:
-        rng = generator(self.settings.seed, Stream.ORDER)
-        batches, epochs = self._batches.plan.batches, self.settings.epochs
-        for number in range(1, epochs + 1):
-            rates = self._rates(problem, number)
-            yield _Epoch(number, rng.permutation(batches), rates)
 
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""

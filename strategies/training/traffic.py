@@ -104,16 +104,6 @@ class Traffic:
     up: Mapping[str, float] = field(default_factory=dict)
     down: Mapping[str, float] = field(default_factory=dict)
 
-    @property
-    def bytes_up(self) -> float:
-        """Bytes to the server, for all tables."""
-        return sum(self.up.values())
-
-    @property
-    def bytes_down(self) -> float:
-        """Bytes to the sites, for all tables."""
-        return sum(self.down.values())
-
     def __add__(self, other: "Traffic") -> "Traffic":
         """Return the traffic of one part of a run followed by another."""
         up, down = (
