@@ -53,6 +53,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +70,8 @@ FLOWER_SECONDS = 5.0  # of a round of Flower's messages, whatever it carries
 SESSION_SECONDS = 0.003  # of one in a session; both by scripts/bench_deploy.py
 
 Metrics = Mapping[str, float]
+_BY_TABLE = ("bytes_up", "bytes_down")
+_SECONDS = ("server_seconds", "client_seconds", "wait_seconds")
 
 
 @dataclass(frozen=True)
@@ -154,17 +157,11 @@ class RunRecord:
 
     def traffic(self) -> dict[str, object]:
         """Return the entries of `report.json` about all rounds together."""
-        history = self.history
+        total = merge_rounds(self.history or [RoundReport(0, 0, "", rounds=0)])
+        names = (*_BY_TABLE, "overhead_bytes", *_SECONDS)
         return {
-            "totals": {
-                "bytes-up": sum_by_table(item.bytes_up for item in history),
-                "bytes-down": sum_by_table(item.bytes_down for item in history),
-                "overhead-bytes": sum(item.overhead_bytes for item in history),
-                "server-seconds": math.fsum(item.server_seconds for item in history),
-                "client-seconds": math.fsum(item.client_seconds for item in history),
-                "wait-seconds": math.fsum(item.wait_seconds for item in history),
-            },
-            "rounds": sum(item.rounds for item in history),
+            "totals": {name.replace("_", "-"): getattr(total, name) for name in names},
+            "rounds": total.rounds,
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
         }
@@ -208,20 +205,11 @@ def merge_rounds(rounds: Sequence[RoundReport]) -> RoundReport:
     >>> merge_rounds([RoundReport(7, 1, "sgd"), RoundReport(8, 1, "sgd", {"loss": 0.5})]).train
     {'loss': 0.5}
     """
-    sites: Counter[str] = Counter()
-    for item in rounds:
-        sites.update(item.site_seconds)
-    return replace(
-        rounds[-1],
-        bytes_up=sum_by_table(item.bytes_up for item in rounds),
-        bytes_down=sum_by_table(item.bytes_down for item in rounds),
-        overhead_bytes=sum(item.overhead_bytes for item in rounds),
-        server_seconds=math.fsum(item.server_seconds for item in rounds),
-        client_seconds=math.fsum(item.client_seconds for item in rounds),
-        wait_seconds=math.fsum(item.wait_seconds for item in rounds),
-        site_seconds=dict(sites),
-        rounds=sum(item.rounds for item in rounds),
-    )
+    values = {name: [getattr(item, name) for item in rounds] for name in vars(rounds[-1])}
+    sums: dict[str, Any] = {n: sum_by_table(values[n]) for n in (*_BY_TABLE, "site_seconds")}
+    sums |= {name: math.fsum(values[name]) for name in _SECONDS}
+    sums |= {name: sum(values[name]) for name in ("overhead_bytes", "rounds")}
+    return replace(rounds[-1], **sums)
 
 
 def merge_last_epoch(history: list[RoundReport]) -> None:
