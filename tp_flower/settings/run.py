@@ -55,12 +55,6 @@ def _row_key(text: str) -> str:
     return text
 
 
-def _track(text: str) -> str:
-    for tracker in items_of(text):
-        TRACKERS.read(tracker)
-    return text
-
-
 @dataclass(frozen=True)
 class RunSettings:
     """The run: what it does, with which model, and where it writes."""
@@ -113,7 +107,7 @@ class RunSettings:
         "",
         'Where else to log epochs and results: "tensorboard", "mlflow" (extras of the '
         "same names), or both, comma separated.",
-        Form(str(TRACKERS), _track),
+        Form(str(TRACKERS), lambda text: ", ".join(map(TRACKERS.read, items_of(text)))),
         may_change=True,
     )
 

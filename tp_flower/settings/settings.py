@@ -142,7 +142,11 @@ def conflicts(values: SettingValues) -> Iterator[str]:
         yield from _conflicts_of_noiseless(values)
     if values.method_name not in methods.JOINING:
         yield from _conflicts_of_personalised(values)
-    yield from _conflicts_of_modes(values)
+    if "@" in values.model_name and values.mode in (run.TRAIN, run.EXPLAIN):
+        yield (
+            f"model-name: mode {values.mode!r} takes a name without '@version', which training "
+            "assigns"
+        )
 
 
 def _unread(values: SettingValues) -> Iterator[str]:
@@ -297,12 +301,6 @@ def _conflicts_of_personalised(values: SettingValues) -> Iterator[str]:
             "graph-epsilon: noise is for the summaries of graph "
             f"{methods.BY_DATA!r} and {methods.BY_FEATURES!r}, not for {values.graph!r}"
         )
-
-
-def _conflicts_of_modes(values: SettingValues) -> Iterator[str]:
-    mode = values.mode
-    if "@" in values.model_name and mode in (run.TRAIN, run.EXPLAIN):
-        yield (f"model-name: mode {mode!r} takes a name without '@version', which training assigns")
 
 
 @dataclass(frozen=True)
