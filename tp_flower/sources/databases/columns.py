@@ -231,7 +231,10 @@ def mysql_column(field: Any) -> DatabaseColumn:
     if code == FIELD_TYPE.YEAR:
         return DatabaseColumn.of(name, "SMALLINT")
     if code in (FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL):
-        return _mysql_decimal(field, is_unsigned)
+        # the length counts the point and the sign
+        precision = field.length - (field.scale > 0) - (not is_unsigned)
+        digits = min(precision, MAX_DIGITS), min(field.scale, MAX_DIGITS)
+        return DatabaseColumn.of(name, "DECIMAL({},{})".format(*digits))
     if code == FIELD_TYPE.DOUBLE:
         return DatabaseColumn.of(name, "DOUBLE")
     if code == FIELD_TYPE.FLOAT:
@@ -257,13 +260,6 @@ def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
         return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
     kind = ("U" if is_unsigned else "") + _MY_INTEGERS[field.type_code]
     return DatabaseColumn.of(name, kind)
-
-
-def _mysql_decimal(field: Any, is_unsigned: bool) -> DatabaseColumn:
-    # the length counts the point and the sign
-    precision = field.length - (field.scale > 0) - (not is_unsigned)
-    digits = min(precision, MAX_DIGITS), min(field.scale, MAX_DIGITS)
-    return DatabaseColumn.of(field.name, "DECIMAL({},{})".format(*digits))
 
 
 def _without_zero_date(name: str) -> exp.Expr:

@@ -123,15 +123,14 @@ class FilterPushdown:
             if not self._kind(tree.this) or not isinstance(tree.expression, exp.Null):
                 return None
             return exp.Is(this=named(tree.this.unnest().name), expression=exp.Null())
-        operands = self._operands(tree, _constants(tree))
+        translated = tree.copy()
+        places = _constants(translated)
+        operands = self._operands(translated, places)
         if operands is None:
             return None
-        value, *constants = operands
-        if isinstance(tree, exp.In):
-            return exp.In(this=value, expressions=constants)
-        if isinstance(tree, exp.Between):
-            return exp.Between(this=value, low=constants[0], high=constants[1])
-        return type(tree)(this=value, expression=constants[0])
+        for place, operand in zip((translated.this, *places), operands, strict=True):
+            place.replace(operand)
+        return translated
 
     def _kind(self, tree: exp.Expr) -> str:
         """Return the kind of a column's values; "" if nothing may be pushed down."""

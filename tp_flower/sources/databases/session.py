@@ -257,14 +257,9 @@ for _name in ("engine.Engine", "pool.impl.NullPool"):
 _THREAD: Final = threading.local()
 
 
-def _is_elsewhere(_record: logging.LogRecord) -> bool:
-    """Drop driver logs from threads that have a shard's database open."""
-    return not getattr(_THREAD, "sessions", 0)
-
-
 for _name in ("psycopg", "psycopg.pq"):
-    # it would print the user's name
-    logging.getLogger(_name).addFilter(_is_elsewhere)
+    # it would print the user's name: nothing is logged by threads that have a database open
+    logging.getLogger(_name).addFilter(lambda _: not getattr(_THREAD, "sessions", 0))
 
 
 @contextmanager
