@@ -6,7 +6,7 @@ request again, the rounds that the site has missed, or the end of the run.
 
 import difflib
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Final
 
@@ -157,8 +157,12 @@ def kind_of(error: BaseException) -> ErrorKind:
         return ErrorKind.BEHIND
     if isinstance(error, DivergedError):
         return ErrorKind.DIVERGED
-    is_passing = any(_is_passing(cause) for cause in _causes(error))
-    return ErrorKind.TRANSIENT if is_passing else ErrorKind.REFUSED
+    cause: BaseException | None = error
+    while cause is not None:
+        if _is_passing(cause):
+            return ErrorKind.TRANSIENT
+        cause = cause.__cause__
+    return ErrorKind.REFUSED
 
 
 def is_full(error: OSError) -> bool:
@@ -173,9 +177,3 @@ def _is_passing(error: BaseException) -> bool:
         return True
     is_engine = type(error).__module__.partition(".")[0] in ("duckdb", "_duckdb")
     return is_engine and any(words in str(error) for words in _FULL)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__

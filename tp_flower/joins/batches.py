@@ -81,12 +81,6 @@ def plan_batches(mapping: TableMapping, batch_size: int, rng: np.random.Generato
     order = rng.permutation(total)
     count = -(-total // batch_size)
     start = np.minimum(np.arange(count + 1) * batch_size, total)
-    return _plan(mapping, order, start)
-
-
-def _plan(mapping: TableMapping, order: IntArray, start: IntArray) -> BatchPlan:
-    """Return the plan of batches that hold ``order[start[t] : start[t + 1]]``."""
-    count = len(start) - 1
     batch_of = np.repeat(np.arange(count), np.diff(start))
     tables = {
         table: _table_batches(rows.row_of[order], rows.rows, batch_of, count)
