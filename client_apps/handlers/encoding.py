@@ -76,7 +76,8 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     meta = {"request": digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    describes = body.describes and is_fitted and _may_describe(site.source(number).policy)
+    policy = site.source(number).policy
+    describes = body.describes and is_fitted and _may_describe(policy, body)
     if describes:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
@@ -87,9 +88,14 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
 
 
-def _may_describe(policy: Policy) -> bool:
-    """Return whether facts about rows may leave without noise, besides the encoder."""
-    return policy.epsilon is None and policy.releases.statistics != NEVER
+def _may_describe(policy: Policy, body: StatisticsPart) -> bool:
+    """Return whether facts about rows may leave without noise, besides the encoder.
+
+    They would be those of a single row if it counted for nearly all: ``min-rows`` limits that.
+    """
+    counts = body.multiplicity
+    is_even = counts is None or int(counts.max(initial=0)) * policy.min_rows <= int(counts.sum())
+    return policy.epsilon is None and policy.releases.statistics != NEVER and is_even
 
 
 def _choice(encoders: object) -> TableChoice:
