@@ -12,8 +12,10 @@ the rest, the length of a text is bounded before it runs: nested REPLACE multipl
 
 import math
 import re
+import tomllib
 from collections.abc import Collection, Iterator
 from functools import lru_cache
+from pathlib import Path
 
 import sqlglot
 from sqlglot import exp
@@ -30,65 +32,14 @@ _DISTANCES = frozenset(("damerau_levenshtein", "jaro_similarity", "jaccard"))
 
 _Length = tuple[float, float]  # a bound: so many columns, so many characters
 
-_SYNTAX: tuple[type[exp.Expr], ...] = (
-    exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Null, exp.Paren,
-    exp.Var, exp.Interval, exp.DataType, exp.DataTypeParam, exp.Cast, exp.TryCast,
-    exp.Case, exp.If, exp.Anonymous,
-)  # fmt: skip
-_OPERATORS: tuple[type[exp.Expr], ...] = (
-    exp.Neg, exp.Not, exp.And, exp.Or, exp.Add, exp.Sub, exp.Mul, exp.Div,
-    exp.IntDiv, exp.Mod, exp.Pow, exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.NullSafeNEQ,
-    exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between, exp.In, exp.Is, exp.Like,
-    exp.ILike, exp.Escape, exp.SimilarTo, exp.Glob, exp.DPipe, exp.BitwiseAnd,
-    exp.BitwiseOr, exp.BitwiseNot,
-)  # fmt: skip
-_NUMBER_FUNCTIONS: tuple[type[exp.Expr], ...] = (
-    exp.Abs, exp.Ceil, exp.Floor, exp.Round, exp.Trunc, exp.Sign, exp.Sqrt,
-    exp.Cbrt, exp.Exp, exp.Ln, exp.Log, exp.Sin, exp.Cos, exp.Tan, exp.Asin,
-    exp.Acos, exp.Atan, exp.Atan2, exp.Degrees, exp.Radians, exp.Pi, exp.Greatest,
-    exp.Least, exp.Coalesce, exp.Nullif, exp.IsNan, exp.IsInf,
-)  # fmt: skip
-_TEXT_FUNCTIONS: tuple[type[exp.Expr], ...] = (
-    exp.Lower, exp.Upper, exp.Length, exp.Trim, exp.Substring, exp.Left, exp.Right,
-    exp.Replace, exp.Reverse, exp.Concat, exp.ConcatWs, exp.Contains,
-    exp.StartsWith, exp.EndsWith, exp.StrPosition, exp.SplitPart, exp.RegexpLike,
-    exp.RegexpReplace, exp.RegexpExtract, exp.RegexpFullMatch, exp.Levenshtein,
-)  # fmt: skip
-_TIME_FUNCTIONS: tuple[type[exp.Expr], ...] = (
-    exp.Year, exp.Month, exp.Day, exp.DayOfMonth, exp.Hour, exp.Minute, exp.Second,
-    exp.Quarter, exp.Week, exp.WeekOfYear, exp.DayOfWeek, exp.DayOfWeekIso,
-    exp.DayOfYear, exp.Dayname, exp.Monthname, exp.Extract, exp.Date, exp.DateTrunc,
-    exp.TimestampTrunc, exp.DateDiff, exp.DateAdd, exp.DateBin, exp.TimeToUnix,
-    exp.UnixToTime, exp.TimeToStr, exp.StrToTime, exp.DateFromParts,
-    exp.TimestampFromParts, exp.LastDay, exp.ToDays,
-)  # fmt: skip
-ALLOWED_NODES = frozenset(
-    _SYNTAX + _OPERATORS + _NUMBER_FUNCTIONS + _TEXT_FUNCTIONS + _TIME_FUNCTIONS
-)
-# DuckDB functions for which sqlglot has no node, by name
-ALLOWED_FUNCTIONS = frozenset((
-    "isfinite", "even", "gcd", "lcm", "fmod", "strlen", "prefix", "suffix",
-    "strip_accents", "nfc_normalize", "jaccard", "jaro_similarity",
-    "damerau_levenshtein", "millisecond", "weekday", "yearweek", "isoyear",
-    "date_part", "datepart", "date_sub", "datesub", "age", "epoch_us", "epoch_ns",
-    "try_strptime", "julian", "to_hours",
-))  # fmt: skip
-ALLOWED_TYPES: frozenset[exp.DType] = frozenset((
-    exp.DType.BOOLEAN, exp.DType.TINYINT, exp.DType.SMALLINT, exp.DType.INT,
-    exp.DType.BIGINT, exp.DType.INT128, exp.DType.UTINYINT, exp.DType.USMALLINT,
-    exp.DType.UINT, exp.DType.UBIGINT, exp.DType.FLOAT, exp.DType.DOUBLE,
-    exp.DType.DECIMAL, exp.DType.CHAR, exp.DType.VARCHAR, exp.DType.TEXT,
-    exp.DType.DATE, exp.DType.TIME, exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ,
-    exp.DType.TIMESTAMPTZ, exp.DType.TIMESTAMP_S, exp.DType.TIMESTAMP_MS,
-    exp.DType.TIMESTAMP_NS, exp.DType.UUID,
-))  # fmt: skip
-_SIMPLE: tuple[type[exp.Expr], ...] = (
-    exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Stddev, exp.StddevPop, exp.StddevSamp,
-    exp.Variance, exp.VariancePop, exp.Median, exp.LogicalAnd, exp.LogicalOr,
-)  # fmt: skip
+# sqlglot's nodes and types by name, and DuckDB's functions for which it has no node
+_NAMES = tomllib.loads(Path(__file__).with_name("allowed.toml").read_text("utf-8"))
+ALLOWED_NODES = frozenset(getattr(exp, n) for names in _NAMES["nodes"].values() for n in names)
+ALLOWED_FUNCTIONS = frozenset(_NAMES["functions"])
+ALLOWED_TYPES = frozenset(exp.DType[name] for name in _NAMES["types"])
 # Their value depends only on the rows of a group, not on their order, and DuckDB
 # computes it exactly, unlike FIRST, ANY_VALUE, LIST and so on.
-AGGREGATES = frozenset((*_SIMPLE, exp.Count, exp.PercentileCont))
+AGGREGATES = frozenset(getattr(exp, name) for name in _NAMES["aggregates"])
 # allowed only inside an aggregate, unlike those before
 AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
 _LISTED = (
