@@ -1,8 +1,7 @@
 """The Flower ServerApp: run config -> settings -> strategy -> report.
 
-``mode = "explain"`` takes the set-up's rounds only, and reports what training would do;
-"predict" and "evaluate" use the model that a run has saved
-(:mod:`strategies.inference.predict`).
+``mode = "explain"`` takes the set-up's rounds only, and reports what training would do; "predict"
+and "evaluate" use the model that a run has saved (:mod:`strategies.inference.predict`).
 """
 
 import time

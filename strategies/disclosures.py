@@ -11,12 +11,11 @@ The `privacy` entry of `report.json`::
                adversary, mechanism or null, scope, site, per}, limit, used, ...}]}
     totals    [{site, table, source, per, epsilon, delta, given, uncovered: [what]}]
 
-The ledger is each node's own account of the run. `mechanism` is the cost of one use,
-`used` the number of uses of the most used key, `limit` the planned number. A total
-composes all covered releases of a table's rows at one site, `per` row or unit of its
-policy, `given` what masked scores tell; `uncovered` lists the releases that no
-mechanism covers, and about which the epsilon says nothing. Where scores leave in the
-clear, a text says so in its place.
+The ledger is each node's own account of the run. `mechanism` is the cost of one use, `used` the
+number of uses of the most used key, `limit` the planned number. A total composes all covered
+releases of a table's rows at one site, `per` row or unit of its policy, `given` what masked scores
+tell; `uncovered` lists the releases that no mechanism covers, and about which the epsilon says
+nothing. Where scores leave in the clear, a text says so in its place.
 """
 
 from collections import defaultdict

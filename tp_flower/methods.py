@@ -37,8 +37,7 @@ class Method:
             (a model per site).
         solves_tables: whether a table's linear model is solved for exactly, from its
             Gram matrix and moments.
-        only_model: the kind of models that it trains alone, without any noise; "" for
-            all kinds.
+        only_model: the kind of models that it trains alone, without any noise; "" for all kinds.
         sends_gradients: whether a site sends gradients of batches, not updates.
         sends_a_row_once: whether a row of a table is in a release at most once, as the
             accountants assume: in a message about joined rows (VFL) the influence of a

@@ -125,9 +125,8 @@ def split_by_hash(hashes: HashArray, shares: Shares) -> SubsetArray:
 def split_by_order(times: FloatArray, shares: Shares) -> SubsetArray:
     """Return the subset of each joined row, (N,), from its place in time, (N,).
 
-    The last share of the rows is tested on, and the last of the others validates; rows
-    at one time stay together, so that the shares are met or exceeded. Rows without a
-    time (NaN) are trained on.
+    The last share of the rows is tested on, and the last of the others validates; rows at one time
+    stay together, so that the shares are met or exceeded. Rows without a time (NaN) are trained on.
 
     >>> split_by_order(np.array([3.0, 1.0, 3.0, 2.0, np.nan]), Shares(0.25)).tolist()
     [2, 0, 2, 0, 0]

@@ -84,9 +84,8 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if saving := report.at("saving"):
         rows, joined = report.at("joined-rows"), saving.amount("joined-values")
         yield blocks.Prose(
-            f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to "
-            f"train on, {rows.count('test')} held out) from "
-            f"{saving.count('rows-held')} rows held."
+            f"{saving.count('joined-rows')} joined rows ({rows.count('train')} to train on, "
+            f"{rows.count('test')} held out) from {saving.count('rows-held')} rows held."
         )
         held = saving.amount("values-held")
         times = f", {joined / held:.2f} times as many as" if held else "; no values are"

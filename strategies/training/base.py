@@ -1,10 +1,9 @@
 """RelationalStrategy: a Flower Strategy whose training set is the result of a query.
 
-Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which
-the server builds the mapping; with ``statistics`` the sites fit encoders, for tables in
-several shards with ``fit``, a fourth; ``prepare`` sends multiplicities and the batch
-plan, and brings the start of training. A coreset takes three more rounds
-(:mod:`strategies.coresets.draw`) before ``prepare``.
+Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which the server
+builds the mapping; with ``statistics`` the sites fit encoders, for tables in several shards with
+``fit``, a fourth; ``prepare`` sends multiplicities and the batch plan, and brings the start of
+training. A coreset takes three more rounds (:mod:`strategies.coresets.draw`) before ``prepare``.
 
 A method overrides the hooks in which it differs: which rows a table trains on, which
 loss, whether there is a label, how shards train together.

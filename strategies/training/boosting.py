@@ -166,9 +166,8 @@ def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str)
     different = [name for name, (old, new) in aspects.items() if old != new]
     if different:
         raise SettingsError(
-            f"boost-from: model {model.model} was trained with other "
-            f"{', '.join(different)}: train both with one query, seed, test-split, "
-            "test-fraction and validation-fraction"
+            f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
+            "both with one query, seed, test-split, test-fraction and validation-fraction"
         )
 
 

@@ -15,13 +15,12 @@ in both directions, without held-out rows and with every table in one shard::
     TP-SGD     O(alpha)    8 alpha d_c     N/B      r/4 + 4 n + 4 (N/B + 1 + alpha)
     GD                     8 n d_c         1        r/4 + 4 n + 4 (2 + n)
 
-alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the
-table. For held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD
-4 d_c for each. A table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM,
-statistics), 8 Q p each way per inner round (ADMM, consensus), or 8 Q p each way per
-batch (SGD): the paper's O(T' Q) and O(Q N/B). N leaves out joined rows of a LEFT JOIN
-without a row of the table. So VFL-ADMM sends M (2 N + N') / sum_i (n_i + m_i) times the
-bytes of ADMM, with N' held-out joined rows and tables in one shard.
+alpha is the number of distinct rows of every batch, n <= alpha <= N; r the rows of the table. For
+held-out rows, ADMM sends 4 d_c more for each that is not trained on, and SGD 4 d_c for each. A
+table in Q shards adds 8 Q (d [+ 1]) d_c up and 8 Q p down (ADMM, statistics), 8 Q p each way per
+inner round (ADMM, consensus), or 8 Q p each way per batch (SGD): the paper's O(T' Q) and O(Q N/B).
+N leaves out joined rows of a LEFT JOIN without a row of the table. So VFL-ADMM sends M (2 N + N') /
+sum_i (n_i + m_i) times the bytes of ADMM, with N' held-out joined rows and tables in one shard.
 
 Notation:
     n, m    ``trained`` rows of one shard, and rows that take part    k  batch rows

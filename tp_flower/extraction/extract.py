@@ -158,9 +158,8 @@ class _Writer:
             self._widths[piece.column] = width
             if shortest != longest or shortest != width:
                 raise SourceError(
-                    f"{self._plan.source}: the vectors of {piece.name!r} differ "
-                    f"in length: {shortest} and {max(longest, width)}; "
-                    "all must have the same length"
+                    f"{self._plan.source}: the vectors of {piece.name!r} differ in length: "
+                    f"{shortest} and {max(longest, width)}; all must have the same length"
                 )
         vectors = vectors.cast(_VECTORS, safe=False)
         self._check_finite(piece, vectors.flatten())

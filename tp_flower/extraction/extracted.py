@@ -6,10 +6,9 @@ Layout
     texts-<column>.arrow    the list: the distinct texts of each batch, batch by batch
     shard.json              the columns' kinds, and the row at which each batch starts
 
-A shard may be larger than memory: it is written and read batch by batch, with plain
-reads, because the pages of a memory map count as memory of the process. Small shards
-keep the same files in memory. Nothing in the files is keyed: the secret of the hashes
-changes with every run.
+A shard may be larger than memory: it is written and read batch by batch, with plain reads, because
+the pages of a memory map count as memory of the process. Small shards keep the same files in
+memory. Nothing in the files is keyed: the secret of the hashes changes with every run.
 
 Notation
     n   rows of the shard that pass the fragment's filters

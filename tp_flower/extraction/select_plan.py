@@ -160,9 +160,8 @@ UNIT_OF_ROW: Final = "(unit)"  # column of rows drawn by unit, in no query's nam
 class Plan:
     """All expressions of a fragment, and the SELECT of them over a relation.
 
-    There is at most one label and weight. ``composites`` are the parts of each key and,
-    under ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the
-    unit of privacy.
+    There is at most one label and weight. ``composites`` are the parts of each key and, under
+    ``GROUPS``, the expressions that a sub-query groups by; under ``UNIT`` the unit of privacy.
     """
 
     source: ShardSource

@@ -42,8 +42,7 @@ class TableBatches:
 class BatchPlan:
     """All mini-batches of one run.
 
-    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order``
-    (N,).
+    Batch t holds the joined rows ``order[start[t] : start[t + 1]]``, with ``order`` (N,).
     """
 
     order: IntArray

@@ -79,10 +79,9 @@ Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 class JoinStep:
     """One table joined to those before it.
 
-    The fan-out is the number of joined rows that each previous one becomes. Of the
-    joined rows before, ``unmatched_before`` match no row of the table, and
-    ``unmatched_rows`` of its rows match none of them; ``lost_label_rows`` rows of the
-    label table are in no joined row any more.
+    The fan-out is the number of joined rows that each previous one becomes. Of the joined rows
+    before, ``unmatched_before`` match no row of the table, and ``unmatched_rows`` of its rows match
+    none of them; ``lost_label_rows`` rows of the label table are in no joined row any more.
     """
 
     table: str
@@ -101,9 +100,8 @@ class JoinStep:
         if not self.on:
             return f"{self.table}: {self.rows} rows"
         return (
-            f"{self.table} on {self.on}: {self.rows_before} rows become {self.rows} "
-            f"(fan-out min {self.fan_out_min}, median {self.fan_out_median:g}, "
-            f"max {self.fan_out_max})"
+            f"{self.table} on {self.on}: {self.rows_before} rows become {self.rows} (fan-out min "
+            f"{self.fan_out_min}, median {self.fan_out_median:g}, max {self.fan_out_max})"
         )
 
 
@@ -247,10 +245,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         steps.append(describe_step(table, on, match, joined[label_table], is_outer=table in outer))
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
-                f"the join multiplies rows: {steps[-1]}; max-joined-rows allows "
-                f"{max_joined_rows}. Before it: {'; '.join(map(str, steps[:-1]))}. "
-                f"Aggregate {table} in a sub-query (GROUP BY its join key), add a "
-                "predicate to its ON, or raise max-joined-rows"
+                f"the join multiplies rows: {steps[-1]}; max-joined-rows allows {max_joined_rows}. "
+                f"Before it: {'; '.join(map(str, steps[:-1]))}. Aggregate {table} in a sub-query "
+                "(GROUP BY its join key), add a predicate to its ON, or raise max-joined-rows"
             )
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:

@@ -155,11 +155,10 @@ class Query:
     ) -> BoundQuery:
         """Return the fragments and joins over tables with these columns.
 
-        The columns of a ``split`` are together the last key of their table, which no
-        join uses. Without a label, the query's own label is read only if the query has
-        stars, which do not include the label's columns. A QueryError names an unknown
-        or ambiguous table or column, an expression over two tables, a table that is not
-        joined, or rows that no site has.
+        The columns of a ``split`` are together the last key of their table, which no join uses.
+        Without a label, the query's own label is read only if the query has stars, which do not
+        include the label's columns. A QueryError names an unknown or ambiguous table or column, an
+        expression over two tables, a table that is not joined, or rows that no site has.
 
         >>> query = Query.from_sql("SELECT x FROM t", needs_label=False)
         >>> bound = query.bind({"t": {"x": "DOUBLE"}}, Unlabelled("t"))
@@ -338,9 +337,8 @@ def _label_and_weight(
         name = parsing.LABEL if parsing.is_label(item) else parsing.WEIGHT
         if local.table in outer:
             raise QueryError(
-                f"the {name} {item.sql} belongs to table {local.table}, which is LEFT "
-                f"JOINed: rows without a match have no {name}; join {local.table} "
-                "with JOIN"
+                f"the {name} {item.sql} belongs to table {local.table}, which is LEFT JOINed: rows "
+                f"without a match have no {name}; join {local.table} with JOIN"
             )
         by_name[name] = local
     return by_name.get(parsing.LABEL), by_name.get(parsing.WEIGHT)

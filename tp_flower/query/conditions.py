@@ -58,9 +58,8 @@ class Condition:
 def bind_conditions(statement: Statement, scope: Scope) -> tuple[list[Condition], Scope]:
     """Return all conditions, and the scope for the SELECT list and WHERE.
 
-    ON sees the tables joined so far. USING takes its column from the left side, as
-    DuckDB does, and from then on the bare name means that column. NATURAL is USING with
-    the columns of both sides.
+    ON sees the tables joined so far. USING takes its column from the left side, as DuckDB does, and
+    from then on the bare name means that column. NATURAL is USING with the columns of both sides.
     """
     bound: list[Condition] = []
     merged: dict[str, str] = {}
@@ -184,8 +183,7 @@ def _check(condition: Condition, outer: frozenset[str], relations: Mapping[str, 
     if not condition.is_filter and owner and owner not in tables:
         raise QueryError(
             f"condition {condition.text} in the LEFT JOIN of {owner} compares "
-            f"{' and '.join(tables)}: only an equality with {owner} can decide what "
-            "it matches"
+            f"{' and '.join(tables)}: only an equality with {owner} can decide what it matches"
         )
     for side in condition.sides:
         if side.table not in outer or side.table == owner:

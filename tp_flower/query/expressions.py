@@ -1,13 +1,12 @@
 """SQL expressions: parse one, check it against an allow-list, render it again.
 
-An expression crosses two borders: the operator's query is cut into expressions,
-and a site runs expressions that came over the wire. Both pass through here.
-Nothing is ever pasted: what runs is rendered from a tree made only of the nodes
-below, and its text must parse back to the same text, so that the checked tree
-and the executed text cannot differ. The list holds functions of a single row
-only: no sub-queries, aggregates, windows, files, settings, clocks or random
-numbers, and nothing that builds large values (``repeat``, ``lpad``, ``range``). Of
-the rest, the length of a text is bounded before it runs: nested REPLACE multiplies.
+An expression crosses two borders: the operator's query is cut into expressions, and a site runs
+expressions that came over the wire. Both pass through here. Nothing is ever pasted: what runs is
+rendered from a tree made only of the nodes below, and its text must parse back to the same text, so
+that the checked tree and the executed text cannot differ. The list holds functions of a single row
+only: no sub-queries, aggregates, windows, files, settings, clocks or random numbers, and nothing
+that builds large values (``repeat``, ``lpad``, ``range``). Of the rest, the length of a text is
+bounded before it runs: nested REPLACE multiplies.
 """
 
 import math
@@ -43,9 +42,8 @@ AGGREGATES = frozenset(getattr(exp, name) for name in _NAMES["aggregates"])
 # allowed only inside an aggregate, unlike those before
 AGGREGATE_NODES = AGGREGATES | {exp.Filter, exp.Where, exp.Distinct, exp.Star}
 _LISTED = (
-    "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, "
-    "VAR_*, MEDIAN, QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE "
-    "...) or without"
+    "COUNT(*), COUNT(x), COUNT(DISTINCT x), SUM, AVG, MIN, MAX, STDDEV*, VARIANCE*, VAR_*, MEDIAN, "
+    "QUANTILE_CONT(x, 0.5), BOOL_AND, BOOL_OR, each with FILTER (WHERE ...) or without"
 )
 _AGGREGATED = "JOIN (SELECT k, AVG(x) AS mean FROM t GROUP BY k) AS a ON a.k = b.k"
 _SUB_QUERIES = (

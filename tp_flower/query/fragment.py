@@ -133,9 +133,8 @@ class SubQuery:
     def check(self, columns: Collection[str], where: str) -> "SubQuery":
         """Return the sub-query re-rendered from parsed, allowed expressions.
 
-        A QueryError names the piece that is not an expression over these columns, uses
-        a function or aggregate outside the allow-lists, or a column that is not grouped
-        by.
+        A QueryError names the piece that is not an expression over these columns, uses a function
+        or aggregate outside the allow-lists, or a column that is not grouped by.
         """
         if not self.columns or not self.groups:
             raise QueryError(f"{where}: a sub-query needs a column and an expression to group by")

@@ -1,9 +1,8 @@
 """Bind a table of FROM, which is a hosted table or a sub-query, to the sites' tables.
 
-Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A
-relation has one branch per SELECT of a UNION ALL; every branch becomes its own
-fragment. A branch without grouping disappears: its expressions replace its columns, so
-that its sites run one flat SELECT.
+Names are resolved here: stars, aliases and ordinals in GROUP BY and HAVING, DISTINCT. A relation
+has one branch per SELECT of a UNION ALL; every branch becomes its own fragment. A branch without
+grouping disappears: its expressions replace its columns, so that its sites run one flat SELECT.
 
 A row of a LEFT JOIN without a match has NULL in every column of the missing side;
 DuckDB evaluates expressions there. The expressions have passed the allow-list, types

@@ -100,8 +100,7 @@ class Scope:
         alias = spell(name, tuple(self.columns))
         if alias is None:
             raise QueryError(
-                f"{what}: no table is called {name!r} here"
-                f"{closest(name, tuple(self.columns))}; "
+                f"{what}: no table is called {name!r} here{closest(name, tuple(self.columns))}; "
                 f"tables: {', '.join(self.columns)}"
             )
         return alias

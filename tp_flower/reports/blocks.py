@@ -1,7 +1,6 @@
 """A page of sections of tables, figures and texts: one HTML file without scripts.
 
-The blocks are plain data, and the template turns them into HTML; nothing here reads a
-report.
+The blocks are plain data, and the template turns them into HTML; nothing here reads a report.
 """
 
 import math
@@ -247,8 +246,7 @@ def mechanism_text(release: Record) -> str:
 def render_page(head: Mapping[str, object], contents: Mapping[str, Blocks], footer: str) -> str:
     """Return a page of sections by title; every text in it is escaped.
 
-    ``head`` has the values of the template's ``head``. Empty blocks and sections are
-    left out.
+    ``head`` has the values of the template's ``head``. Empty blocks and sections are left out.
     """
     filled = {title: [*filter(None, blocks)] for title, blocks in contents.items()}
     return _template().render(

@@ -189,9 +189,8 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
         )
     if values.method.is_full_batch and values.batch_size:
         yield (
-            f"batch-size: {values.batch_size!r} does not go with strategy "
-            f"{values.method_name!r}, whose one batch has all joined rows: leave it 0, "
-            "or use sgd"
+            f"batch-size: {values.batch_size!r} does not go with strategy {values.method_name!r}, "
+            "whose one batch has all joined rows: leave it 0, or use sgd"
         )
     solvers = (run.AUTO, *values.method.solvers)
     if values.coreset_solver not in solvers:

@@ -1,10 +1,9 @@
 """CSV files, read with types that fit every row.
 
-DuckDB guesses the types of columns from the first 20,000 rows. The types would then
-depend on the order of the rows, and one shard could be numeric and another text. Here
-its sniffer reads the whole file, once per process and state of the file, and its result
-is spelled out wherever the file is read. It takes values such as '007' or '+7' for
-texts: a column of them has keys, not numbers.
+DuckDB guesses the types of columns from the first 20,000 rows. The types would then depend on the
+order of the rows, and one shard could be numeric and another text. Here its sniffer reads the whole
+file, once per process and state of the file, and its result is spelled out wherever the file is
+read. It takes values such as '007' or '+7' for texts: a column of them has keys, not numbers.
 
 The first line names the columns. DuckDB would guess that, too, and silently skip lines
 that do not fit its guess.

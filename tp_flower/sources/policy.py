@@ -1,9 +1,8 @@
 """The rules about what may leave a table, and how, which its owner sets for all runs.
 
-A policy is part of the site's tables file (docs/reference/policies.md), and is checked
-at the site, on requests as they arrive. A refusal names the rule, what was requested
-and what is allowed; it quotes no value, and does not distinguish a hidden column from
-one that does not exist.
+A policy is part of the site's tables file (docs/reference/policies.md), and is checked at the site,
+on requests as they arrive. A refusal names the rule, what was requested and what is allowed; it
+quotes no value, and does not distinguish a hidden column from one that does not exist.
 
 The kinds of releases and their levels:
 
@@ -92,17 +91,15 @@ class Releases:
 class Policy:
     """The rules of one shard; docs/reference/policies.md says what each is for.
 
-    The default allows everything but rows. Columns are compared without case. A list
-    that is None sets no rule. Of a policy in a tables file, ``STRICT`` has the rules
-    that it does not mention.
+    The default allows everything but rows. Columns are compared without case. A list that is None
+    sets no rule. Of a policy in a tables file, ``STRICT`` has the rules that it does not mention.
 
     Attributes:
         columns: what features may read, and every other piece without a list of its
             own. If given, columns in no list do not exist for the server.
         keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
-        min_features: the scores of a few are a lattice, on which the features can be
-            read.
+        min_features: the scores of a few are a lattice, on which the features can be read.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
@@ -284,9 +281,8 @@ class Policy:
         raise _refused(
             f"releases.{STATISTICS} = {level}",
             f"encoder {spec} of {table}.{feature} is fitted to {' and '.join(sorted(finer))}",
-            f"{allowed}; set encoders = "
-            f"'{render_entries([(table, feature, '<encoder>')])}' with one that needs "
-            f"no statistics: {DECLARED_ENCODERS[kind]}",
+            f"{allowed}; set encoders = '{render_entries([(table, feature, '<encoder>')])}' with "
+            f"one that needs no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
     def check_release(self, kind: str, *, is_private: bool, is_masked: bool = False) -> None:

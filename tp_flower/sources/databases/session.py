@@ -100,9 +100,8 @@ def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: st
         url = None
     if url is None:
         raise SourceError(
-            f"the 'uri' of {where} is not the URI of a database: "
-            f"expected for instance {SUPPORTED[0]}, with @ : / of a user or password "
-            "as %40 %3A %2F"
+            f"the 'uri' of {where} is not the URI of a database: expected for instance "
+            f"{SUPPORTED[0]}, with @ : / of a user or password as %40 %3A %2F"
         )
     # the rest of a password after its first @ would pass for the host, and be shown
     if "@" in f"{url.host}{url.database}" and not url.drivername.startswith("sqlite"):

@@ -132,10 +132,9 @@ class DatabaseTable:
         where = " AND ".join(render(term, dialect) for term in selection.filters)
         order = ", ".join(quote(name, dialect) for name in self.order_by)
         return (
-            f"SELECT {columns or nothing} FROM "
-            f"(SELECT {rows or nothing} FROM {_relation(self.session)}) AS shard_rows"
-            f"{f' WHERE {where}' if where else ''}"
-            f"{f' ORDER BY {order}' if order else ''}"
+            f"SELECT {columns or nothing} FROM (SELECT {rows or nothing} FROM "
+            f"{_relation(self.session)}) AS "
+            f"shard_rows{f' WHERE {where}' if where else ''}{f' ORDER BY {order}' if order else ''}"
         )
 
 
