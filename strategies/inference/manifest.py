@@ -331,8 +331,8 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
         if features != table.features:
             difference = _difference(table.features, features)
             raise QueryError(
-                f"table {table.table!r}: the query's features differ from those of "
-                f"model {model}" + (difference or ": their order differs")
+                f"table {table.table!r}: the query's features differ from those of model {model} "
+                "(model-name chooses another)" + (difference or ": their order differs")
             )
 
 

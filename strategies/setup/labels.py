@@ -107,8 +107,8 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     is_classes = task == "classification" or (task == "auto" and kind in {"boolean", "text"})
     if kind == "text" and not is_classes:
         raise QueryError(
-            "the label is text, but the task is regression: CAST it to a number, or "
-            'set task = "classification"'
+            "the label is text, but the task is regression: CAST it to a number, or set types in "
+            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
         )
     if is_classes:
         return _classes(columns, values, kind)
@@ -148,7 +148,7 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> L
     if (count := len(classes)) > MAX_CLASSES:
         raise QueryError(
             f"the label has {count} distinct values; classification takes at most "
-            f'{MAX_CLASSES}: set task = "regression", or group them in the query'
+            f'{MAX_CLASSES}: set task = "regression" for numbers, or group them in the query'
         )
     if (count := sum(map(bool, map(FRACTION.fullmatch, classes)))) > MOST_FRACTIONS:
         raise QueryError(

@@ -73,7 +73,7 @@ def attack(folder, sql, policy, method=TablePuppetADMM, **settings):
     [
         (DUMP, None, "table 'patients' at site 'patients-0' has no policy"),
         (f"SELECT p.ill AS label, {FOUR} FROM patients AS p", None, "has no policy"),
-        (DUMP, NEVER, "table 'p' has no column 'id'; columns: $"),
+        (DUMP, NEVER, "table 'p' has no column 'id'; columns: none .policy.$"),
         (DUMP, STRICT + NEVER, "table 'p' has no column 'name'; columns: id, age, we"),
         (PACKED, STRICT, r"\(expressions\) refuses: the label reads column"),
         (PACKED.replace("* 1000000", ""), STRICT, r"\(expressions\) refuses"),

@@ -470,9 +470,9 @@ _COLUMNS = Discloses(
     kinds=("counts",),
 )
 _FEATURES = Discloses(
-    "of tables without a budget, per feature, unless its encoder was declared: the kind of "
-    "value; in whole percents the share of missing values and of categories in (other); how "
-    "many categories there are; and whether nearly all texts are numbers or dates",
+    "a summary of each feature of tables without a budget, unless its encoder was declared: the "
+    "kind of value; in whole percents the share of missing values and of categories in (other); "
+    "how many categories there are; and whether nearly all texts are numbers or dates",
     fields=("features",),
     kinds=("features",),
     policy="statistics",

@@ -62,7 +62,7 @@ class Scope:
                 self._check_readable([alias], column.name, what)
                 raise QueryError(
                     f"{what}: table {alias!r} has no column {column.name!r}"
-                    f"{closest(column.name, names)}; columns: {', '.join(names)}"
+                    f"{closest(column.name, names)}; columns: {', '.join(names) or 'none (policy)'}"
                 )
             return alias
         if column.name.lower() in self.merged:
