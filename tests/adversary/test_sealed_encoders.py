@@ -55,7 +55,6 @@ ENCODERS = (
     ("i", "price", "min-max missing=mean"),
 )
 UNREADABLE = "the sealed (statistics|encoder) of part [0-9] cannot be opened"
-ROWS = pack_bits(np.ones(3, bool))
 FORGED = ShardSeal(bytes(32), "0" * 32, "o", (0, 1, 2))
 
 
@@ -301,8 +300,9 @@ def test_encoders_are_fitted_to_one_choice_of_rows(tmp_path, node, part):
 
     def again(action, at, packet):
         if action in ("query.fit", "train.prepare") and at == node:
-            rows = len(np.unpackbits(asked[0].arrays.get((part, "rows"), ROWS)))
-            fewer = arrays(part, rows=pack_bits(np.arange(rows) % 5 > 0))(asked[0])
+            rows = np.arange(len(np.unpackbits(asked[0].arrays[part, "trained"]))) % 5 > 0
+            counts = np.ones(np.count_nonzero(rows), np.int32)
+            fewer = arrays(part, trained=pack_bits(rows), multiplicity=counts)(asked[0])
             here = {name: packet.header[name] for name in ("run", "round", "after")}
             header = {**fewer.header, **here}
             yield "again", ("query.statistics", type(packet)(header, fewer.arrays))
