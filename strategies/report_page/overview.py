@@ -261,10 +261,8 @@ def _metrics(report: blocks.Record) -> blocks.Table:
     rows: dict[str, dict[str, float]] = {}
     for part in (convergence.TEST, convergence.TRAIN):
         constant = report.at("baseline").at(part).numbers()
-        for suffix, metrics in (
-            ("", convergence.final_metrics(report, part)),
-            (": constant", constant),
-        ):
+        final = convergence.final_metrics(report, part)
+        for suffix, metrics in (("", final), (": constant", constant)):
             if metrics:
                 rows[f"{_rows_of(report, part)}{suffix}"] = metrics
     names = {name for metrics in rows.values() for name in metrics}
@@ -275,9 +273,8 @@ def _metrics(report: blocks.Record) -> blocks.Table:
         *sorted(names - convergence.METRIC_NAMES.keys()),
     ]
     columns = [[metrics.get(name) for metrics in rows.values()] for name in order]
-    cells = zip(
-        rows, *(map(console.value_format(column), column) for column in columns), strict=True
-    )
+    texts = (map(console.value_format(column), column) for column in columns)
+    cells = zip(rows, *texts, strict=True)
     head = ("", *(convergence.metric_name(name, report) for name in order))
     note = blocks.NOTES["constant"] if report.at("baseline") else ""
     return blocks.Table("Metrics of the model", head, list(cells), note=note)

@@ -129,11 +129,8 @@ class TablePuppetCG(JoinStrategy):
             replies = replies.then(directed)
         tables = problem.tables.values()
         scores = {table.name: table.gather_scores(replies) for table in tables}
-        return (
-            terms.score_unit,
-            scores,
-            Products(*(terms.product_unit * _products(replies, tables)).tolist()),
-        )
+        products = terms.product_unit * _products(replies, tables)
+        return terms.score_unit, scores, Products(*products.tolist())
 
     def _direct(
         self, problem: TrainingProblem, replies: Replies, terms: DescentTerms
