@@ -49,7 +49,7 @@ def trend_verdict(losses: Sequence[float], *, is_convex: bool) -> str:
         return f"not judged after {epochs} epochs: {further}"
     state = "nearly converged" if is_convex and remaining < NEAR else NOT_CONVERGED
     verb = "falling" if losses[-1] <= min(losses[-1 - LEAST_EPOCHS :]) else "wavering"
-    return f"{state}: the loss is still {verb} by {remaining / epochs:.2%} per epoch; {further}"
+    return f"{state}: the loss is {verb} by {remaining / epochs * 100:.2g}% per epoch; {further}"
 
 
 PLATEAU: Final = 1e-3  # an epoch that lowers the loss by a smaller share halves the steps
