@@ -49,6 +49,10 @@ cover large arrays."""
 _LABELS: Final = "labels"  # in place of a run's name: entries kept over all runs
 _NUMBERS: Final = count(1)  # of entries that are in this process alone
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
+_INSERT: Final = (
+    "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, checksum, data) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 
 @dataclass(frozen=True)
@@ -338,7 +342,12 @@ class SiteStore:
                 # or both draws would leave; a retry of this run takes the other draw
                 error = OSError(errno.EAGAIN, "another run has just drawn these labels")
                 raise cannot_write(Path(self._root), error) from error
-            numbers[0] = self._insert(run, name, row)
+            if self._unsynced is not None:
+                # invariant: files are on disk before the row that names them
+                sync(self._unsynced)
+                sync(self._unsynced.parent)
+                self._unsynced = None
+            numbers[0] = self._write(_INSERT, run, name, time.time(), *row)
 
         self.changes.add(
             write, lambda: self._keep(run, name, numbers[0], entry), is_durable=run == _LABELS
@@ -363,18 +372,6 @@ class SiteStore:
         entry = self._read(run, name)
         self._keep(run, name, number, entry)
         return entry
-
-    def _insert(self, run: str, name: str, row: tuple[object, ...]) -> int:
-        query = (
-            "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, "
-            "checksum, data) VALUES (?, ?, ?, ?, ?, ?, ?)"
-        )
-        if self._unsynced is not None:
-            # invariant: files are on disk before the row that names them
-            sync(self._unsynced)
-            sync(self._unsynced.parent)
-            self._unsynced = None
-        return self._write(query, run, name, time.time(), *row)
 
     def _row(self, run: str, name: str, entry: Entry) -> tuple[object, ...]:
         """Return an entry as its columns, once its large arrays are on disk.

@@ -206,7 +206,11 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
         if measured.meta["of"] == importance.CLUSTERS:
-            scores = body.scale * _cluster_scores(measured, body.cost)
+            clusters = importance.ShardClusters(*(measured.arrays[n] for n in _OF_CLUSTERS))
+            cost = clusters.cost if body.cost is None else body.cost  # of all shards
+            if cost < clusters.cost * (1.0 - TOLERANCE):
+                raise MessageError("'cost' is below the cost of this shard alone")
+            scores = body.scale * importance.kmeans_scores(clusters, cost)
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
         mass = measured.arrays["multiplicity"] * scores
@@ -215,15 +219,6 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
         site.store.save(f"drawn-{number}", Entry({"scores": scores}, {}))
         note(site, number, DRAWN)
     return messages.DrawReply(parts)
-
-
-def _cluster_scores(measured: Entry, whole_cost: float | None) -> FloatArray:
-    """Return the scores (n,), given the cost of the clusters of all shards."""
-    clusters = importance.ShardClusters(*(measured.arrays[name] for name in _OF_CLUSTERS))
-    cost = clusters.cost if whole_cost is None else whole_cost
-    if cost < clusters.cost * (1.0 - TOLERANCE):
-        raise MessageError("'cost' is below the cost of this shard alone")
-    return importance.kmeans_scores(clusters, cost)
 
 
 def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | None) -> FloatArray:

@@ -8,7 +8,7 @@ import numpy as np
 
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError
 from tp_flower.protocol import training_messages
 from tp_flower.protocol.codec import check_sizes
@@ -21,7 +21,12 @@ def sgd(site: Site, request: training_messages.SgdRequest) -> training_messages.
         body = body_of(request.parts, part)
         if request.is_best:
             part.mark_best()
-        mean = _gradient(part, body, request.batch) / request.batch_rows
+        batch, model = _batch(part, request.batch, "batch"), part.model
+        check_sizes(body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs)
+        derivatives = body.messages.astype(np.float64)
+        features, units = part.data.batch(batch), part.data.units_of(batch)
+        total = part.releaser.gradient(model, features, derivatives, batch, units)
+        mean = total / request.batch_rows
         if part.data.update is training_messages.Update.SUM:
             share = part.share(mean, part.data.label_scale)
             updates[part.number] = training_messages.BatchUpdate(share=share)
@@ -45,15 +50,6 @@ def step(site: Site, request: training_messages.StepRequest) -> training_message
         updates[part.number] = training_messages.StepUpdate(**_next_scores(part, request.step))
         site.save(part)
     return training_messages.StepReply(updates)
-
-
-def _gradient(part: Participant, body: training_messages.BatchMessages, number: int) -> FloatArray:
-    batch = _batch(part, number, "batch")
-    model = part.model
-    check_sizes(body, batch_rows=len(part.data.batch_of(batch)), outputs=model.outputs)
-    messages = body.messages.astype(np.float64)
-    features, units = part.data.batch(batch), part.data.units_of(batch)
-    return part.releaser.gradient(model, features, messages, batch, units)
 
 
 def _pace(part: Participant, step: training_messages.BatchStep) -> tuple[float, float]:

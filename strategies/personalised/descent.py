@@ -64,17 +64,12 @@ class Descent:
         start[:, ~personal] = points[:, ~personal].mean(axis=0)
         return cls(personal, Iterate.at(as_sent(start)), edge_step)
 
-    @property
-    def ahead(self) -> FloatArray:
-        """Where the sites compute their gradients, (N, p): float32 numbers."""
-        return self.iterate.ahead
-
     def stepped(self, updates: FloatArray, step: float, *, is_accelerated: bool) -> Self:
         """Return the track after a step of size s against updates g, (N, p).
 
         An accelerated step has momentum.
         """
-        point = self._prox(self.ahead - step * updates, step)
+        point = self._prox(self.iterate.ahead - step * updates, step)
         change = self.iterate.change_to(point)
         iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
         ahead = as_sent(iterate.ahead)

@@ -103,7 +103,8 @@ class Training:
         """Return the message of an epoch's round, or that with the final parameters."""
         points, pace, code = self.parameters, None, None
         if epoch is not None:
-            points = {track: descent.ahead for track, descent in self.descents.items()}
+            # where the sites compute their gradients
+            points = {track: each.iterate.ahead for track, each in self.descents.items()}
             pace, code = self.pace(epoch), update_code(self.settings, epoch)
         parts, common = self.problem.parts, points.get(GLOBAL)
         bodies = {

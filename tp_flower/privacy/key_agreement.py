@@ -257,16 +257,11 @@ def pair_masks(secret: bytes, part: int, parts: int, count: int, context: bytes)
         if other == part:
             continue
         first, second = sorted((part, other))
-        stream = _stream(secret, f"{first}:{second}:{parts}:".encode() + context, count)
+        name = f"tp_flower pair mask:{first}:{second}:{parts}:".encode() + context
+        key = hmac.digest(secret, name, hashlib.sha256)
+        stream = np.frombuffer(key_stream(key).update(bytes(8 * count)), "<u8")
         total += stream if part == first else -stream
     return total
-
-
-def _stream(secret: bytes, name: bytes, count: int) -> WordArray:
-    """Return uniformly random words (count,), determined by secret and name."""
-    key = hmac.digest(secret, b"tp_flower pair mask:" + name, hashlib.sha256)
-    words = key_stream(key).update(bytes(8 * count))
-    return np.frombuffer(words, "<u8").astype(np.uint64)
 
 
 def to_fixed(scores: FloatArray, joined_rows: int) -> WordArray:

@@ -202,19 +202,15 @@ def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = No
     try:
         sizes: dict[str, int] = {}
         for name, array, spec in _arrays(body):
-            _check_array(name, array, spec, sizes)
+            dtype = _dtype_name(array.dtype)
+            if dtype not in (spec.dtype, spec.masked):
+                raise _wrong_form(name, array, spec, {})
+            _check_shape(name, array, spec, sizes)
+            if dtype != spec.masked:
+                _check_range(name, array, spec)
     except MessageError as error:
         raise type(error)(str(error), part) from None
     return body
-
-
-def _check_array(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str, int]) -> None:
-    dtype = _dtype_name(array.dtype)
-    if dtype not in (spec.dtype, spec.masked):
-        raise _wrong_form(name, array, spec, {})
-    _check_shape(name, array, spec, sizes)
-    if dtype != spec.masked:
-        _check_range(name, array, spec)
 
 
 # NumPy builds the name anew every time

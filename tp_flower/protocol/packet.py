@@ -78,7 +78,11 @@ def pack(packet: Packet) -> RecordDict:
     arrays: list[AnyArray] = []
     size = 0
     for (part, name), array in packet.arrays.items():
-        entries.append(_entry(part, name, array))
+        dtype = _NAMES.get(array.dtype)
+        if dtype is None:
+            raise ValueError(f"array {name!r} has dtype {array.dtype}, not in {_NAMES}")
+        shape = ",".join(map(str, array.shape))
+        entries.append(f'[{part},{encode_basestring_ascii(name)},"{dtype}",[{shape}]]')
         arrays.append(array)
         size += array.nbytes + (-array.nbytes % ALIGNMENT_BYTES)
     return _records(_JSON.encode(packet.header), f"[{','.join(entries)}]", _joined(arrays, size))
@@ -183,14 +187,6 @@ def _records(header: str, layout: str, payload: bytes) -> RecordDict:
         array = Array("uint8", (len(payload),), "bytes", payload)
         content[ARRAYS] = ArrayRecord({PAYLOAD: array})
     return content
-
-
-def _entry(part: int, name: str, array: AnyArray) -> str:
-    dtype = _NAMES.get(array.dtype)
-    if dtype is None:
-        raise ValueError(f"array {name!r} has dtype {array.dtype}, not in {_NAMES}")
-    shape = ",".join(map(str, array.shape))
-    return f'[{part},{encode_basestring_ascii(name)},"{dtype}",[{shape}]]'
 
 
 def _joined(arrays: list[AnyArray], size: int) -> bytes:
