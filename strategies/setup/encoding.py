@@ -56,7 +56,12 @@ def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -
     features = [(table, item) for table, of in encoders.items() for item in of.features]
     for table, item in features:
         where, count, listed = f"{table}.{item.column}", item.categories or 0, item.listed or 0
-        if count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
+        if item.nearly_numbers:
+            yield (
+                f"{where}: nearly all texts are numbers or dates, yet it is read as text; its "
+                f"owner's `types` reads them, or write TRY_CAST({where} AS ..)"
+            )
+        elif count > max(joined_rows * MANY_CATEGORIES, FEW_CATEGORIES):
             yield (
                 f"{where}: {count} categories in {joined_rows} joined rows, as of an "
                 "identifier: leave it out, or encode it with hash(k) or length"
@@ -65,11 +70,6 @@ def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -
             yield (
                 f"{where}: {listed} of {count} categories kept, {item.other} % of the joined "
                 "rows in (other); max-categories keeps more"
-            )
-        if item.nearly_numbers:
-            yield (
-                f"{where}: nearly all texts are numbers or dates, but not all, so that it is "
-                f"read as text; correct the others, or write TRY_CAST({where} AS ..)"
             )
 
 

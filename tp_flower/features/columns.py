@@ -201,19 +201,20 @@ def has_levels(column: NumericColumn, most: int) -> bool:
 
 
 NUMBERS_OR_DATES: Final = (
-    r"^\s*([-+]?(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?"
+    r"^\s*([-+]?[$€£]?(\d+([.,]\d*)*|[.,]\d+)([eE][-+]?\d+)?\s?%?"
     r"|(\d{4}-\d\d?-\d\d?|\d\d?[./]\d\d?[./]\d{2,4})([ T]\d\d?:\d\d\S*)?)\s*$"
 )
 """The form of numbers and dates in texts."""
 
 
 def nearly_numbers(column: FeatureColumn) -> bool:
-    """Return whether 95 % of the texts, but not all, read as numbers or dates."""
+    """Return whether 95 % of the texts are numbers or dates, but not all plain digits."""
     if not isinstance(column, CategoricalColumn):
         return False
     is_read = np.asarray(pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_)
-    rows = is_read[column.codes[~column.is_missing]]
-    return bool(0.95 <= rows.mean() < 1.0) if len(rows) else False
+    is_plain = np.asarray(pc.utf8_is_digit(column.texts), np.bool_)
+    rows = column.codes[~column.is_missing]
+    return bool(is_read[rows].mean() >= 0.95 and not is_plain[rows].all()) if len(rows) else False
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
