@@ -298,6 +298,10 @@ class SiteStore:
         """The entries that only this process has, until the run ends."""
         return self._cached.remembered
 
+    def end(self) -> None:
+        """Forget the entries that only this process has; a test of faults replaces it."""
+        self.memory.clear()
+
     def sweep(self) -> None:
         """Erase dropped entries, and large arrays that no entry names."""
         if self._folder is None:

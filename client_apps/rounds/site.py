@@ -345,7 +345,7 @@ class Site:
         """Delete the state of a finished run; may be repeated after an interruption."""
         release(self.store)
         self.features.release()
-        self.store.memory.clear()
+        self.store.end()
 
     @property
     def round(self) -> Round:
