@@ -39,7 +39,7 @@ JOIN orders p ON o.customer = p.customer AND p.day < 10"""
 @pytest.mark.parametrize("layout", [whole, sharded])
 def test_the_saved_trees_score_as_they_did_in_training(tmp_path, loss, layout):
     sites = on(layout, store())
-    model = train_store(tmp_path, loss, sites, test_fraction=0.0, **HOW)
+    model = train_store(tmp_path, loss, sites, test_fraction=0.0, validation_fraction=0.0, **HOW)
     again = model.evaluate(sites)
     assert again["loss"] == pytest.approx(model.manifest.train["loss"], rel=1e-5)
     if layout is whole:
@@ -96,7 +96,7 @@ def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
 def test_the_gains_of_trees_are_those_of_lightgbm_where_a_policy_shows_them(tmp_path):
     frame = FRAMES["orders"]
     sql = "SELECT qty AS label, day, customer FROM orders"
-    how = {**HOW, "num_epochs": 1, "trees_per_round": 5, "test_fraction": 0.0}
+    how = {**HOW, "num_epochs": 1, "test_fraction": 0.0, "validation_fraction": 0.0}
     policy = "coefficients = true\nreleases = { scores = 'clear' }"
     sites = {"shop": write_site(tmp_path, {"orders": frame}, {"orders": policy})}
     strategy = run_query(sql, sites, privacy=CLEAR, **how).strategy

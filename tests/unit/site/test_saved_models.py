@@ -36,7 +36,7 @@ def train(folder, method, **settings):
     grid = WatchedGrid(sites)
     for context in grid.contexts.values():
         context.node_config["state-dir"] = str(folder)
-    settings = {"test_fraction": 0.0, "encoders": ENCODERS, **settings}
+    settings = {"test_fraction": 0.0, "validation_fraction": 0.0, "encoders": ENCODERS, **settings}
     federated.train(grid, SQL, method, **settings)
     arrays = [item for seen in grid.seen for item in seen.arrays.items()]
     return {part: array for (part, name), array in arrays if name == "scores"}
