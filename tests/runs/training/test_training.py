@@ -242,7 +242,7 @@ def test_seed_decides_the_split_and_repeats():
 def test_held_out_rows_do_not_influence_training(loss, strategy, how):
     first = trained(loss, strategy=strategy, **how)
     held_out = held_out_orders(first)
-    assert held_out.sum() == round(0.2 * len(FRAMES["orders"]))
+    assert 0 < held_out.sum() <= round(0.2 * len(FRAMES["orders"]))
     orders = FRAMES["orders"].copy()
     # other labels (of both classes), and features far away
     orders.loc[held_out, "qty"] = 6.0 - orders.loc[held_out, "qty"]
