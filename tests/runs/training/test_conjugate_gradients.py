@@ -34,12 +34,12 @@ def slow_iterates(problem):
 
 @each_loss
 @each_layout
-@pytest.mark.parametrize(("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 1e-6)])
+@pytest.mark.parametrize(("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 2e-6)])
 def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, most):
     finished = trained(loss, layout, privacy=privacy)
     expected = slow_iterates(reference_of(finished))
     for epoch in range(6):
-        # a site takes an epoch's step with the next message
+        # a step comes with the next message; one bit more in masked scores halves the rest
         assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
 
 
