@@ -139,11 +139,11 @@ def test_shards_with_gram_statistics_make_the_iterates_of_the_whole(loss):
 def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layout, l2):
     how = {"num_epochs": 400, "l2": l2, "tolerance": 1e-8, "one_site": True}
     # masked scores are rounded to a millionth of the label's deviation; without a
-    # penalty classes are flat in some directions: the customer without a region, who has
-    # a column, has few orders
-    within = 100.0 if loss != "squared" and not l2 else 1.0
+    # penalty classes have no finite optimum: no order of the customer without a region,
+    # which has a column, is of class 0, so that its parameters grow ever more slowly
+    gradient, excess = (2e-4, 3e-4) if loss != "squared" and not l2 else (2e-5, 3e-6)
     finished = trained(loss, layout, **how)
-    assert_optimal(finished, gradient=2e-5 * within, excess=3e-6 * within)
+    assert_optimal(finished, gradient=gradient, excess=excess)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_metrics_are_those_of_the_joined_rows(loss, layout):
         scores += matrices[alias][inputs.shape[1] :].sum(axis=0)
     expected = evaluate(own, scores, store_labels(loss)[rows[:, 0]])
     assert report.final_test == pytest.approx(expected, rel=1e-4, abs=1e-5)
-    assert report.warnings == []
+    assert all("not converged" in warning for warning in report.warnings)
     labels = {"train": reference.labels, "test": store_labels(loss)[rows[:, 0]]}
     dummy = DummyRegressor() if loss == "squared" else DummyClassifier()
     dummy.fit(labels["train"][:, None], labels["train"])
