@@ -69,7 +69,7 @@ def sites(folder, policy=""):
 
 def run(folder, method=TablePuppetADMM, policy="", sql=SQL, **settings):
     grid = WatchedGrid(sites(folder, policy), state=folder / "state")
-    settings = {"num_epochs": 3, "test_fraction": 0.0, **settings}
+    settings = {"num_epochs": 3, "test_fraction": 0.0, "validation_fraction": 0.0, **settings}
     return train(grid, sql, method, **settings), grid
 
 

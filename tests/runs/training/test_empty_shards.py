@@ -8,7 +8,7 @@ from tests.support.federated import SOURCE, one_per_site, run_query, sharded
 ALL_WAYS = [
     {"strategy": "admm", "num_epochs": 3},
     {"strategy": "admm", "num_epochs": 3, "lou": "consensus"},
-    {"strategy": "admm", "num_epochs": 4, "model": "mlp"},
+    {"strategy": "admm", "num_epochs": 8, "model": "mlp"},
     {"strategy": "sgd", "num_epochs": 2, "batch_size": 20},
 ]
 each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=str)
@@ -17,7 +17,7 @@ each_way = pytest.mark.parametrize("how", ALL_WAYS, ids=str)
 def train(shards, how, source=SOURCE, where="", loss="squared"):
     """The metrics of a run over these shards."""
     sql = query(loss, f"{source} {where}")
-    settings = {"l2": 0.01, "device": "cpu", "test_fraction": 0.0, **how}
+    settings = {"l2": 0.01, "device": "cpu", "test_fraction": 0.0, "validation_fraction": 0.0} | how
     run = run_query(sql, one_per_site(shards), settings.pop("strategy"), **settings)
     return run.strategy.report
 
