@@ -351,8 +351,7 @@ class StatisticsRequest(Request, frozen=True):
 
     discloses = (
         Discloses(
-            "which rows of the site are trained on, and in how many joined rows each is, or "
-            "the weight of these",
+            "which rows of the site are joined for training, and {counted}",
             fields=("trained", "multiplicity"),
         ),
     )
