@@ -223,7 +223,8 @@ def test_without_expressions_neither_aggregates_nor_conditions(tmp_path):
 
 def test_with_a_budget_no_statistic_of_one_row_leaves_as_it_is(tmp_path):
     """The mean of one row is its value."""
-    one_row = hostile.arrays(hostile.US_PART, rows=pack_bits(np.arange(3) == 1))
+    trained, counts = pack_bits(np.arange(3) == 1), np.ones(1, np.int32)
+    one_row = hostile.arrays(hostile.US_PART, trained=trained, multiplicity=counts)
     how = {"policies": {"customers": "epsilon = 1.0"}, "privacy": EXACT}
     error = refused(tmp_path, "query.statistics", hostile.US, one_row, **how)
     assert "releases.statistics = never" in error

@@ -214,7 +214,7 @@ def with_tables(name, path):
         (lambda site: site["--key"].chmod(0o644), "chmod 600"),
         (lambda site: site["--state"].mkdir(mode=0o755), "chmod 700"),
         (with_tables('the "tables".toml', "a.csv"), "a path with a quote"),
-        (with_tables("tables.toml", "a.xls"), "a.xls"),
+        (with_tables("tables.toml", "a.xls"), "cannot tell the format of 'path' (.xls)"),
         (with_keys("--allowed-keys", f"us {'11' * 32}", 0o620), "allowed-keys may be changed"),
         (with_keys("--allowed-keys", "11" * 32, 0o600), "the name of a site and its"),
     ],

@@ -241,7 +241,7 @@ def noisy_argmax(codes: CodeArray, classes: int, epsilon: float, source: NoiseSo
 def corrected(loss: losses.Loss, noise: LabelNoise) -> losses.Loss:
     """Return a loss of labels with this noise that is unbiased for the true labels.
 
-    >>> loss = corrected(LogisticLoss(), ClassNoise(2, 0.75))
+    >>> loss = corrected(losses.LogisticLoss(), ClassNoise(2, 0.75))
     >>> loss.gradient(np.zeros((2, 1)), np.array([0.0, 1.0])).tolist()
     [[1.0], [-1.0]]
     """

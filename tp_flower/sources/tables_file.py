@@ -282,7 +282,8 @@ def _shard_source(
     if entry.path and not (is_rows or relation or entry.sql):
         if not kind:
             raise SourceError(
-                f"cannot tell the format of 'path' of {where}: known extensions are "
+                f"cannot tell the format of 'path' ({Path(entry.path).suffix or 'no extension'}) "
+                f"of {where}: known extensions are "
                 f"{', '.join((*CSV_SUFFIXES, *PARQUET_SUFFIXES))}; a folder of Parquet files "
                 "ends in /, and a file of SQLite or DuckDB is known by its content"
             )

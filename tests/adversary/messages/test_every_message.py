@@ -84,8 +84,8 @@ RUNS = {
 }
 """The run that has the request; of all others it is one of ADMM."""
 
-ROW_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
 TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
+JOINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
 NO_JOINS = header(*PART, "joins", value=[])
 MANY_ROWS = header(*PART, "rows", value=10**6)
@@ -99,7 +99,7 @@ ATTACKS = {
     Action.SEAL: (SHOP, more_groups, "'public-keys' lacks nodes"),
     # the label's column as a feature
     Action.EXTRACT: (SHOP, LABEL, "policy .* reads column 'qty'"),
-    Action.STATISTICS: (SHOP, ROW_1, "min-rows.* the statistics of table 'o'"),
+    Action.STATISTICS: (SHOP, JOINED_1, "min-rows.* the statistics of table 'o'"),
     # the encoder of some shards alone, to see what another one adds
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
     # a table in no join has no mask of its scores

@@ -290,11 +290,11 @@ def test_a_total_that_no_columns_have_is_capped_and_told():
     plain = claim(whole, {})
     assert plain["capped"] == []
     found = claim(whole, {Action.MEASURE: with_facts("c", total=1e9)})
-    # of its age and its regions: it has four columns
+    # of its age and its regions, missing ones included: it has five columns
     (words,) = found["capped"]
     assert words.startswith("c at ")
-    assert words.endswith("1e+09 of at most 4")
-    most = 4 / (4 + 3 + sum(plain["totals"][name] for name in ("o", "i")))
+    assert words.endswith("1e+09 of at most 5")
+    most = 5 / (5 + 3 + sum(plain["totals"][name] for name in ("o", "i")))
     assert found["shares"]["c"] == pytest.approx(most)
     assert sum(found["shares"].values()) + found["uniform-share"] == pytest.approx(1)
 
