@@ -34,7 +34,7 @@ LONGEST = (
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
-SHARE = 4
+SHARE = 6
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
