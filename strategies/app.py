@@ -34,9 +34,8 @@ from strategies.training.saving import make_manifest
 from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.query import Query
-from tp_flower.reports import records
 from tp_flower.reports.console import epoch_line
-from tp_flower.reports.records import REPORT_FILE, RoundReport, report_dict, write_json
+from tp_flower.reports.records import REPORT_FILE, RoundReport, report_dict, report_line, write_json
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT
 from tp_flower.sources.flights import FLIGHTS_REGRESSION_SQL, FLIGHTS_SQL
@@ -79,7 +78,7 @@ def carry_out(grid: Grid, settings: Settings, run_id: int, is_full: bool = False
             page = page_line(folder)
     console.print(view)
     console.print(page, soft_wrap=True, markup=False)
-    console.print(records.report_line(folder / REPORT_FILE), soft_wrap=True, markup=False)
+    console.print(report_line(folder / REPORT_FILE), soft_wrap=True, markup=False)
 
 
 def act(

@@ -4,7 +4,6 @@
 owners delete their parts.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -35,6 +34,7 @@ from tp_flower.reports.console import format_count, format_value, name_table, te
 from tp_flower.reports.records import COMPLETED, REPORT_LINE, write_whole
 from tp_flower.settings import Settings
 from tp_flower.settings.run import EXPLAIN
+from tp_flower.settings.run_config import changed_settings, run_config_text
 from tp_flower.sources.shards import hosted_shards
 from tp_flower.splits import RANDOM, SplitRule
 
@@ -72,15 +72,12 @@ def run_through_flower(settings: Settings, superlink: str) -> bool:
     """
     if not (ROOT / "pyproject.toml").is_file():
         raise SettingsError(f"--flower sends a copy of the repository, which {ROOT} is not")
-    defaults = Settings().to_dict()
-    changed = [(k, v) for k, v in settings.to_dict().items() if v != defaults[k]]
     nodes = f"num-supernodes={site_count(settings)} client-resources-num-cpus=1"
     where = [superlink] if superlink else ["--federation-config", nodes]
     has_completed, number = False, ""
     with tempfile.TemporaryDirectory(prefix="tp-flower-") as folder:
-        # such values are written in TOML as in JSON
-        lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in changed)
-        config = write_whole(Path(folder, "run.toml"), "".join(lines))
+        text = run_config_text(changed_settings(settings.to_dict()))
+        config = write_whole(Path(folder, "run.toml"), text)
         with subprocess.Popen(
             [FLWR, "run", ROOT, *where, "--stream", "-c", config],
             env={**os.environ, INSTALLED: "1", "PYTHONUNBUFFERED": "1"},

@@ -10,24 +10,17 @@ from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports import blocks, console
 from tp_flower.reports.records import COMPLETED
-from tp_flower.settings import Settings
+from tp_flower.settings.run_config import changed_settings
 
 
 def settings(report: blocks.Record) -> blocks.Blocks:
     """Yield the settings that differ from their defaults, the chosen ones, and all."""
+    values = report.at("settings").content
     # the query is shown elsewhere
-    changed = {key: value for key, value in changed_settings(report).items() if key != "sql"}
+    changed = {key: value for key, value in changed_settings(values).items() if key != "sql"}
     yield _values("Set for this run", changed)
     yield _values("Chosen by the program", report.at("chosen").content)
-    yield _values("All settings", report.at("settings").content, is_folded=True)
-
-
-def changed_settings(report: blocks.Record) -> dict[str, object]:
-    """Return the settings that differ from their defaults."""
-    values, defaults = report.at("settings").content, Settings().to_dict()
-    return {
-        key: value for key, value in values.items() if key not in defaults or defaults[key] != value
-    }
+    yield _values("All settings", values, is_folded=True)
 
 
 def _values(title: str, values: Mapping[str, object], is_folded: bool = False) -> blocks.Table:

@@ -21,6 +21,7 @@ from tp_flower.reports.blocks import NOTES, Block, Blocks, Code, Prose, Record, 
 from tp_flower.reports.console import text_table
 from tp_flower.reports.records import REPORT_FILE, write_whole
 from tp_flower.settings.run import EVALUATE, EXPLAIN, PREDICT, TRAIN
+from tp_flower.settings.run_config import changed_settings, run_config_text
 
 PAGE_FILE, RUN_FILE = "report.html", "run.toml"
 OF_ONE_RUN = ("output-dir", "resume")  # settings that the next run does not share
@@ -47,19 +48,10 @@ def render(report: Mapping[str, object]) -> str:
     return render_page(overview.head_of(record), contents, footer)
 
 
-def write_page(folder: Path) -> Path:
-    """Write `report.html` and `run.toml` beside a folder's `report.json`; return the first."""
-    report = read_report(folder)
-    write_whole(folder / RUN_FILE, run_file(Record(report)))
-    return write_whole(folder / PAGE_FILE, render(report))
-
-
 def run_file(report: Record) -> str:
     """Return the file of settings that repeats a run, for `tp-flower` and for Flower."""
-    changed = overview.changed_settings(report).items()
-    # JSON writes texts, numbers and booleans as TOML does
-    lines = {key: f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in changed}
-    return "".join(line for key, line in lines.items() if key not in OF_ONE_RUN)
+    changed = changed_settings(report.at("settings").content).items()
+    return run_config_text({key: value for key, value in changed if key not in OF_ONE_RUN})
 
 
 def commands(report: Record) -> Code:
@@ -77,8 +69,14 @@ def commands(report: Record) -> Code:
 
 
 def page_lines(folder: Path) -> str:
-    """Write the page of a folder; return commands that follow, and a line that says where."""
-    page, block = write_page(folder), commands(Record(read_report(folder)))
+    """Write `report.html` and `run.toml` beside a folder's `report.json`.
+
+    Return commands that go on from there, and a line that says where the page is.
+    """
+    content = read_report(folder)
+    report = Record(content)
+    write_whole(folder / RUN_FILE, run_file(report))
+    page, block = write_whole(folder / PAGE_FILE, render(content)), commands(report)
     return "\n".join([f"{block.title}:", *block.lines, f"Page: {page}"])
 
 

@@ -442,7 +442,7 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
         missing: share without a value, rounded up; ``other`` in the column of all other
             categories; None where the encoder tells neither.
         categories: how many, of at least min-count rows each; ``listed`` have a column.
-        nearly_numbers: whether nearly all texts are numbers or dates, but not all.
+        nearly_numbers: whether nearly all texts are numbers or dates, and not all plain digits.
     """
 
     column: f.Name

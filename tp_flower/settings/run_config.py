@@ -1,12 +1,13 @@
 """The run config that a user writes: a TOML file, and single settings that override it."""
 
+import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from tp_flower.errors import SettingsError
-from tp_flower.settings.settings import SETTINGS
+from tp_flower.settings.settings import SETTINGS, Settings
 
 _TYPES: Final = {item.key: item.type for item in SETTINGS}
 
@@ -45,6 +46,24 @@ def read_override(text: str) -> tuple[str, object]:
         return key, value
     is_text = _TYPES.get(key) is str or not isinstance(parsed, bool | int | float)
     return key, value if is_text and not isinstance(parsed, str) else parsed
+
+
+def changed_settings(values: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings that differ from their defaults, or have none."""
+    defaults = Settings().to_dict()
+    return {k: value for k, value in values.items() if k not in defaults or defaults[k] != value}
+
+
+def run_config_text(values: Mapping[str, object]) -> str:
+    """Return a file of settings, for `tp-flower` and for Flower.
+
+    >>> print(run_config_text({"l2": 0.1, "progress": False}), end="")
+    l2 = 0.1
+    progress = false
+    """
+    # JSON writes texts, numbers and booleans as TOML does
+    lines = (f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return "".join(lines)
 
 
 def _read_toml(file: Path) -> dict[str, object]:
