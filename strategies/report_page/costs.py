@@ -43,7 +43,7 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
         traffic = cost.at(key)
         sent = (traffic.at(f"bytes-{way}").numbers().values() for way in ("up", "down"))
         rows.append((title, traffic.count("rounds"), *map(format_bytes, map(sum, sent))))
-    title = f"Training by {cost.text('strategy')}, epochs: {cost.count('epochs')}"
+    title = f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     waiting = _waiting(int(cost.at("run").amount("rounds")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
 

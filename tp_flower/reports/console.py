@@ -141,7 +141,7 @@ def epoch_line(rounds: Sequence[RoundReport], epochs: int, seconds: float, split
     parts.append(f"{format_bytes(up)} up, {format_bytes(down)} down")
     remaining_seconds = seconds / max(last.epoch, 1) * (epochs - last.epoch)
     if remaining_seconds > 0:
-        parts.append(f"{format_seconds(remaining_seconds)} left")
+        parts.append(f"at most {format_seconds(remaining_seconds)} left")
     return "  |  ".join(parts)
 
 

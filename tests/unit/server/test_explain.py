@@ -295,7 +295,7 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     assert "What a row has spent against" in page
     assert "Every message, and who learns what" in page
     assert "to be learned from 3 tables" in page
-    assert "Training by cg, epochs: 100" in page
+    assert "Training by cg, at most 100 epochs" in page
     assert "the whole run 206 " in page
     assert "206 rounds would wait" in page
     assert "5.62 s (session) or 17 min 10 s (flower)" in page
