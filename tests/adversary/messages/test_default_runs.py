@@ -11,40 +11,13 @@ from tests.support.federated import (
     train,
     whole,
 )
+from tests.support.files import case_table
 from tp_flower.methods import ADMM, CG, SGD, of_families
 from tp_flower.settings import PrivacySettings
 
 CLEAR = PrivacySettings(scores="clear", unions="clear")
 ENVELOPE = {"round", "seconds", "parts", "id"}
-DESCRIPTION = {"keys", "partitions", "public-key", "shards", "simulated", "tables"}
-SHARED = {"hashes uint64", "codes int32", "label-values float64"}
-SCORES = {"scores uint32", "batch-scores uint32", "tested-scores uint32"}
-# of each message, its fields; arrays are named with their types
-RECEIVED = {
-    "query.describe": DESCRIPTION,
-    "query.seal": {"sealed"},
-    "query.extract": {"engine", "keys", "label", "pushed", "rows", *SHARED},
-    # sealed from shard to shard; in the clear, the number of columns
-    # whole percents, and how many categories there are
-    "query.statistics": {"columns", "features", "sealed uint8"},
-    "query.fit": {"columns", "features", "sealed uint8"},
-    # no numbers of a table, but for the curvature of each shard
-    "train.prepare": {
-        *("features", "gram-deviation", "ledger", "penalised uint8"),
-        *("mean-curvature", "largest-curvature"),
-        *("share uint64", "scores uint32"),
-    },
-    # words that tell sums: over shards to these, over joined rows to the server
-    "train.admm": {"share uint64", "scores uint32"},
-    "train.consensus": {"share uint64", "scores uint32"},
-    "train.sgd": {"share uint64", *SCORES},
-    "train.step": SCORES,
-    # inner products over all tables, masked pairwise
-    "train.descent": {"products uint64", "share uint64", "scores uint32"},
-    "train.direction": {"products uint64", "scores uint32"},
-    # the mean and the variance of each table's scores
-    "query.finish": {"ledger", "score-sums float64"},
-}
+RECEIVED = {action: set(names) for action, names in case_table(__file__)["received"].items()}
 
 
 def received(method, layout, **settings):
