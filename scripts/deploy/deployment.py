@@ -33,6 +33,7 @@ SECONDS_TO_RETURN = 100.0
 RETURN_PAUSE = 12.0  # a try takes seconds of a core
 POLL_SECONDS = 0.1
 LOG_CHARACTERS = 3000
+SOCKETS = "http://unix:/run/tp-flower/$1.sock:"
 STORE_FILES = {
     "shop": {"orders": "orders.csv"},
     "office": {"items": "items.parquet", "customers": "customers_us.csv"},
@@ -131,8 +132,11 @@ class Deployment:
         )
         self.wait(self._answers, "the SuperLink answers", SECONDS_TO_START)
 
-    def start_front(self) -> None:
-        """Put nginx before the SuperLink; SuperNodes that start from now on use it."""
+    def start_front(self, sessions: str = SOCKETS) -> None:
+        """Put nginx before the SuperLink; SuperNodes that start from now on use it.
+
+        It passes the requests of sessions to ``sessions``: the runs' sockets, or an address.
+        """
         self.front = free_port() if self.front == self.port else self.front
         text = (SCRIPTS / "nginx.conf").read_text()
         for old, new in (
@@ -140,6 +144,7 @@ class Deployment:
             ("listen 8443", f"listen 127.0.0.1:{self.front}"),
             ("/etc/tp-flower/ca", str(self.folder / "ca")),
             ("/var/lib/tp-flower-front", str(self.folder)),
+            (SOCKETS, sessions),
             ("/run/tp-flower", str(self.sessions)),
         ):
             text = text.replace(old, new)

@@ -1,19 +1,27 @@
-"""Sessions over a real front: processes that are killed cost seconds, and no figure."""
+"""Sessions over a real front: whatever fails costs seconds, and no figure."""
 
 import json
 import os
+import re
 import shutil
 import signal
+import threading
 import time
+from collections import Counter
 
 import pytest
 
 from scripts.data.make_store import main as make_store
-from scripts.deploy.deployment import STORE_FILES, store_entries
+from scripts.deploy.deployment import CONNECTION, STORE_FILES, store_entries
 from scripts.run_app import descendants
 from tests.support.deployment import deployed
+from tests.support.peers.session_front import Fault, Front
 from tests.support.policies import OPEN
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed"),
+]
 SQL = """
 SELECT o.quantity AS label, o.discount, i.price, i.weight, c.age
 FROM orders AS o JOIN items AS i ON o.item_id = i.item_id
@@ -22,6 +30,59 @@ JOIN customers AS c ON o.customer_id = c.customer_id
 RUN = {"sql": SQL, "strategy": "sgd", "batch-size": 2, "num-epochs": 15}
 RUN |= {"min-sites": 2, "channel": "session"}
 BACK_SECONDS = 25.0
+ROUND = r"event={} run=(\S+) round=(\d+)"
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory):
+    """Two sites behind a front, and a run that nothing disturbs."""
+    folder = tmp_path_factory.mktemp("sessions")
+    assert make_store([str(folder / "store"), "--orders", "200", "--customers", "60"]) == 0
+    with deployed(folder / "deployment") as running:
+        running.start_front()
+        for site in STORE_FILES:
+            entries = store_entries(folder / "store", site, OPEN)
+            running.add_site(site, entries, "--keys", "unchecked")
+        running.undisturbed = finished(running, running.submit("undisturbed", RUN))
+        yield running
+
+
+@pytest.fixture
+def front(deployment):
+    """A front that fails, between nginx and the runs' sockets."""
+    failing = Front(deployment.sessions)
+    threading.Thread(target=failing.serve_forever, daemon=True).start()
+    deployment.kill("front")
+    deployment.start_front(failing.url)
+    yield failing
+    failing.shutdown()
+    deployment.kill("front")
+    deployment.start_front()
+
+
+def newest(deployment):
+    return max((deployment.folder / "superlink" / "runs").iterdir(), key=os.path.getmtime)
+
+
+def finished(deployment, run):
+    """The losses of a run that has to complete."""
+    assert deployment.finish(run, 400.0)[0] == "finished:completed"
+    return json.loads((newest(deployment) / "report.json").read_text())["final"]["train"]
+
+
+def check_same(deployment, run):
+    assert finished(deployment, run) == pytest.approx(deployment.undisturbed, rel=1e-6)
+
+
+def goes_on(deployment, site, seconds):
+    """How many seconds pass until a site has answered twenty more messages."""
+
+    def answers():
+        return deployment.log(site).count("action=train")
+
+    before, started = answers(), time.monotonic()
+    deployment.wait(lambda: answers() > before + 20, "training", seconds)
+    return time.monotonic() - started
 
 
 def client_apps(deployment, site):
@@ -31,39 +92,57 @@ def client_apps(deployment, site):
                 yield pid
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
-def test_what_is_killed_is_back_in_seconds_and_changes_nothing(tmp_path):
-    store = tmp_path / "store"
-    assert make_store([str(store), "--orders", "200", "--customers", "60"]) == 0
-    with deployed(tmp_path / "deployment") as deployment:
-        deployment.start_front()
-        for site in STORE_FILES:
-            entries = store_entries(store, site, OPEN)
-            deployment.add_site(site, entries, "--keys", "unchecked")
+def test_what_is_killed_is_back_in_seconds_and_changes_nothing(deployment):
+    run = deployment.submit("killed", RUN)
+    goes_on(deployment, "shop", 60.0)
+    deployment.kill("front")
+    deployment.start_front()
+    assert goes_on(deployment, "shop", 60.0) < 5.0
+    deployment.restart_site("shop")
+    took = goes_on(deployment, "shop", 90.0)
+    for pid in client_apps(deployment, "office"):
+        os.kill(pid, signal.SIGKILL)
+    goes_on(deployment, "office", 120.0)
+    check_same(deployment, run)
+    assert took < BACK_SECONDS
 
-        def answers(site):
-            return deployment.log(site).count("action=train")
 
-        def goes_on(site, seconds):
-            before, started = answers(site), time.monotonic()
-            deployment.wait(lambda: answers(site) > before + 20, "training", seconds)
-            return time.monotonic() - started
+def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
+    faults, every = list(Fault), 120
+    front.schedule = lambda n: None if n % every else faults[n // every % len(faults)]
+    before = {site: len(deployment.log(site)) for site in STORE_FILES}
+    check_same(deployment, deployment.submit("faulty", RUN))
+    assert set(front.faults) == set(Fault)
+    for reason in ("not signed with", "another body", "no such session"):
+        assert f'event=refused reason="{reason}' in deployment.log("superlink")
+    for site, begins in before.items():
+        log = deployment.log(site)[begins:]
+        computed = Counter(re.findall(ROUND.format("answered") + r"\b.* action=train", log))
+        repeated = Counter(re.findall(ROUND.format("repeated"), log))
+        assert len(computed) > 1000
+        assert sum(repeated.values()) > 0
+        assert set((computed - repeated).values()) == {1}
 
-        undisturbed = deployment.submit("undisturbed", RUN)
-        assert deployment.finish(undisturbed, 300.0)[0] == "finished:completed"
-        run = deployment.submit("disturbed", RUN)
-        goes_on("shop", 60.0)
-        deployment.kill("front")
-        deployment.start_front()
-        assert goes_on("shop", 60.0) < 5.0
-        deployment.restart_site("shop")
-        took = goes_on("shop", 90.0)
-        for pid in client_apps(deployment, "office"):
-            os.kill(pid, signal.SIGKILL)
-        goes_on("office", 120.0)
-        assert deployment.finish(run, 300.0)[0] == "finished:completed"
-        reports = sorted(deployment.folder.glob("superlink/runs/*/report.json"))
-        first, second = (json.loads(path.read_text())["final"] for path in reports)
-        assert second["train"]["loss"] == pytest.approx(first["train"]["loss"], rel=1e-6)
-        assert took < BACK_SECONDS
+
+def test_sessions_may_end_often_and_polls_be_cut(deployment, front):
+    front.longest = 1.0
+    opened = deployment.log("superlink").count("event=session node=")
+    check_same(deployment, deployment.submit("limits", {**RUN, "session-seconds": 2.0}))
+    assert deployment.log("superlink").count("event=session node=") >= opened + 4
+
+
+def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
+    first, second = (deployment.submit(name, RUN) for name in ("first", "second"))
+    goes_on(deployment, "shop", 60.0)
+    deployment.flwr("stop", first, CONNECTION)
+    check_same(deployment, second)
+    assert deployment.finish(first, 60.0)[0] == "finished:stopped"
+
+
+def test_a_killed_superlink_costs_nothing_but_time(deployment):
+    deployment.submit("cut off", RUN)
+    goes_on(deployment, "shop", 60.0)
+    deployment.kill("superlink")
+    deployment.start_superlink()
+    resumed = deployment.submit("resume", {"resume": str(newest(deployment))})
+    check_same(deployment, resumed)

@@ -28,7 +28,9 @@ class Fault(StrEnum):
     REPLAYED = "the request arrives again, after the next one"
     BAD_GATEWAY = "the front answers in the server's place"
     BODY_CHANGED = "the body is another one"
-    UNSIGNED = "the signature is another one"
+    UNSIGNED = "there is no signature"
+    BADLY_SIGNED = "the signature is another one"
+    OTHER_RUN = "the request is for another run"
     ANSWER_CHANGED = "the body of the answer is another one"
     ANSWER_FORGED = "the front makes up a message, with the right digest"
 
@@ -68,8 +70,8 @@ class Front(ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
         """Clients go away."""
 
-    def forward(self, path: str, body: bytes, headers: dict) -> tuple[int, list, bytes]:
-        connection = UnixConnection(self.folder / f"{path.split('/')[3]}.sock")
+    def forward(self, run: str, path: str, body: bytes, headers: dict) -> tuple[int, list, bytes]:
+        connection = UnixConnection(self.folder / f"{run}.sock")
         connection.timeout = self.longest
         headers = {**headers, "X-Real-IP": self.address}
         try:
@@ -121,12 +123,17 @@ class _Handler(BaseHTTPRequestHandler):
         if fault is Fault.REQUEST_LOST:
             self.close_connection = True
             return None
+        run = path.split("/")[3]
         if fault is Fault.TWICE:
-            again = (path, body, headers)
+            again = (run, path, body, headers)
             threading.Thread(target=self.server.forward, args=again).start()
         if fault is Fault.UNSIGNED:
+            del headers["Tp-Signature"]
+        if fault is Fault.BADLY_SIGNED:
             headers["Tp-Signature"] = "0" * 64
-        return path, body[::-1] if fault is Fault.BODY_CHANGED else body, headers
+        if fault is Fault.OTHER_RUN:
+            path = path.replace(run, "0" * len(run))
+        return run, path, body[::-1] if fault is Fault.BODY_CHANGED else body, headers
 
     def _answer(self, status: int, headers: list, body: bytes) -> None:
         self.send_response_only(status)
