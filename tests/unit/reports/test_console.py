@@ -64,7 +64,7 @@ def test_the_line_of_an_epoch_adds_up_its_rounds() -> None:
     # two epochs took 3 s, so the ten left take 15 s
     assert epoch_line(rounds, epochs=12, seconds=3.0) == (
         "epoch  2/12  |  train loss 0.2500  |  test loss 0.5000 auc 0.7500  |  "
-        "residuals 1.0e-02 2.0e-03  |  1.50 kB up, 2.00 kB down  |  15.0 s left"
+        "residuals 1.0e-02 2.0e-03  |  1.50 kB up, 2.00 kB down  |  at most 15.0 s left"
     )
     # metrics of held-out rows stand beside the name of the split
     metrics["validation"] = {"loss": 0.625}
