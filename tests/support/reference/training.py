@@ -183,7 +183,8 @@ def centralised(
         if alias == label_alias:
             encoded = np.hstack([encoded, np.ones((len(frame), 1))])
             penalised[alias][-1] = False
-        inputs[alias] = np.array(joins.expand(row_of, encoded))
+        # sites keep features in 32 bits
+        inputs[alias] = np.array(joins.expand(row_of, encoded), np.float32).astype(np.float64)
     number = list(aliases).index(label_alias)
     labels = np.array([values[position[number]] for position in positions])
     own = None if weights is None else weights / np.mean(weights)
