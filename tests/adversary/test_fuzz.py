@@ -14,18 +14,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_apps.data.key_files import ROW_ORDER_KEY
-from strategies import (
-    CoresetKMeans,
-    Personalised,
-    TablePuppetADMM,
-    TablePuppetBoost,
-    TablePuppetCG,
-    TablePuppetSGD,
-)
+from strategies import STRATEGIES, Personalised, TablePuppetADMM
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.training.saving import make_manifest
+from tests.support.files import case_table
 from tests.support.peers.fuzzing import MARK, Fuzzer
 from tests.support.peers.hostile import OF_SINGLE_SITES, SHOP, SQL, HostileGrid, Kept, train
 from tp_flower.protocol.messages import RUN_DIGITS, Action
@@ -133,37 +127,19 @@ def bounded(*, is_traced: bool) -> Iterator[None]:
 
 
 TRAINING = {
-    "admm": (
-        TablePuppetADMM,
-        {},
-        {
-            Action.DESCRIBE: 400,
-            Action.SEAL: 1000,
-            Action.EXTRACT: 900,
-            Action.STATISTICS: 700,
-            Action.FIT: 300,
-            Action.PREPARE: 900,
-            Action.ADMM: 1100,
-            Action.CONSENSUS: 1100,
-            Action.FINISH: 1000,
-        },
-    ),
-    "cg": (TablePuppetCG, {}, {Action.DESCENT: 500, Action.DIRECTION: 500}),
-    "boost": (TablePuppetBoost, {}, {Action.BOOST: 500}),
-    "sgd": (
-        TablePuppetSGD,
-        {"batch_size": 5},
-        {Action.PREPARE: 100, Action.SGD: 1100, Action.STEP: 1100},
-    ),
-    "coreset": (
-        CoresetKMeans,
-        {"num_epochs": 0, "coreset_kind": "uniform", "clusters": 2, "coreset_solver": "distdim"},
-        {Action.PREPARE: 30, Action.ROWS: 200, Action.CONSENSUS: 30},
-    ),
+    "admm": {},
+    "cg": {},
+    "boost": {},
+    "sgd": {"batch_size": 5},
+    "coreset-kmeans": {"num_epochs": 0, "clusters": 2, "coreset_solver": "distdim"}
+    | {"coreset_kind": "uniform"},
 }
-DRAWING = {Action.MEASURE: 300, Action.DRAW: 150, Action.WEIGH: 150}
-PERSONAL = {Action.PERSONALISE: 150, Action.SUMMARISE: 100, Action.PERSONAL: 150}
-PREDICTING = {Action.SCORE: 1000}
+"""The settings of each method's run."""
+COUNTS = {
+    run: {Action(action): count for action, count in counts.items()}
+    for run, counts in case_table(__file__).items()
+}
+"""Malformed messages of each kind, by run."""
 
 
 @pytest.fixture
@@ -206,7 +182,7 @@ def fuzz(folder: Path, strategy: RoundStrategy, counts: dict) -> None:
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_malformed_messages_are_refused_and_change_nothing(name, place):
-    method, settings, counts = TRAINING[name]
+    method, settings, counts = STRATEGIES[name], TRAINING[name], COUNTS[name]
     strategy = method(Query.from_sql(SQL), **{"num_epochs": 2, **settings})
     fuzz(place, strategy, counts)
     # nor is the run another one
@@ -218,27 +194,25 @@ def test_malformed_messages_are_refused_and_change_nothing(name, place):
 
 def test_malformed_messages_about_a_coreset_are_refused(place):
     strategy = TablePuppetADMM(Query.from_sql(SQL), num_epochs=1, coreset_size=8)
-    fuzz(place, strategy, DRAWING)
+    fuzz(place, strategy, COUNTS["drawing"])
     assert strategy.report.chosen["coreset"]["size"] == 8
 
 
 def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
     query = Query.from_sql("SELECT c.age AS label, c.id, c.kind FROM customers c")
     strategy = Personalised(query, num_epochs=1, graph="data", update_penalty=0.1)
-    fuzz(place, strategy, PERSONAL)
+    fuzz(place, strategy, COUNTS["personalised"])
 
 
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
     strategy = Predict(query, manifest, mode="predict", row_key="price")
-    fuzz(place, strategy, PREDICTING)
+    fuzz(place, strategy, COUNTS["predicting"])
 
 
 def test_every_action_gets_its_share():
-    counts = [counts for *_, counts in TRAINING.values()]
-    counts += [PREDICTING, DRAWING, PERSONAL]
     # a session is opened before a run, and attacked in tests/faults/test_sessions.py
-    missing = ({*Action} - {Action.SESSION}).difference(*counts)
+    missing = ({*Action} - {Action.SESSION}).difference(*COUNTS.values())
     assert not missing, "count mutants of them in a run above that sends them"
-    assert sum(sum(each.values()) for each in counts) >= ENOUGH
+    assert sum(sum(each.values()) for each in COUNTS.values()) >= ENOUGH

@@ -9,7 +9,6 @@ import pytest
 
 from scripts import benchmark
 from scripts.bench import harness, processes, render
-from scripts.bench.suites.methods import CG_CLAIM, SGD_CLAIM
 from scripts.bench.suites.registry import SUITES
 
 PAGE_TEXT = render.PAGE.read_text(encoding="utf-8")
@@ -193,26 +192,3 @@ def test_markers_are_needed(page: str, message: str) -> None:
         render.with_section(page, "new")
         == f"before\n{render.BEGIN}\n\nnew\n\n{render.END}\nafter\n"
     )
-
-
-def test_methods_by_data_sets() -> None:
-    committed = harness.read_results(render.FOLDER / harness.RESULTS_FILE)["suites"]["methods"]
-    data = committed["facts"]["flights"]
-    runs = data["methods"]
-    slow = {"title": "GD", "epochs-to-1%": 0, "curve": runs["gd"]["curve"]}
-    data = {**data, "methods": {"sgd": runs["sgd"], "gd": slow}}
-    checks = [
-        {"name": f"{data['title']}: {CG_CLAIM}", "measured": 1.0, "is-met": True},
-        {"name": f"{data['title']}: {SGD_CLAIM}", "measured": 2.0, "is-met": False},
-    ]
-    head, rows = render.methods_table({"one": data}, checks)
-    assert head == ["", "Flights, late or not: test AUC >= 0.6953"]
-    assert rows == [
-        ["TP-SGD", "1 epoch, 15.8 MB, 14.4 s"],
-        ["GD", "not in 50 epochs"],
-        [CG_CLAIM, "1 (tie)"],
-        [SGD_CLAIM, "**2**"],
-    ]
-    axes = render.plot({"one": data}).axes[0]
-    labels = {line.get_label() for line in axes.get_lines()}
-    assert {"GD", "TP-SGD", "centralised optimum"} <= labels

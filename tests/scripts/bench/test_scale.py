@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scripts.bench.harness import Options, Outcome, participants_of, train
+from scripts.bench.harness import Options, participants_of, train
 from scripts.bench.processes import status_bytes
 from scripts.bench.suites import scale
 from scripts.bench.suites.micro import measure_micro
@@ -68,32 +68,6 @@ def test_linearity_of_small_stores():
 
 def test_set_up_of_shards_is_timed_at_the_site():
     assert 0 < scale.shard_set_up(3) < 60
-
-
-def test_both_devices_are_compared(monkeypatch, tmp_path):
-    def measure(loss: float, device: str) -> tuple[list[str], Outcome]:
-        devices = []
-
-        def run(*arguments):
-            devices.append(arguments[-1])
-            is_cpu = devices[-1] == "cpu"
-            return {"epoch-seconds": 6.0 if is_cpu else 1.5, "train-loss": 0.5 if is_cpu else loss}
-
-        monkeypatch.setattr(scale, "in_process_of_its_own", run)
-        monkeypatch.setattr(scale, "resolve", lambda _: device)
-        options = Options(paper_scale=tmp_path, factor=FACTOR)
-        return devices, scale.measure_gpu(options, 3)
-
-    devices, outcome = measure(0.5 + 1e-5, "cuda")
-    assert devices == ["cpu", "cuda"] * 2
-    assert outcome.facts["sgd: times as fast as on the CPU"] == 4.0
-    assert [check.is_met for check in outcome.checks] == [True] * 2
-    outcome = measure(0.5 + 1e-2, "cuda")[1]
-    assert [check.is_met for check in outcome.checks] == [False, False]
-    devices, outcome = measure(0.5, "cpu")
-    assert devices == ["cpu"] * 2
-    assert "CUDA was not measured" in outcome.facts["gpu"]
-    assert not outcome.checks
 
 
 def test_every_kernel_is_measured_beside_its_floor():

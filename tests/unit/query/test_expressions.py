@@ -11,21 +11,12 @@ from sqlglot import exp
 from tests.support.files import case_table
 from tests.support.sql_pairs import ACCEPTED
 from tp_flower.errors import QueryError
-from tp_flower.query.expressions import (
-    AGGREGATE_NODES,
-    ALLOWED_FUNCTIONS,
-    ALLOWED_NODES,
-    MAX_EXPRESSION_CHARACTERS,
-    check_expression,
-    parse_expression,
-    parse_statements,
-    render,
-)
+from tp_flower.query import expressions
 
 CASES = case_table(__file__)
 PIECES = [piece.strip() for piece in CASES["accepted"].split(";")]
 LONG = [
-    ("x + " * MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
+    ("x + " * expressions.MAX_EXPRESSION_CHARACTERS + "1", "characters, at most 20000"),
     ("(" * 3000 + "x" + ")" * 3000, "nested too deeply"),
 ]
 
@@ -40,24 +31,27 @@ def database():
 
 @pytest.mark.parametrize("text", PIECES)
 def test_a_rendered_expression_is_a_fixed_point_with_the_same_values(database, text):
-    rendered = render(parse_expression(text, "feature"), quote=True)
-    assert render(parse_expression(rendered, "feature"), quote=True) == rendered
+    rendered = expressions.render(expressions.parse_expression(text, "feature"), quote=True)
+    assert (
+        expressions.render(expressions.parse_expression(rendered, "feature"), quote=True)
+        == rendered
+    )
     query = "SELECT typeof({0}), ({0}) FROM t"
     expected = database.execute(query.format(text)).fetchall()
     assert database.execute(query.format(rendered)).fetchall() == expected
 
 
 def test_everything_that_is_allowed_was_run():
-    trees = [parse_statements(f"SELECT {piece}")[0].expressions[0] for piece in PIECES]
-    trees += [parse_expression(piece, "feature") for piece in PIECES]
+    trees = [expressions.parse_statements(f"SELECT {piece}")[0].expressions[0] for piece in PIECES]
+    trees += [expressions.parse_expression(piece, "feature") for piece in PIECES]
     nodes = [node for tree in trees for node in tree.walk()]
-    assert {type(node) for node in nodes} >= ALLOWED_NODES
+    assert {type(node) for node in nodes} >= expressions.ALLOWED_NODES
     names = {node.name.lower() for node in nodes if isinstance(node, exp.Anonymous)}
-    assert names == ALLOWED_FUNCTIONS
+    assert names == expressions.ALLOWED_FUNCTIONS
     # every accepted pair runs in DuckDB and is compared with its answer
-    trees = [tree for pair in ACCEPTED for tree in parse_statements(pair["sql"])]
-    assert {type(node) for tree in trees for node in tree.walk()} >= AGGREGATE_NODES
-    assert exp.AnyValue not in AGGREGATE_NODES
+    trees = [tree for pair in ACCEPTED for tree in expressions.parse_statements(pair["sql"])]
+    assert {type(node) for tree in trees for node in tree.walk()} >= expressions.AGGREGATE_NODES
+    assert exp.AnyValue not in expressions.AGGREGATE_NODES
 
 
 @pytest.mark.parametrize("text", CASES["not_allowed"].split(";"))
@@ -65,14 +59,14 @@ def test_functions_that_are_not_allowed(text):
     name = text.split("(")[0].strip(' \n"')
     message = f"feature 'f' is refused: .*function '{name}' is not among"
     with pytest.raises(QueryError, match=message):
-        parse_expression(text, "feature 'f'")
+        expressions.parse_expression(text, "feature 'f'")
 
 
 @pytest.mark.parametrize("aggregates", [False, True])
 @pytest.mark.parametrize(("text", "reason"), CASES["refused"] + LONG)
 def test_refused(aggregates, text, reason):
     with pytest.raises(QueryError, match=f"feature 'f' is refused: .*({reason})"):
-        parse_expression(text, "feature 'f'", aggregates=aggregates)
+        expressions.parse_expression(text, "feature 'f'", aggregates=aggregates)
 
 
 @pytest.mark.parametrize(
@@ -80,18 +74,18 @@ def test_refused(aggregates, text, reason):
 )
 def test_aggregates_outside_of_sub_queries(text):
     with pytest.raises(QueryError, match="aggregate functions are not supported: "):
-        parse_expression(text, "feature 'f'")
+        expressions.parse_expression(text, "feature 'f'")
 
 
 @pytest.mark.parametrize(("text", "reason"), CASES["aggregates"])
 def test_refused_aggregates(text, reason):
     with pytest.raises(QueryError, match=f"column 'f' is refused: .*{reason}"):
-        parse_expression(text, "column 'f'", aggregates=True)
+        expressions.parse_expression(text, "column 'f'", aggregates=True)
 
 
 def test_a_condition_belongs_to_a_filter():
     with pytest.raises(QueryError, match="WHERE is allowed only inside FILTER"):
-        check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
+        expressions.check_expression(exp.Where(this=exp.column("x")), "column 'f'", aggregates=True)
 
 
 @pytest.mark.parametrize("aggregates", [False, True])
@@ -103,9 +97,9 @@ def test_a_condition_belongs_to_a_filter():
     )
 )
 def test_anything_is_refused_or_has_one_form(aggregates, text):
-    parse = partial(parse_expression, what="piece", aggregates=aggregates)
+    parse = partial(expressions.parse_expression, what="piece", aggregates=aggregates)
     try:
-        once = render(parse(text), quote=True)
+        once = expressions.render(parse(text), quote=True)
     except QueryError:
         return
-    assert render(parse(once), quote=True) == once
+    assert expressions.render(parse(once), quote=True) == once

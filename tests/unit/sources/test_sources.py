@@ -12,18 +12,8 @@ import pytest
 from tests.support.files import case_table
 from tp_flower.errors import SourceError
 from tp_flower.query import Feature, Fragment
+from tp_flower.sources import shards
 from tp_flower.sources.policy import MISSING
-from tp_flower.sources.shards import (
-    ShardSource,
-    connect,
-    describe,
-    fingerprint,
-    hosted_shards,
-    load_tables,
-    register_frames,
-    release,
-    scan,
-)
 
 CASES = case_table(__file__)
 ORDERS = "id,price,when\n1,2.5,2024-01-01\n2,,2024-01-02\n"
@@ -44,18 +34,18 @@ def tables_file(folder: Path, text: str) -> str:
     return str(file)
 
 
-def rows_of(source: ShardSource) -> list[tuple]:
-    with connect(source) as connection:
+def rows_of(source: shards.ShardSource) -> list[tuple]:
+    with shards.connect(source) as connection:
         return connection.execute("SELECT * FROM shard").fetchall()
 
 
-def csv(folder: Path, text: str, name: str = "t.csv") -> ShardSource:
+def csv(folder: Path, text: str, name: str = "t.csv") -> shards.ShardSource:
     (folder / name).write_text(text)
-    return ShardSource("t", "here", 0, str(folder / name))
+    return shards.ShardSource("t", "here", 0, str(folder / name))
 
 
-def framed(frame: pd.DataFrame, site: str = "here") -> ShardSource:
-    (source,) = load_tables("memory:" + register_frames({"t": frame}, site=site))
+def framed(frame: pd.DataFrame, site: str = "here") -> shards.ShardSource:
+    (source,) = shards.load_tables("memory:" + shards.register_frames({"t": frame}, site=site))
     return source
 
 
@@ -67,9 +57,9 @@ def duckdb_file(path: Path, *statements: str) -> None:
 
 def test_tables_file_in_both_forms(tmp_path):
     text = CASES["shards"]
-    orders, us, uk = load_tables(tables_file(tmp_path, text))
+    orders, us, uk = shards.load_tables(tables_file(tmp_path, text))
     file = str(tmp_path / "orders.csv")
-    assert orders == ShardSource("orders", "store", 0, file, policy=MISSING)
+    assert orders == shards.ShardSource("orders", "store", 0, file, policy=MISSING)
     assert us.path == str(tmp_path / "us.parquet")
     assert us.types == {"zip": "VARCHAR", "age": "DOUBLE"}
     assert (uk.site, uk.index, uk.path) == ("customers-1", 1, "/abs/uk.csv.gz")
@@ -80,7 +70,7 @@ def test_tables_file_in_both_forms(tmp_path):
 @pytest.mark.parametrize(("text", "match"), case_table(__file__)["refused"])
 def test_tables_file_refusals(tmp_path, text, match):
     with pytest.raises(SourceError, match=match) as caught:
-        load_tables(tables_file(tmp_path, text))
+        shards.load_tables(tables_file(tmp_path, text))
     assert "s3cret" not in str(caught.value)
 
 
@@ -88,7 +78,7 @@ def test_databases_in_a_tables_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_TEST_PASSWORD", "p@ss")
     (tmp_path / "secret-uri").write_text("mariadb://joe:pw@h/d\n")
     text = CASES["payments"]
-    whole, query, visits = load_tables(tables_file(tmp_path, text))
+    whole, query, visits = shards.load_tables(tables_file(tmp_path, text))
     assert whole.database.url.url.password == "p@ss"
     assert whole.database.table == ("public", "odd.name")
     assert (whole.min_count, whole.database.fingerprint) == (5, "SELECT 1")
@@ -111,7 +101,7 @@ def test_unreadable_tables_files(tmp_path):
         (tmp_path, "cannot be read"),
     ):
         with pytest.raises(SourceError, match=match):
-            load_tables(str(path))
+            shards.load_tables(str(path))
     file = tmp_path / "secret-uri"
     text = "[tables.t]\nuri-file = 'secret-uri'\ntable = 't'"
     for data, match in (
@@ -120,23 +110,23 @@ def test_unreadable_tables_files(tmp_path):
     ):
         file.write_bytes(data)
         with pytest.raises(SourceError, match=match):
-            load_tables(tables_file(tmp_path, text))
+            shards.load_tables(tables_file(tmp_path, text))
 
 
 def test_csv_files_of_odd_forms(tmp_path):
     source = csv(tmp_path, "a,b\n1,x\nNA,NA\n,\n")
-    assert describe(source).columns == {"a": "BIGINT", "b": "VARCHAR"}
+    assert shards.describe(source).columns == {"a": "BIGINT", "b": "VARCHAR"}
     assert rows_of(source) == [(1, "x"), (None, None), (None, None)]
     chosen = replace(csv(tmp_path, "a,b\n1,NA\n?,y\n"), nulls=("?",))
     assert rows_of(chosen) == [(1, "NA"), (None, "y")]
     lines = "a\"b;it's", '"1;5";25/12/2013', "2;01/02/2013", ""
     source = csv(tmp_path, "\r\n".join(lines), "a'[1].csv")
-    assert describe(source).columns == {'a"b': "VARCHAR", "it's": "DATE"}
+    assert shards.describe(source).columns == {'a"b': "VARCHAR", "it's": "DATE"}
     assert [str(row[1]) for row in rows_of(source)] == ["2013-12-25", "2013-02-01"]
     # the first line names the columns
     assert rows_of(csv(tmp_path, "a,b\nx,y\n")) == [("x", "y")]
-    assert describe(csv(tmp_path, "1,2\n3,4\n")).columns.keys() == {"1", "2"}
-    assert describe(csv(tmp_path, "a,b\n")).rows == 0
+    assert shards.describe(csv(tmp_path, "1,2\n3,4\n")).columns.keys() == {"1", "2"}
+    assert shards.describe(csv(tmp_path, "a,b\n")).rows == 0
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
@@ -144,14 +134,14 @@ def test_type_override(tmp_path, name):
     path = tmp_path / name
     frame = pd.DataFrame({"a": [1], "b": [2], "c": ["x"]})
     frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
-    source = ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
-    assert describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
+    source = shards.ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
+    assert shards.describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
     for column, match in (
         ("d", "names column 'd', but the columns are a, b, c"),
         ("c", r"table 't' at site 's' .*column 'c' .*more than one in 10 of its texts"),
     ):
         with pytest.raises(SourceError, match=match):
-            describe(replace(source, types={column: "DOUBLE"}))
+            shards.describe(replace(source, types={column: "DOUBLE"}))
     zips = replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})
     assert rows_of(zips) == [("007",)]
 
@@ -169,14 +159,14 @@ def test_columns_of_other_names(tmp_path, name):
         frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     table = "" if name in ("t.csv", "t.parquet") else "table = 'ALBUM'\n"
     rules = f"{table}types = {{ price = 'DOUBLE' }}\nrename = {{ K = 'id' }}\n"
-    (source,) = load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
-    assert describe(source).columns == {"id": "VARCHAR", "Price": "DOUBLE"}
-    with scan(source, Fragment("t", "t", (Feature("p", "price"),))) as opened:
+    (source,) = shards.load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
+    assert shards.describe(source).columns == {"id": "VARCHAR", "Price": "DOUBLE"}
+    with shards.scan(source, Fragment("t", "t", (Feature("p", "price"),))) as opened:
         for _ in opened.chunks():
             assert opened.connection.execute('SELECT "Price" FROM shard').fetchall() == [(1.5,)]
     for rename, match in (({"x": "y"}, "'x', but the columns are k"), ({"k": "PRICE"}, "one name")):
         with pytest.raises(SourceError, match=match):
-            describe(replace(source, types={}, rename=rename))
+            shards.describe(replace(source, types={}, rename=rename))
 
 
 @pytest.mark.parametrize("name", ["x.sqlite", "x.db", "x.duckdb"])
@@ -187,11 +177,11 @@ def test_a_file_is_the_database_that_its_content_says(tmp_path, name):
             connection.execute(f"CREATE TABLE {table} AS SELECT 1 AS a")
 
     add("Album")
-    (source,) = load_tables(tables_file(tmp_path, f"tables.t.path = '{name}'"))
-    assert describe(source).columns.keys() == {"a"}
+    (source,) = shards.load_tables(tables_file(tmp_path, f"tables.t.path = '{name}'"))
+    assert shards.describe(source).columns.keys() == {"a"}
     add("Track")
     with pytest.raises(SourceError, match=r"needs 'table'; its tables are .*Album, .*Track"):
-        describe(source)
+        shards.describe(source)
 
 
 @pytest.mark.parametrize(
@@ -217,9 +207,9 @@ def test_unreadable_files(tmp_path, name, data, match):
     elif data is not None:
         path.write_bytes(data)
     relation = ("t",) if name == "t.duckdb" else None
-    source = ShardSource("t", "s", 0, str(path), relation=relation)
+    source = shards.ShardSource("t", "s", 0, str(path), relation=relation)
     with pytest.raises(SourceError, match=match) as caught:
-        describe(source)
+        shards.describe(source)
     assert "secret" not in str(caught.value)
 
 
@@ -232,12 +222,12 @@ def test_connection_reads_its_source_and_nothing_else(tmp_path, sql, kind):
         source = framed(FRAME)
     if kind == "folder":
         FRAME.to_parquet(tmp_path / "a.parquet")
-        source = ShardSource("t", "here", 0, str(tmp_path))
+        source = shards.ShardSource("t", "here", 0, str(tmp_path))
     if kind == "duckdb":
         duckdb_file(tmp_path / "crm.duckdb", "CREATE TABLE t AS SELECT 1 AS a")
         source = replace(source, path=f"{tmp_path}/crm.duckdb", relation=("t",))
     refused = pytest.raises(SourceError, match="table 't' at site 'here'")
-    with refused, connect(source) as connection:
+    with refused, shards.connect(source) as connection:
         listed = connection.execute("SELECT database_name FROM duckdb_databases()")
         names = [name for (name,) in listed.fetchall() if name.startswith("source_")]
         places = {"other": other, "folder": tmp_path, "database": [*names, "memory"][0]}
@@ -253,13 +243,13 @@ def test_folder_of_parquet_files(tmp_path):
     FRAME.to_parquet(folder / "year=2024" / "a.parquet")
     (folder / "_SUCCESS").write_text("")
     text = "[tables.t]\npath = 'orders/'\n"
-    (source,) = load_tables(tables_file(tmp_path, text))
+    (source,) = shards.load_tables(tables_file(tmp_path, text))
     assert source.path == str(folder)
-    assert describe(source).columns == {"a": "BIGINT", "year": "BIGINT"}
+    assert shards.describe(source).columns == {"a": "BIGINT", "year": "BIGINT"}
     assert [row[0] for row in rows_of(source)] == [1, 2, 3]
     # an existing folder needs no slash at its end
     plain = text.replace("orders/", "orders")
-    assert load_tables(tables_file(tmp_path, plain))[0].path == str(folder)
+    assert shards.load_tables(tables_file(tmp_path, plain))[0].path == str(folder)
 
 
 @pytest.mark.parametrize("name", ["a*", "[ab]", "?", "**"])
@@ -272,10 +262,10 @@ def test_name_that_looks_like_a_pattern_is_one_file(tmp_path, folder, name):
         frame.to_parquet(f"{path}.parquet")
     for suffix in ("csv", "parquet"):
         path = tmp_path / folder / f"{name}.{suffix}"
-        source = ShardSource("t", "s", 0, path=str(path))
-        assert describe(source).rows == 1
+        source = shards.ShardSource("t", "s", 0, path=str(path))
+        assert shards.describe(source).rows == 1
         assert rows_of(source) == [(1,)]
-    assert describe(replace(source, path=str(path.parent))).rows == 1 + 2 + 3
+    assert shards.describe(replace(source, path=str(path.parent))).rows == 1 + 2 + 3
 
 
 def test_table_of_a_duckdb_file(tmp_path):
@@ -286,58 +276,58 @@ def test_table_of_a_duckdb_file(tmp_path):
         "CREATE TABLE s.t AS SELECT 2 AS a, [0.5, 1] AS v",
     )
     text = CASES["databases"]
-    plain, other = load_tables(tables_file(tmp_path, text))
-    assert describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
+    plain, other = shards.load_tables(tables_file(tmp_path, text))
+    assert shards.describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
     assert rows_of(other) == [(2, [0.5, 1.0])]
     assert "(table s.t of " in str(other)
     with pytest.raises(SourceError, match=r"Catalog Error: Table with name none"):
-        describe(replace(plain, relation=("none",)))
+        shards.describe(replace(plain, relation=("none",)))
 
 
 def test_fingerprint_of_files(tmp_path):
     source = csv(tmp_path, ORDERS)
-    first, before = fingerprint(source), Path(source.path).stat()
+    first, before = shards.fingerprint(source), Path(source.path).stat()
     assert source.path in first
-    assert fingerprint(source) == first
+    assert shards.fingerprint(source) == first
     # replaced by one of the same size and time
     other = Path(csv(tmp_path, ORDERS.replace("2.5", "7.5"), "other.csv").path)
     os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
     other.replace(source.path)
     assert Path(source.path).stat().st_mtime_ns == before.st_mtime_ns
-    second = fingerprint(source)
+    second = shards.fingerprint(source)
     csv(tmp_path, ORDERS + "3,1,2024-01-01\n")
-    assert len({first, second, fingerprint(source)}) == 3
+    assert len({first, second, shards.fingerprint(source)}) == 3
     (folder := tmp_path / "t").mkdir()
     FRAME.to_parquet(folder / "a.parquet")
-    both = ShardSource("t", "here", 0, str(folder))
-    one = fingerprint(both)
+    both = shards.ShardSource("t", "here", 0, str(folder))
+    one = shards.fingerprint(both)
     FRAME.to_parquet(folder / "b.parquet")
-    assert fingerprint(both) != one
+    assert shards.fingerprint(both) != one
     with pytest.raises(SourceError, match="does not exist"):
-        fingerprint(ShardSource("t", "here", 0, str(tmp_path / "none.csv")))
-    assert fingerprint(framed(FRAME)) is None
+        shards.fingerprint(shards.ShardSource("t", "here", 0, str(tmp_path / "none.csv")))
+    assert shards.fingerprint(framed(FRAME)) is None
 
 
 def test_frames_by_token():
-    token = register_frames({"c": [FRAME, FRAME + 2], "o": FRAME}, site="shop")
-    first, second, other = load_tables(f"memory:{token}")
+    token = shards.register_frames({"c": [FRAME, FRAME + 2], "o": FRAME}, site="shop")
+    first, second, other = shards.load_tables(f"memory:{token}")
     assert (first.table, first.site, first.index) == ("c", "shop", 0)
     assert rows_of(second) == [(3,), (4,)]
     assert other.table == "o"
     assert "table 'c' at site 'shop' (a data frame)" in str(first)
-    release(token)
+    shards.release(token)
     with pytest.raises(SourceError, match="no data frames are registered"):
-        load_tables(f"memory:{token}")
+        shards.load_tables(f"memory:{token}")
     with pytest.raises(SourceError, match="expected a pandas DataFrame, not dict"):
-        register_frames({"t": [{"a": 1}]}, site="s")
+        shards.register_frames({"t": [{"a": 1}]}, site="s")
     with pytest.raises(SourceError, match="site 's' has no tables"):
-        register_frames({"t": []}, site="s")
+        shards.register_frames({"t": []}, site="s")
 
 
 def test_frame_types():
     frame = pd.DataFrame({n: v for n, (v, _) in FRAME_TYPES.items()}, index=["p", "q"])
     source = framed(frame)
-    types = zip(describe(source).columns.items(), FRAME_TYPES.items(), strict=True)
+    types = zip(shards.describe(source).columns.items(), FRAME_TYPES.items(), strict=True)
     for (column, actual), (name, (_, kind)) in types:
         assert (column, actual[: len(kind)]) == (str(name), kind)
     assert rows_of(source)[1][:4] == (None,) * 4
@@ -357,19 +347,19 @@ def test_organisations_are_dealt_to_nodes(shared):
         (4, ["0 2", "1", "3", ""]),
     ):
         configs = [{"partition-id": k, "num-partitions": nodes} for k in range(nodes)]
-        hosted = [hosted_shards(config, {"tables": shared}) for config in configs]
+        hosted = [shards.hosted_shards(config, {"tables": shared}) for config in configs]
         dealt = [[Path(source.path).stem for source in sources] for sources in hosted]
         assert list(map(" ".join, dealt)) == expected
 
 
 def test_a_site_reads_its_own_tables_and_none_that_the_run_chooses(shared):
-    own = {"tables": f"memory:{register_frames({'t': FRAME}, site='s')}"}
+    own = {"tables": f"memory:{shards.register_frames({'t': FRAME}, site='s')}"}
     simulated = {"partition-id": 1, "num-partitions": 2}
-    (source,) = hosted_shards(own | simulated, {"tables": shared})
+    (source,) = shards.hosted_shards(own | simulated, {"tables": shared})
     assert source.table == "t"
     with pytest.raises(SourceError, match="no tables file of its own, and the run's"):
-        hosted_shards({}, {"tables": shared})
-    assert hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "f"
+        shards.hosted_shards({}, {"tables": shared})
+    assert shards.hosted_shards({"partition-id": 0}, {"tables": shared})[0].table == "f"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -377,16 +367,16 @@ def test_file_without_permission(tmp_path):
     source = csv(tmp_path, ORDERS)
     Path(source.path).chmod(0)
     with pytest.raises(SourceError, match="cannot be read: Permission denied"):
-        describe(source)
+        shards.describe(source)
 
 
 def test_frames_share_an_engine_but_see_only_their_own():
     one, other = framed(FRAME, "a"), framed(FRAME[:1] + 6, "b")
-    with connect(one) as first, connect(other) as second:
+    with shards.connect(one) as first, shards.connect(other) as second:
         first.execute("CREATE TEMP TABLE kept AS SELECT * FROM shard")
         assert second.execute("SELECT a FROM shard").fetchall() == [(7,)]
         assert first.execute("SELECT a FROM shard").fetchall() == [(1,), (2,)]
         with pytest.raises(duckdb.CatalogException, match="kept"):
             second.execute("SELECT * FROM kept")
-    with connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
+    with shards.connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
         again.execute("SELECT * FROM kept")
