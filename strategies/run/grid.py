@@ -7,10 +7,9 @@ message goes through Flower's own serialisation both ways, as on the wire.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
-import pandas as pd
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
@@ -23,9 +22,9 @@ from tp_flower import node_config
 from tp_flower.protocol.codec import read_envelope
 from tp_flower.protocol.messages import NO_RUN, RequestEnvelope
 from tp_flower.protocol.packet import unpack
-from tp_flower.sources.shards import MEMORY_PREFIX, register_frames, release
+from tp_flower.sources.shards import MEMORY_PREFIX, Frames, register_frames, release
 
-Tables = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]] | str | Path
+Tables: TypeAlias = "Frames | str | Path"
 Observer = Callable[[Message], None]
 
 CLIENT_APP_RAISED = 2

@@ -11,10 +11,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import duckdb
-import pandas as pd
 
 from tp_flower import duckdb_engine
 from tp_flower.errors import SourceError
@@ -28,6 +27,9 @@ from tp_flower.sources.policy import SIMULATED
 from tp_flower.sources.tables_file import PARQUET_SUFFIXES, is_csv, read_tables_file
 from tp_flower.sources.tables_file import ShardSource as ShardSource
 from tp_flower.sources.text_values import TEXT, without_nulls
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,15 @@ def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str
 
 EARLY_ROWS: Final = 2048
 
-Frames = Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]
-_FRAMES: Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]] = {}
+Frames: TypeAlias = "Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]"
+_FRAMES: "Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]]" = {}
 """The site and the data frames by table that this process hosts, by token."""
 
 
 def register_frames(frames: Frames, site: str) -> str:
     """Store a site's frames, one or a list of shards by table; return their token."""
+    import pandas as pd
+
     shards: dict[str, tuple[pd.DataFrame, ...]] = {}
     for table, value in frames.items():
         listed = [value] if isinstance(value, pd.DataFrame) else list(value)
@@ -102,7 +106,7 @@ def release(token: str) -> None:
     _FRAMES.pop(token.removeprefix(MEMORY_PREFIX), None)
 
 
-def _registered(token: str) -> tuple[str, dict[str, tuple[pd.DataFrame, ...]]]:
+def _registered(token: str) -> "tuple[str, dict[str, tuple[pd.DataFrame, ...]]]":
     try:
         return _FRAMES[token]
     except KeyError:
