@@ -18,7 +18,7 @@ from tp_flower.arrays import FloatArray
 
 SETTLED: Final = 2e-4
 """Remaining fall, relative to the loss, below which training has converged."""
-NEAR: Final = 2e-2  # below it, the optimum of a convex loss is near
+NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
 NOT_CONVERGED: Final = "not converged"
 
