@@ -1,6 +1,7 @@
-"""The example of hospitals: the tutorial's policies, and the joined table's model."""
+"""The example of hospitals: the tutorial's files, and the joined table's model."""
 
 import re
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -10,51 +11,52 @@ import pytest
 
 from client_apps.commands import approvals
 from client_apps.data.saved_models import SavedModel
-from examples.hospitals.hospitals import COLUMNS, SITES, SQL, make, run
+from examples.hospitals.hospitals import FOLDER, SITES, run
+from examples.hospitals.make_databases import make
 from tests.support.files import ROOT
-from tests.support.reference.joins import weighted_positions
+from tests.support.reference.joins import joined_positions
 from tests.support.reference.training import centralised
 from tp_flower.errors import SiteError
 
 PAGE = ROOT / "docs/tutorial/hospitals.md"
-POLICY = re.compile(r"```toml\n# (\S+)/tables.toml\n(.*?)```", re.DOTALL)
-ALIASES = {"p": "patients", "s": "samples", "d": "districts"}
-SOURCE = SQL[SQL.index("FROM") :]
-WEIGHT = "1.0 / COUNT(*) OVER (PARTITION BY p.position_)"
+FILE = re.compile(r"```toml\n# (\S+\.toml)\n(.*?)```", re.DOTALL)
+ALIASES = {"s": "stays", "b": "samples", "h": "histories"}
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def test_files_are_those_of_the_page() -> None:
+    blocks = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
+    of_a = blocks["hospital-a/tables.toml"]
+    blocks["hospital-b/tables.toml"] = of_a.replace("hospital-a", "hospital-b")
+    files = [*FOLDER.glob("*.toml"), *FOLDER.glob("*/tables.toml")]
+    assert blocks == {str(file.relative_to(FOLDER)): file.read_text() for file in files}
+
+
+def test_an_approved_run_ends_in_the_model_of_the_joined_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TP_FLOWER_HOME", "")  # which runs set
-    make(tmp_path, patients=(200, 160))
-    return tmp_path
-
-
-def test_policies_are_those_of_the_page(folder: Path) -> None:
-    policies = dict(POLICY.findall(PAGE.read_text(encoding="utf-8")))
-    for site in SITES:
-        written = (folder / site / "tables.toml").read_text()
-        assert tomllib.loads(policies[site]) == tomllib.loads(written)
-
-
-def test_an_approved_run_ends_in_the_model_of_the_joined_table(folder: Path) -> None:
+    folder = Path(shutil.copytree(FOLDER, tmp_path / "hospitals"))
+    make(folder, patients=(130, 100))
     with pytest.raises(SiteError, match="approved-queries"):
         run(folder, "train")
-    shards = {table: [] for table in COLUMNS}
-    for site, table in SITES.items():
-        shards[table].append(pd.read_csv(folder / site / f"{table}.csv"))
+    shards, columns = {}, {}
+    for site in SITES:
         file = folder / site / "tables.toml"
+        ((table, entry),) = tomllib.loads(file.read_text())["tables"].items()
+        database = f"sqlite:///{folder / site}/omop.db"
+        shards.setdefault(table, []).append(pd.read_sql(entry["sql"], database))
+        columns[table] = entry["policy"]["columns"]
         (waiting,) = approvals(str(folder / site / "state"), str(file))
         digest = f'queries = ["{waiting.split()[0]}"]'
         file.write_text(file.read_text().replace("queries = []", digest))
     run(folder, "train", **{"test-fraction": 0.0, "tolerance": 1e-7, "l2": 0.01})
     tables = {table: pd.concat(parts) for table, parts in shards.items()}
-    columns = {alias: COLUMNS[table] for alias, table in ALIASES.items()}
-    rows, weights = weighted_positions(shards, ALIASES, SOURCE, WEIGHT)
-    labels = tables["patients"]["readmitted"].to_numpy(float)
-    label, how = ("p", labels), ("logistic", 0.01, b"")
-    joined = centralised(tables, ALIASES, columns, rows, label, *how, np.array(weights))
+    sql = tomllib.loads((folder / "train.toml").read_text())["sql"]
+    rows = joined_positions(shards, ALIASES, sql[sql.index("FROM") :])
+    label, how = ("s", tables["stays"]["readmitted"].to_numpy(float)), ("logistic", 0.01, b"")
+    columns = {alias: columns[table] for alias, table in ALIASES.items()}
+    joined = centralised(tables, ALIASES, columns, rows, label, *how)
     models = [SavedModel.load(file.parent) for file in folder.rglob("model.json")]
-    theta = {model.table: model.parameters for model in models}
-    trained = np.concatenate([theta[alias] for alias in ALIASES])
+    trained = {model.table: model.parameters for model in models}
+    trained = np.concatenate([trained[alias] for alias in ALIASES])
     np.testing.assert_allclose(trained, joined.optimum(), atol=2e-5)
