@@ -130,7 +130,7 @@ def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
 
 def test_sessions_may_end_often_and_polls_be_cut(deployment, front):
     front.longest = 1.0
-    check_same(deployment, deployment.submit("limits", {**RUN, "session-seconds": 4.0}))
+    check_same(deployment, deployment.submit("limits", {**RUN, "session-seconds": 20.0}))
     assert run_log(deployment).count("event=session node=") >= 4
 
 
