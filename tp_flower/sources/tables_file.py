@@ -267,6 +267,8 @@ def _shard_source(
     path = str(file.absolute().parent / Path(entry.path).expanduser())
     is_rows = path.lower().endswith((*CSV_SUFFIXES, *PARQUET_SUFFIXES))
     is_rows |= entry.path.endswith(("/", os.sep)) or bool(entry.path and Path(path).is_dir())
+    if entry.path and (entry.sql or entry.table) and not (is_rows or Path(path).exists()):
+        raise SourceError(f"'path' of {where}: there is no file {entry.path!r}")
     kind = _database_kind(path) if entry.path and not is_rows else ""
     is_file = bool(entry.path) and kind != SQLITE
     is_allowed = {
