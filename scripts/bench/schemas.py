@@ -3,8 +3,14 @@
 A schema is its tables, a query and a task.
 """
 
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 import numpy as np
 import pandas as pd
@@ -27,6 +33,8 @@ def datasets() -> Iterator[Dataset]:
             yield _dataset(make.__name__.replace("_", " "), make(task))
     with suppress(SkippedSuite):
         yield lahman()
+    with suppress(SkippedSuite):
+        yield from (_dataset("TPC-H", tpch(target)) for target in TPCH_LABELS)
 
 
 def _dataset(name: str, schema: Schema) -> Dataset:
@@ -95,6 +103,39 @@ def music(task: str) -> Schema:
     )
     features = ", ".join(f"{name}.x, {name}.c" for name in sizes if name != "f")
     return tables, f"SELECT {TASKS[task]} AS label, f.x, {features} FROM f {joins}", task
+
+
+TPCH_LABELS: Final = {"regression": "l.l_extendedprice", "classification": "l.l_returnflag = 'R'"}
+TPCH_SQL: Final = """
+SELECT {} AS label, l.l_quantity, l.l_discount, l.l_tax, l.l_shipmode, l.l_shipinstruct,
+  l.l_shipdate, o.o_orderpriority, o.o_orderdate, c.c_mktsegment, c.c_acctbal, p.p_brand, p.p_type,
+  p.p_container, p.p_size, p.p_retailprice, ps.ps_supplycost, ps.ps_availqty,
+  s.s_acctbal, m.n_name, n.n_name
+FROM lineitem l JOIN orders o ON l.l_orderkey = o.o_orderkey
+JOIN customer c ON o.o_custkey = c.c_custkey JOIN part p ON l.l_partkey = p.p_partkey
+JOIN partsupp ps ON l.l_partkey = ps.ps_partkey AND l.l_suppkey = ps.ps_suppkey
+JOIN supplier s ON l.l_suppkey = s.s_suppkey JOIN nation m ON s.s_nationkey = m.n_nationkey
+JOIN nation n ON c.c_nationkey = n.n_nationkey"""
+
+
+def tpch(task: str) -> Schema:
+    """Return TPC-H's tables of scale 0.01, 60,000 joined rows: price, or whether returned.
+
+    Raises:
+        SkippedSuite: the package ``tpchgen-cli``, which makes them, is not installed.
+    """
+    program = shutil.which("tpchgen-cli", path=Path(sys.executable).parent)
+    if program is None:
+        raise SkippedSuite("pip install tpchgen-cli")
+    with TemporaryDirectory() as folder:
+        command = [program, "csv", "-s", "0.01", "--output-dir", folder]
+        subprocess.run(command, check=True, capture_output=True)
+        tables = {path.stem: pd.read_csv(path) for path in Path(folder).glob("*.csv")}
+    del tables["region"]
+    for frame in tables.values():
+        dates = frame.filter(like="date").columns
+        frame[dates] = frame[dates].apply(pd.to_datetime)
+    return tables, TPCH_SQL.format(TPCH_LABELS[task]), task
 
 
 def snowflake(number: int) -> Schema:
