@@ -56,6 +56,7 @@ def front(deployment):
     deployment.start_front(failing.url)
     yield failing
     failing.shutdown()
+    failing.server_close()
     deployment.kill("front")
     deployment.start_front()
 
