@@ -12,7 +12,7 @@ from tp_flower.joins.mapping import TableRows
 from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM, TRAIN, SubsetArray
 
-MOST_NAMES = 20  # of classes in a warning
+MOST_NAMES, FEW_ROWS = 20, 50  # classes in a warning, rows that validate
 ODDS, LEAST_ROWS = 2.0, 5.0
 """Held-out rows are far from their share by this ratio of odds, and so many rows."""
 
@@ -23,6 +23,11 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     if joined.values.ndim > 1:
         return
     yield from _share(joined, settings)
+    if 0 < (validating := int(joined.validates.sum())) < FEW_ROWS:
+        yield (
+            f"{validating} joined rows validate: with so few, chance decides which epoch is the "
+            "best; raise validation-fraction, or set it to 0"
+        )
     if untrained := _untrained_classes(joined, joined.subset):
         yield (
             f"no training row has {len(untrained)} of the label's classes "

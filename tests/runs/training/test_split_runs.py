@@ -157,6 +157,14 @@ def warnings_of(sql: str = "", **settings: object) -> list[str]:
     return [text for text in warnings if "no better than a constant" not in text]
 
 
+def test_few_validation_rows_are_warned_of():
+    few, many = (warnings_of(validation_fraction=share) for share in (0.02, 0.4))
+    assert [
+        re.match(r"\d+ joined rows validate: with so few", text) is not None for text in few
+    ] == [True]
+    assert not many
+
+
 def test_classes_that_no_training_row_has_are_named():
     label = "CASE WHEN o.day > 26 THEN 'late' WHEN o.day > 9 THEN 'mid' ELSE 'early' END"
     sql = query().replace("o.qty AS", f"{label} AS")
