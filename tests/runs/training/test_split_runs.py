@@ -160,7 +160,7 @@ def warnings_of(sql: str = "", **settings: object) -> list[str]:
 def test_few_validation_rows_are_warned_of():
     (warning,) = warnings_of(validation_fraction=0.02)
     assert "joined rows validate: with so few, chance decides" in warning
-    assert not warnings_of(validation_fraction=0.4)
+    assert not warnings_of(validation_fraction=0.7)
 
 
 def test_classes_that_no_training_row_has_are_named():
