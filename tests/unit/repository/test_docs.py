@@ -1,15 +1,32 @@
-"""The pages of the project: links between them lead somewhere."""
+"""The pages of the project: links lead somewhere, and code is read as its program reads it."""
 
 import re
+import shlex
+import subprocess
+from itertools import groupby
 from pathlib import Path
 
+import duckdb
 import pytest
+from flwr.cli.app import typer_click_object
+from flwr.common.config import parse_config_args
+from typer.main import get_command
 
+from scripts.data.make_store import make_store
+from strategies import STRATEGIES
+from strategies.app import choose_sql
+from strategies.setup.joined_rows import encoder_choices
 from tests.support.files import ROOT
+from tp_flower.command_line import MODES, app, read_settings
+from tp_flower.query import Query, Unlabelled
+from tp_flower.sources.flights import flights_tables
+from tp_flower.sources.tables_file import read_tables_file
 
 PATTERNS = ("*.md", "llms.txt", "docs/**/*.md", "examples/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#([^)]*))?\)")
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#([^)]*))?\)")
+BLOCK = re.compile(r"^ *```([^\n]*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 def anchors(page: Path) -> set[str]:
@@ -18,15 +35,9 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
 
 
-def test_there_are_pages() -> None:
-    assert {"README.md", "settings.md"} <= {page.name for page in PAGES}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@by_page
 def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
     for target, anchor in LINK.findall(page.read_text(encoding="utf-8")):
-        if target.startswith(("http:", "https:")):
-            continue
         path = page.parent / target
         assert path.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(path), f"{target}#{anchor}"
@@ -34,3 +45,82 @@ def test_links_lead_to_a_page_and_a_heading_of_it(page: Path) -> None:
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
     assert (ROOT / "README.md").stat().st_size <= 14_000
+
+
+@pytest.fixture(scope="module")
+def schemas():
+    tables = {t: duckdb.read_parquet(str(min(f.values()))) for t, f in flights_tables().items()}
+    tables |= {table: duckdb.from_df(shards[0]) for table, shards in make_store(9, 9, 9).items()}
+    return {k: dict(zip(t.columns, map(str, t.types), strict=True)) for k, t in tables.items()}
+
+
+@by_page
+def test_code_is_read_by_the_program_that_it_is_for(page, schemas, tmp_path, monkeypatch):
+    monkeypatch.setenv("PLANES_URI", "postgresql://reader@db.example.org/fleet")
+    whole = page.read_text(encoding="utf-8").replace("\\\n", "")
+    folders = [ROOT, page.parent, *(ROOT / f for f in re.findall(r"\b(?:cd|cp -r) (\S+)", whole))]
+    for language, text in sorted(BLOCK.findall(whole), key=lambda b: b[0] != "toml"):  # policies
+        if language == "toml":
+            schemas = check_toml(text, tmp_path / "file.toml", schemas)
+        elif language == "sql":
+            Query.from_sql(text.replace(", ...", "")).bind(schemas)
+        elif language == "bash":
+            subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+            for program, *arguments in commands(re.sub("(RUN|NODE)_ID", "7", text)):
+                check_command(Path(program).name, arguments, folders, schemas)
+        elif language == "python":
+            compile(text, page, "exec")
+            exec("\n".join(re.findall(r"^(?:from|import) .*", text, re.MULTILINE)))
+        else:
+            assert re.match(r"text$|\{(code-cell|toctree|eval-rst|literalinclude)", language), text
+
+
+def check_toml(text, file, schemas):
+    file.write_text(text, encoding="utf-8")
+    if not re.search(r"^\[+tables\.", text, re.MULTILINE):
+        mode = "predict" if "row-key" in text else "train"
+        check_settings(read_settings(file, (), mode=mode), schemas)
+        return schemas
+    sources = read_tables_file(str(file))
+    assert all(duckdb.sql(f"SELECT NULL::{kind}") for s in sources for kind in s.types.values())
+    return {s.table: dict.fromkeys(s.policy.named, "DOUBLE") for s in sources} | schemas
+
+
+def check_settings(settings, schemas):
+    method, row_key = STRATEGIES[settings.method_name], settings.row_key
+    query = Query.from_sql(choose_sql(settings), needs_label=method.has_label and not row_key)
+    if row_key:
+        query.bind(schemas, Unlabelled(row_key=tuple(row_key.split(", "))))
+    else:
+        encoder_choices(method(query, settings.with_fields(boost_from="")).bind(schemas), settings)
+
+
+def commands(script):
+    """Yield the words of each command, also of another user or in a container."""
+    for line in re.sub(r"(runuser|docker) .*? (--|superlink) ", "", script).splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        groups = groupby(lexer, set("();<>|&").issuperset)
+        yield from (list(words) for is_end, words in groups if not is_end)
+
+
+def check_command(program, arguments, folders, schemas):
+    paths = {word: [f / word for f in folders if (f / word).exists()] for word in arguments}
+    assert all(paths[word] for word in arguments if re.match("(scripts|tests|examples)/", word))
+    if program == "tp-flower":
+        name, options = parsed(get_command(app), arguments)
+        if name in MODES:
+            check_settings(read_settings(None, options["overrides"], mode=name), schemas)
+    elif program == "flwr":
+        texts = parsed(typer_click_object, arguments)[1].get("run_config_overrides") or ()
+        values = parse_config_args([text for text in texts if "=" in text])
+        check_settings(read_settings(None, (), **values), schemas)
+    elif program in ("python", "bash"):
+        script, line = paths[arguments[0]][0].read_text(encoding="utf-8"), " ".join(arguments)
+        assert all(re.search(rf"{o}\b", script) for o in re.findall(r" (--[a-z-]+)", line)), line
+
+
+def parsed(command, arguments):
+    while hasattr(command, "commands"):
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    return command.name, command.make_context(command.name, arguments).params
