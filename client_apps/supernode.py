@@ -28,7 +28,7 @@ from tp_flower.errors import SettingsError, SiteError, TPFlowerError
 from tp_flower.events import log_event
 from tp_flower.node_config import APP_SHA256
 
-FLOWER_VERSION: Final = "1.41"
+FLOWER_VERSIONS: Final = ("1.41", "1.42")
 FLOWER_MODULE: Final = "flwr.supernode.start_client_internal"
 LOOP: Final = "start_client_internal"
 PULL: Final = "_pull_and_store_message"
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def check_flower() -> None:
     """Raise SiteError unless Flower takes messages by the functions named above."""
     version, flower = metadata.version("flwr"), None
-    if f"{version}.".startswith(f"{FLOWER_VERSION}."):
+    if f"{version}.".startswith(tuple(f"{tested}." for tested in FLOWER_VERSIONS)):
         flower = importlib.import_module(FLOWER_MODULE)
     parameters = {
         name: tuple(inspect.signature(getattr(flower, name)).parameters)
@@ -82,7 +82,7 @@ def check_flower() -> None:
     }
     if parameters != PARAMETERS or PULL not in getattr(flower, LOOP).__code__.co_names:
         raise SiteError(
-            f"the check of app bundles was made for Flower {FLOWER_VERSION} and does "
+            f"the check of app bundles was made for Flower {', '.join(FLOWER_VERSIONS)} and does "
             f"not fit {version}: nothing was started; install what constraints.txt has"
         )
 

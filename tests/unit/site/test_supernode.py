@@ -111,7 +111,7 @@ def pull_with_one_more(
 @pytest.mark.parametrize(
     "change",
     [
-        *map(of_another_version, ("1.42.0", "1.40.3", "1.4", "1.410.0", "2.41.0")),
+        *map(of_another_version, ("1.43.0", "1.40.3", "1.4", "1.410.0", "2.41.0")),
         *map(without, (PULL, INSERT)),
         with_another(PULL, pull_with_one_more),
         with_another(INSERT, lambda **_: None),
@@ -121,14 +121,14 @@ def pull_with_one_more(
 def test_another_flower_is_refused(change, apps, flower, started, monkeypatch, capsys):
     change(flower, monkeypatch)
     text = refusal(capsys, "--allowed-apps", apps, *OPTIONS)
-    assert f"made for Flower {supernode.FLOWER_VERSION} and does not fit" in text
+    assert f"made for Flower {', '.join(supernode.FLOWER_VERSIONS)} and does not fit" in text
     assert "nothing was started" in text
     assert not started
 
 
 def test_releases_of_the_version_are_taken(apps, started, monkeypatch):
-    monkeypatch.setattr(metadata, "version", lambda _: "1.41.7")
+    monkeypatch.setattr(metadata, "version", lambda _: "1.42.7")
     main(["--allowed-apps", str(apps)])
     assert started
     constraints = (ROOT / "constraints.txt").read_text()
-    assert f"flwr=={supernode.FLOWER_VERSION}." in constraints
+    assert f"flwr=={supernode.FLOWER_VERSIONS[0]}." in constraints
