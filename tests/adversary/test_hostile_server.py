@@ -11,26 +11,8 @@ from msgspec import structs
 from client_apps.rounds.site import Site
 from strategies import Explain, TablePuppetSGD
 from tests.support.files import case_table
-from tests.support.peers.hostile import (
-    FOREIGN,
-    ORDERS,
-    POLICIES,
-    SHOP,
-    SQL,
-    UK,
-    US,
-    US_PART,
-    HostileGrid,
-    StoppedError,
-    array,
-    arrays,
-    change_of,
-    header,
-    train,
-    undeclared,
-    wrong_arrays,
-    wrong_headers,
-)
+from tests.support.peers import hostile as peers
+from tests.support.peers.hostile import arrays
 from tests.support.peers.hostile_runs import (
     RUNS,
     answers_to,
@@ -52,7 +34,7 @@ CASES = case_table(__file__)
 ROWS = 12
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
-NODES = {"shop": SHOP, "us": US}
+NODES = {"shop": peers.SHOP, "us": peers.US}
 UNDECLARED = "not declared|none are declared|not listed|there to another request"
 ALWAYS = {"query.describe", "query.seal", "query.extract"}
 ONE_ROW = pack_bits(np.arange(ROWS) == 4)
@@ -78,7 +60,7 @@ SUBQUERY = {
 
 def check_refusals(answers):
     for answer in answers:
-        assert not FOREIGN.match(answer.error), answer
+        assert not peers.FOREIGN.match(answer.error), answer
         if answer.error:
             answer.check_nothing_left()
 
@@ -91,15 +73,15 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
     seen = set()
 
     def hostile(action, node, packet):
-        more = list(undeclared(packet))
+        more = list(peers.undeclared(packet))
         yield from ((UNDECLARED, changed) for _, changed in more)
-        if (action, node) not in seen and node != UK:
+        if (action, node) not in seen and node != peers.UK:
             seen.add((action, node))
-            yield from spread(list(wrong_headers(packet))[len(more) :], 5, 41)
-            yield from spread(wrong_arrays(packet), 5, 41)
+            yield from spread(list(peers.wrong_headers(packet))[len(more) :], 5, 41)
+            yield from spread(peers.wrong_arrays(packet), 5, 41)
 
-    grid = HostileGrid(tmp_path, hostile)
-    fuzzed = train(grid, method, **settings)
+    grid = peers.HostileGrid(tmp_path, hostile)
+    fuzzed = peers.train(grid, method, **settings)
     last = "query.finish"
     assert {answer.action for answer in grid.answers} >= {*ALWAYS, last}
     check_refusals(grid.answers)
@@ -108,7 +90,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
             assert re.search(UNDECLARED, answer.error), answer
     # no refusal has changed anything
     if method is not Explain:
-        plain = train(HostileGrid(tmp_path), method, **settings)
+        plain = peers.train(peers.HostileGrid(tmp_path), method, **settings)
         assert fuzzed.report.final_train == plain.report.final_train
 
 
@@ -128,16 +110,16 @@ def test_a_malformed_request_of_a_private_run_is_refused(
 ):
     def hostile(asked, at, packet):
         if (asked, at) == (action, NODES[site]):
-            yield from spread(wrong_headers(packet), 3, 11)
-            yield from spread(wrong_arrays(packet), 3, 11)
+            yield from spread(peers.wrong_headers(packet), 3, 11)
+            yield from spread(peers.wrong_arrays(packet), 3, 11)
 
-    grid = HostileGrid(tmp_path, hostile, stops=True)
+    grid = peers.HostileGrid(tmp_path, hostile, stops=True)
     privacy = PrivacySettings(features=features, **EVERYTHING)
-    with pytest.raises(StoppedError):
-        train(
+    with pytest.raises(peers.StoppedError):
+        peers.train(
             grid,
             method,
-            sql=SQL.replace("o.qty AS", "o.qty > 0 AS"),
+            sql=peers.SQL.replace("o.qty AS", "o.qty > 0 AS"),
             privacy=privacy,
             encoders=DECLARED,
             **settings,
@@ -148,7 +130,7 @@ def test_a_malformed_request_of_a_private_run_is_refused(
 def renumbered(packet):
     """Speak of a part that the site does not have."""
     arrays = {(7, name): values for (_, name), values in packet.arrays.items()}
-    return Packet(header("parts", 0, "id", value=7)(packet).header, arrays)
+    return Packet(peers.header("parts", 0, "id", value=7)(packet).header, arrays)
 
 
 def doubled(packet):
@@ -164,7 +146,7 @@ def check_refused(folder, run, site, action, change, match, **more):
 
 @refusals(REQUESTS, "malformed")
 def test_what_is_malformed_is_named(tmp_path, run, site, action, change, match):
-    check_refused(tmp_path, run, site, action, change_of(change), match)
+    check_refused(tmp_path, run, site, action, peers.change_of(change), match)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +161,7 @@ def test_parts_that_are_not_the_sites_are_named(tmp_path, action, change, match)
 
 
 def subquery(**changes):
-    return header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
+    return peers.header(*FRAGMENT, "subquery", value={**SUBQUERY, **changes})
 
 
 def another_branch(packet):
@@ -192,25 +174,25 @@ def another_branch(packet):
 
 @refusals(REQUESTS, "policy")
 def test_what_is_against_the_policy_is_not_done(tmp_path, run, site, action, change, match):
-    check_refused(tmp_path, run, site, action, change_of(change), match)
+    check_refused(tmp_path, run, site, action, peers.change_of(change), match)
 
 
 @refusals(REQUESTS, "shared")
 def test_statistics_that_other_shards_may_not_learn(tmp_path, run, site, action, change, match):
     policies = {"customers": "releases = { statistics = 'moments' }"}
-    change = change_of(change)
+    change = peers.change_of(change)
     check_refused(tmp_path, run, site, action, change, match, policies=policies)
 
 
 def test_shares_of_sealed_sums_do_not_leave_in_the_clear(tmp_path):
     policies = {"customers": "releases = { statistics = 'moments' }"}
-    change, match = change_of("part.union.group gone"), "releases.models = sealed"
+    change, match = peers.change_of("part.union.group gone"), "releases.models = sealed"
     where = tmp_path, "admm", "us", "train.prepare", change, match
     check_refused(*where, policies=policies)
 
 
 def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
-    change, match = arrays(US_PART, sum=np.ones(13)), "'sum' does not go with update"
+    change, match = arrays(peers.US_PART, sum=np.ones(13)), "'sum' does not go with update"
     where = tmp_path, "consensus", "us", "train.admm", change, match
     check_refused(*where, privacy=PrivacySettings(unions="clear"))
 
@@ -225,24 +207,24 @@ def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
     ],
 )
 def test_a_fragment_against_the_policy_is_not_run(tmp_path, change, match):
-    assert re.search(match, refused(tmp_path, "query.extract", SHOP, change))
+    assert re.search(match, refused(tmp_path, "query.extract", peers.SHOP, change))
 
 
 def test_hidden_columns_do_not_exist_for_the_server(tmp_path):
-    grid = HostileGrid(tmp_path)
+    grid = peers.HostileGrid(tmp_path)
     told = []
     grid._observe = lambda message: told.append(repr(message.content))
-    train(grid)
+    peers.train(grid)
     assert not any("salary" in text for text in told)
     with pytest.raises(QueryError, match=r"(?s)salary.*columns: cust, price, day, qty"):
-        train(HostileGrid(tmp_path), sql=SQL.replace("o.day", "o.salary"))
+        peers.train(peers.HostileGrid(tmp_path), sql=peers.SQL.replace("o.day", "o.salary"))
 
 
 def test_a_rule_about_a_column_that_is_not_there_stops_the_run(tmp_path):
-    grid = HostileGrid(tmp_path, policies={"orders": "join-only = ['custmer']"})
+    grid = peers.HostileGrid(tmp_path, policies={"orders": "join-only = ['custmer']"})
     match = r"table 'orders' .*its file.* its policy names an unknown column 'custmer'"
     with pytest.raises(SiteError, match=match):
-        train(grid)
+        peers.train(grid)
 
 
 def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
@@ -250,14 +232,14 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
 
     def lonely(action, _, packet):
         if action == "query.extract":
-            return header(*FRAGMENT, "filters", value=['"price" > 1.5'])(packet)
+            return peers.header(*FRAGMENT, "filters", value=['"price" > 1.5'])(packet)
         return packet
 
-    grid = HostileGrid(tmp_path, instead=lonely)
+    grid = peers.HostileGrid(tmp_path, instead=lonely)
     with pytest.raises(SiteError, match="min-rows"):
-        train(grid)
-    site = Site(grid.contexts[SHOP], grid.run_name)
-    for lost in (lambda: site.source(ORDERS), lambda: site.extracted(ORDERS)):
+        peers.train(grid)
+    site = Site(grid.contexts[peers.SHOP], grid.run_name)
+    for lost in (lambda: site.source(peers.ORDERS), lambda: site.extracted(peers.ORDERS)):
         with pytest.raises(MessageError, match="part 0 does not belong to this run"):
             lost()
 
@@ -267,45 +249,45 @@ def test_rows_that_a_policy_refused_are_not_kept_for_other_requests(tmp_path):
     [
         (
             "query.statistics",
-            arrays(ORDERS, trained=ONE_ROW, multiplicity=np.ones(1, np.int32)),
+            arrays(peers.ORDERS, trained=ONE_ROW, multiplicity=np.ones(1, np.int32)),
             r"\(min-rows\) refuses: the statistics of table 'o' would be of too few",
         ),
         (
             "train.prepare",
-            arrays(ORDERS, trained=ONE_ROW, multiplicity=np.ones(1, np.int32)),
+            arrays(peers.ORDERS, trained=ONE_ROW, multiplicity=np.ones(1, np.int32)),
             r"\(min-rows\) refuses: the model of table 'o' would be of too few rows",
         ),
     ],
 )
 def test_a_single_row_has_no_statistics_and_no_model(tmp_path, action, change, match):
-    assert re.search(match, refused(tmp_path, action, SHOP, change))
+    assert re.search(match, refused(tmp_path, action, peers.SHOP, change))
 
 
 @pytest.mark.parametrize("kind", ["labels", "models", "scores", "statistics"])
 def test_releases_that_may_not_leave(tmp_path, kind):
-    rules = POLICIES["orders"].replace('statistics = "moments"', "")
+    rules = peers.POLICIES["orders"].replace('statistics = "moments"', "")
     rules = rules.replace("releases = {", f"releases = {{ {kind} = 'never'")
     # statistics leave tables in several shards alone
     table = "customers" if kind == "statistics" else "orders"
     rules = rules if table == "orders" else "releases = { statistics = 'never' }"
-    grid = HostileGrid(tmp_path, policies={table: rules})
+    grid = peers.HostileGrid(tmp_path, policies={table: rules})
     with pytest.raises(SiteError, match=f"releases.{kind} = never.*none may leave"):
-        train(grid)
-    left = {(part, name) for _, part, name in grid.left if part == ORDERS}
-    assert (ORDERS, "scores") not in left
-    assert ((ORDERS, "label-values") in left) == (kind != "labels")
+        peers.train(grid)
+    left = {(part, name) for _, part, name in grid.left if part == peers.ORDERS}
+    assert (peers.ORDERS, "scores") not in left
+    assert ((peers.ORDERS, "label-values") in left) == (kind != "labels")
 
 
 def batches(starts, rows):
     starts, rows = np.array(starts, np.int32), np.array(rows, np.int32)
-    return arrays(US_PART, batch_start=starts, batch_rows=rows)
+    return arrays(peers.US_PART, batch_start=starts, batch_rows=rows)
 
 
 def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
     error = refused(
         tmp_path,
         "train.prepare",
-        US,
+        peers.US,
         batches([0, 1, 3], [0, 1, 2]),
         TablePuppetSGD,
         policies={"customers": "min-rows = 2"},
@@ -316,14 +298,14 @@ def test_a_batch_of_one_row_may_not_have_a_gradient_of_its_own(tmp_path):
 
 @refusals(REQUESTS, "secret")
 def test_no_key_leaves_unhashed(tmp_path, run, site, action, change, match):
-    check_refused(tmp_path, run, site, action, change_of(change), match)
+    check_refused(tmp_path, run, site, action, peers.change_of(change), match)
 
 
 def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
     """Everybody knows that one: hashes under it are as good as none."""
 
     def known(action, node, packet):
-        if (action, node) != ("query.extract", SHOP):
+        if (action, node) != ("query.extract", peers.SHOP):
             return
         server, secret = SiteKeys(KeyPair()), GroupSecret.of_simulation(1)
         run, keys = int(packet.header["run"], 16), packet.header["public-keys"]
@@ -343,8 +325,8 @@ def test_a_real_site_takes_no_secret_of_a_simulation(tmp_path):
             }
             yield key, Packet({**packet.header, **keys_too}, packet.arrays)
 
-    grid = HostileGrid(tmp_path, known)
-    train(grid)
+    grid = peers.HostileGrid(tmp_path, known)
+    peers.train(grid)
     opened = "the run's secret is for simulations, and known to everybody"
     for answer in grid.answers:
         answer.check_nothing_left()
@@ -369,15 +351,15 @@ def as_sgd(packet):
 def test_what_the_plan_has_no_noise_for_does_not_leave(
     tmp_path, method, privacy, change, stray, match
 ):
-    change = change if callable(change) else change_of(change)
+    change = change if callable(change) else peers.change_of(change)
 
     def instead(action, _, packet):
         return change(packet) if action == "train.prepare" else packet
 
-    grid = HostileGrid(tmp_path, instead=instead)
+    grid = peers.HostileGrid(tmp_path, instead=instead)
     match = NOT_EXACT + match if privacy == EXACT else match
     with pytest.raises(SiteError, match=match):
-        train(grid, method, privacy=privacy)
+        peers.train(grid, method, privacy=privacy)
     # statistics are sealed, too, and a Gram matrix with noise
     rounds = ("train.admm", "train.sgd", "train.consensus", "train.step")
     left = {name for action, _, name in grid.left if action in rounds}
@@ -387,8 +369,8 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
 def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
     """A mechanism is never off because a server does not mention it."""
     names = PrivacyTerms.__struct_encode_fields__
-    changes = {name: header("privacy", name) for name in names}
-    answers = answers_to(tmp_path, "train.prepare", US, changes, privacy=EXACT)
+    changes = {name: peers.header("privacy", name) for name in names}
+    answers = answers_to(tmp_path, "train.prepare", peers.US, changes, privacy=EXACT)
     assert len(answers) == len(names)
     for answer in answers:
         assert f"missing required field `{answer.what}`" in answer.error
@@ -398,12 +380,17 @@ def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
 def test_a_batch_has_a_row_once(tmp_path):
     """Twice, it would add twice what its gradient is clipped to."""
 
-    twice, no_end = (batches([0, 3], [0, 1, 1]), array(US_PART, "batch-start", lambda a: a[:1]))
+    twice, no_end = (
+        batches([0, 3], [0, 1, 1]),
+        peers.array(peers.US_PART, "batch-start", lambda a: a[:1]),
+    )
     changes = {
         "the rows of a batch are not ascending and distinct": twice,
         "'batch-start' does not divide 'batch-rows'": no_end,
     }
-    answers = answers_to(*(tmp_path, "train.prepare", US, changes, TablePuppetSGD), privacy=PRIVATE)
+    answers = answers_to(
+        *(tmp_path, "train.prepare", peers.US, changes, TablePuppetSGD), privacy=PRIVATE
+    )
     assert len(answers) == 2
     for answer in answers:
         answer.check_nothing_left()
@@ -414,12 +401,12 @@ def test_a_batch_goes_by_one_number(tmp_path):
     """Under another one it could be asked for more often than was planned."""
 
     changes = {
-        (path, repr(number)): header(*path, value=number)
+        (path, repr(number)): peers.header(*path, value=number)
         for path in (("batch",), ("step", "next-batch"))
         for number in (-1, -2, 3, 10**6, 1.0, "0", True)
     }
     answers = answers_to(
-        *(tmp_path, "train.sgd", SHOP, changes, TablePuppetSGD), batch_size=4, privacy=PRIVATE
+        *(tmp_path, "train.sgd", peers.SHOP, changes, TablePuppetSGD), batch_size=4, privacy=PRIVATE
     )
     assert len(answers) == 14
     for answer in answers:
@@ -434,26 +421,26 @@ def test_a_batch_goes_by_one_number(tmp_path):
 
 def test_an_extra_round_is_over_the_plan(tmp_path):
     """The last epoch has nothing left to spend."""
-    other = once("train.admm", US, {"other": header("fit", "kappa", value=0.5)})
-    grid = HostileGrid(tmp_path, other, {"customers": BUDGET})
+    other = once("train.admm", peers.US, {"other": peers.header("fit", "kappa", value=0.5)})
+    grid = peers.HostileGrid(tmp_path, other, {"customers": BUDGET})
     with pytest.raises(SiteError, match=r"moments of part 2 .* are used up: of key 0, 3 were pl"):
-        train(grid, privacy=EXACT, num_epochs=3)
-    assert grid.left.count(("train.admm", US_PART, "share")) == 3
+        peers.train(grid, privacy=EXACT, num_epochs=3)
+    assert grid.left.count(("train.admm", peers.US_PART, "share")) == 3
 
 
 def test_training_is_prepared_once(tmp_path):
-    grid = HostileGrid(tmp_path, policies={"customers": BUDGET})
+    grid = peers.HostileGrid(tmp_path, policies={"customers": BUDGET})
     prepared = []
 
     def again(action, node, packet):
-        if (action, node) == ("train.prepare", US):
+        if (action, node) == ("train.prepare", peers.US):
             prepared.append(packet)
-        if (action, node) == ("train.admm", US) and prepared:
-            same_round = header("round", value=packet.header["round"])
+        if (action, node) == ("train.admm", peers.US) and prepared:
+            same_round = peers.header("round", value=packet.header["round"])
             yield "again", ("train.prepare", same_round(prepared.pop()))
 
     grid._changes = again
-    train(grid, privacy=EXACT)
+    peers.train(grid, privacy=EXACT)
     (answer,) = grid.answers
     answer.check_nothing_left()
 
@@ -465,20 +452,20 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
     rules = BUDGET.replace("2.0", str((two + three) / 2))
     policies = {"customers": rules}
     for _ in range(2):
-        train(HostileGrid(tmp_path, policies=policies), privacy=EXACT)
+        peers.train(peers.HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):
-        grid = HostileGrid(tmp_path, policies=policies)
+        grid = peers.HostileGrid(tmp_path, policies=policies)
         with pytest.raises(SiteError, match=rf"spent epsilon {two:.4g} of .* requested"):
-            train(grid, privacy=asked)
+            peers.train(grid, privacy=asked)
         trained = {part for action, part, _ in grid.left if action.startswith("train")}
-        assert trained <= {ORDERS}
+        assert trained <= {peers.ORDERS}
 
 
 def test_a_run_without_noise_does_not_fit_a_budget(tmp_path):
-    grid = HostileGrid(tmp_path, policies={"customers": BUDGET})
+    grid = peers.HostileGrid(tmp_path, policies={"customers": BUDGET})
     match = r"releases.models = private.* with noise only \(run config privacy.features"
     with pytest.raises(SiteError, match=match):
-        train(grid)
+        peers.train(grid)
     noiseless = replace(EXACT, noise_multiplier=1e-6)
     with pytest.raises(SiteError, match="requested: "):
-        train(HostileGrid(tmp_path, policies={"customers": BUDGET}), privacy=noiseless)
+        peers.train(peers.HostileGrid(tmp_path, policies={"customers": BUDGET}), privacy=noiseless)

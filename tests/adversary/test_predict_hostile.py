@@ -12,19 +12,8 @@ from strategies.inference.predict import Predict
 from strategies.training.saving import make_manifest
 from tests.support.federated import store, whole
 from tests.support.files import case_table
-from tests.support.peers.hostile import (
-    ORDERS,
-    SHOP,
-    SQL,
-    US,
-    US_PART,
-    HostileGrid,
-    StoppedError,
-    arrays,
-    change_of,
-    header,
-    train,
-)
+from tests.support.peers import hostile
+from tests.support.peers.hostile import arrays
 from tests.support.peers.hostile_runs import cases, once
 from tests.support.predicted import train_store
 from tp_flower.errors import SiteError
@@ -34,7 +23,7 @@ from tp_flower.protocol.packet import Packet, pack_bits
 from tp_flower.query import Query
 from tp_flower.settings import PrivacySettings
 
-UNLABELLED = SQL.replace("o.qty AS label, ", "")
+UNLABELLED = hostile.SQL.replace("o.qty AS label, ", "")
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
 COVERED = {"privacy": PrivacySettings(predictions=4.0, delta=1e-5)}
@@ -45,17 +34,17 @@ DEMANDING = {"customers": "epsilon = 8.0"}
 def trained(tmp_path_factory):
     """A folder of sites that have kept a model, and the model."""
     folder = tmp_path_factory.mktemp("trained")
-    return folder, make_manifest(train(HostileGrid(folder), num_epochs=1))
+    return folder, make_manifest(hostile.train(hostile.HostileGrid(folder), num_epochs=1))
 
 
 def predict(trained, changes=None, policies=None, instead=None, **settings):
     """Predict with a server that sends changed requests; return it, and its grid."""
     folder, manifest = trained
-    grid = HostileGrid(folder, changes, policies, instead, stops=changes is not None)
+    grid = hostile.HostileGrid(folder, changes, policies, instead, stops=changes is not None)
     query = Query.from_sql(UNLABELLED, needs_label=False)
     strategy = Predict(query, manifest, mode="predict", row_key="price", **settings)
     try:
-        with suppress(StoppedError):
+        with suppress(hostile.StoppedError):
             strategy.start(grid)
     finally:
         grid.close()
@@ -68,17 +57,17 @@ def mask(rows, *chosen):
 
 def of_another_part(packet):
     arrays = {(7, name): array for (_, name), array in packet.arrays.items()}
-    return header("parts", 0, "id", value=7)(Packet(packet.header, arrays))
+    return hostile.header("parts", 0, "id", value=7)(Packet(packet.header, arrays))
 
 
 def test_refused_scores(trained):
-    changes = {match: change_of(change) for *_, change, match in cases(REQUESTS, "predict")}
+    changes = {match: hostile.change_of(change) for *_, change, match in cases(REQUESTS, "predict")}
     changes |= {
-        r"min-rows.*scores of table 'o'": arrays(ORDERS, rows=mask(12, 3)),
-        "at least 3 are needed": arrays(ORDERS, rows=mask(12, 1, 2)),
+        r"min-rows.*scores of table 'o'": arrays(hostile.ORDERS, rows=mask(12, 3)),
+        "at least 3 are needed": arrays(hostile.ORDERS, rows=mask(12, 1, 2)),
         "part 7 does not belong to this run": of_another_part,
     }
-    _, grid = predict(trained, once("query.score", SHOP, changes))
+    _, grid = predict(trained, once("query.score", hostile.SHOP, changes))
     assert len(grid.answers) == len(changes) == 14
     for answer in grid.answers:
         answer.check_nothing_left()
@@ -87,10 +76,10 @@ def test_refused_scores(trained):
 
 def test_refused_row_keys(trained):
     changes = {
-        str(names): header("parts", 0, "row-key", value=names)
+        str(names): hostile.header("parts", 0, "row-key", value=names)
         for names in case_table(__file__)["row_keys"]
     }
-    _, grid = predict(trained, once("query.extract", SHOP, changes))
+    _, grid = predict(trained, once("query.extract", hostile.SHOP, changes))
     assert len(grid.answers) == len(changes) == 4
     for answer in grid.answers:
         answer.check_nothing_left()
@@ -102,8 +91,8 @@ def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
     """A server that chose the features could read the model off the scores."""
 
     def instead(action, node, packet):
-        if (action, node) == ("query.extract", SHOP):
-            return header(*FRAGMENT, *place, value=value)(packet)
+        if (action, node) == ("query.extract", hostile.SHOP):
+            return hostile.header(*FRAGMENT, *place, value=value)(packet)
         return packet
 
     with pytest.raises(SiteError, match="model's part is for another table or query"):
@@ -165,8 +154,11 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
 
 
 def test_covered_scores_leave_once(trained):
-    changes = {"as it is": lambda packet: packet, "again": arrays(US_PART, rows=mask(3, 0, 1))}
-    _, grid = predict(trained, once("query.score", US, changes), **COVERED)
+    changes = {
+        "as it is": lambda packet: packet,
+        "again": arrays(hostile.US_PART, rows=mask(3, 0, 1)),
+    }
+    _, grid = predict(trained, once("query.score", hostile.US, changes), **COVERED)
     first, second = grid.answers
     assert not first.error
     assert "reserved already" in second.error or "round" in second.error

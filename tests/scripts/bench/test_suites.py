@@ -28,7 +28,6 @@ from scripts.bench.suites.methods import (
     curve_of,
     measure_dataset,
     summary,
-    worst_within,
 )
 from scripts.data.make_store import STORE_SQL, make_store
 from tp_flower.reports.records import RoundReport
@@ -110,13 +109,6 @@ def test_a_curve_adds_up_the_rounds_of_set_up_and_epochs() -> None:
     assert curve[list(COSTS)].to_numpy().tolist() == [[1, 100], [3, 420], [5, 740]]
 
 
-def test_a_metric_that_was_not_computed_is_not_reached() -> None:
-    curve = curve_of([replace(item, test={}) for item in HISTORY], "auc")
-    found = summary({"metric": "auc", "reference": 0.5}, curve)
-    assert found["epochs-to-1%"] == 0
-    assert "to-1%" not in found
-
-
 def dataset_of(**metrics):
     """Methods whose epochs cost one round and 1000 bytes each, from 2 rounds on."""
     found = {"title": "made up", "metric": "rmse", "reference": 1.0}
@@ -127,20 +119,6 @@ def dataset_of(**metrics):
         curve = pd.DataFrame({**costs, "metric": [math.nan, *values]})
         found["methods"][name.replace("_", "-")] = summary(found, curve)
     return found
-
-
-def test_worst_values_within_a_percent() -> None:
-    assert (worst_within("rmse", 1.0), worst_within("auc", 1.0)) == (1.01, 0.99)
-
-
-def test_summary_of_a_run() -> None:
-    run = dataset_of(admm=[1.5, 1.005, 1.0])["methods"]["admm"]
-    assert run["epochs-to-1%"] == 2
-    to_one = run["to-1%"]
-    assert (to_one["rounds"], to_one["bytes"]) == (4, 2000)
-    expected = 4 * 0.136 + 8 * 2000 / 0.42e9
-    assert to_one["communication-seconds"]["US-UK"] == pytest.approx(expected)
-    assert run["curve"]["set-up"] == [2, 0]
 
 
 def claims(dataset) -> list[float]:
@@ -160,13 +138,6 @@ def test_claims_are_ratios_to_the_best_of_the_others() -> None:
         ({"cg": [2.0, 1.0], "sgd": [1.0], "vfl_sgd": [1.0]}, [4 / 3, 1.0]),
     ):
         assert claims(dataset_of(**curves)) == pytest.approx(expected, rel=1e-3)
-
-
-def test_methods_over_shards_are_compared_among_themselves() -> None:
-    dataset = dataset_of(cg=[1.0], sgd=[1.0], gd=[1.0], ucq_cg=[2.0, 1.0], ucq_sgd=[2.0, 2.0, 1.0])
-    assert claims(dataset)[2] == pytest.approx(4 / 5, rel=1e-3)
-    # SGD over shards has no other method of the papers to be compared with
-    assert len(claims(dataset)) == 3
 
 
 def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:

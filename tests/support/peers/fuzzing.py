@@ -19,20 +19,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from tests.support.peers.hostile import GONE, places
 from tests.support.peers.message_values import malformed
+from tp_flower.protocol import packet as wire
 from tp_flower.protocol.codec import decode
 from tp_flower.protocol.fields import Message
 from tp_flower.protocol.messages import ENVELOPE
-from tp_flower.protocol.packet import (
-    ARRAYS,
-    HEADER,
-    LAYOUT,
-    MESSAGE,
-    PAYLOAD,
-    WIRE_DTYPES,
-    Packet,
-    pack,
-    unpack,
-)
 
 MARK = "tp-fuzzed"
 """Is in every name that is a path trick."""
@@ -58,7 +48,7 @@ VALUES = (
     *([], [[]], [None], [-1], [1, 2], [0] * 65, [1] * 33, [0] * DEEP, [LONG]),
     *([1 << 60], [1 << 31, 1 << 31, 1 << 31], [1 << 63, 0], [10**400, 0], [0, 1 << 60]),
     # types of arrays
-    *sorted(WIRE_DTYPES),
+    *sorted(wire.WIRE_DTYPES),
     *("float16", "bfloat16", "object", "O", "str", "U10", "S4", "bool", "complex128"),
     *("datetime64[ns]", "float128", ">f8", "V8", "uint8, uint8", LONG, MARK),
 )
@@ -95,12 +85,12 @@ class Fuzzer:
 
     def mutants(self, content: RecordDict, kind: type[Message]) -> Iterator[Mutant]:
         """Yield changed copies of a message without end, each by what is changed."""
-        packet = unpack(content)
+        packet = wire.unpack(content)
         envelope = {k: own for k, own in packet.header.items() if k in ENVELOPE}
         undeclared = list(malformed(kind, decode(kind, packet)))
         changes = [self._characters, self._value, self._value, self._value]
         changes += [self._form, self._form, self._payload, self._records, self._type]
-        if json.loads(_text(content, LAYOUT)):
+        if json.loads(_text(content, wire.LAYOUT)):
             changes += [self._array_values, self._array_values]
         while True:
             if self._rng.random() < DECLARED:
@@ -114,14 +104,14 @@ class Fuzzer:
 
     def _characters(self, content):
         """Some characters of the JSON of the header or of the layout."""
-        name = self._one((HEADER, LAYOUT))
+        name = self._one((wire.HEADER, wire.LAYOUT))
         return _with(content, **{name: self._spoilt(_text(content, name))})
 
     def _value(self, content):
         """One value of the header or of the layout, or the name of one."""
-        name = self._one((HEADER, LAYOUT))
+        name = self._one((wire.HEADER, wire.LAYOUT))
         document = json.loads(_text(content, name))
-        if name == LAYOUT:
+        if name == wire.LAYOUT:
             document = document or NO_LAYOUT
         paths = list(places(document))
         if not paths:
@@ -142,15 +132,15 @@ class Fuzzer:
 
     def _form(self, content):
         """Valid JSON, most of it, that is no header, or no layout."""
-        name, path = self._one((HEADER, LAYOUT)), json.dumps(self._one(self._paths))
-        text, layout = _text(content, name), json.loads(_text(content, LAYOUT))
+        name, path = self._one((wire.HEADER, wire.LAYOUT)), json.dumps(self._one(self._paths))
+        text, layout = _text(content, name), json.loads(_text(content, wire.LAYOUT))
         first = _json((layout or NO_LAYOUT)[0])
         forms = [
             *("", "null", "0", "[]", '""', "{}", f"[{text}]", f"{text}{text}"),
             *("[" * DEEP, "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "0" + "}" * DEEP),
             *(json.dumps(text), f"{text[:-1]},", f"[{','.join(['0'] * DEEP)}]"),
         ]
-        if name == HEADER:
+        if name == wire.HEADER:
             forms += [
                 *(f'{{"parts":{form}}}' for form in (f"[{text}]", forms[-1])),
                 *(f'{{"parts":[{{"id":{path}}}]}}', f'{{"run":{path},"round":0}}'),
@@ -175,18 +165,18 @@ class Fuzzer:
 
     def _payload(self, content):
         """The bytes of the arrays, or what is there in their place."""
-        payload = content.config_records[MESSAGE].get(PAYLOAD, b"")
+        payload = content.config_records[wire.MESSAGE].get(wire.PAYLOAD, b"")
         forms = (
             *(None, b"", payload[:-1], payload[:-8], payload + b"\0", payload * 3),
             *("text", 3, 0.5, True, [1, 2], [payload], payload[::-1] + b"12345678"),
             b"\x93NUMPY\x01\x00" + payload,
         )
-        return _with(content, **{PAYLOAD: self._one(forms)})
+        return _with(content, **{wire.PAYLOAD: self._one(forms)})
 
     def _array_values(self, content):
         """Numbers that are none, or too large, too small, too many or too few."""
-        payload = bytearray(content.config_records[MESSAGE].get(PAYLOAD, b""))
-        layout = json.loads(_text(content, LAYOUT))
+        payload = bytearray(content.config_records[wire.MESSAGE].get(wire.PAYLOAD, b""))
+        layout = json.loads(_text(content, wire.LAYOUT))
         number = int(self._rng.integers(len(layout)))
         start, size = _span(layout, number)
         own = np.frombuffer(bytes(payload[start : start + size]), layout[number][2])
@@ -200,38 +190,38 @@ class Fuzzer:
         layout[number][2:] = [dtype, [count, *layout[number][3][1:]]]
         padded = new.tobytes() + bytes(-new.nbytes % 8)
         payload[start : start + size + (-size % 8)] = padded
-        return _with(content, **{LAYOUT: _json(layout), PAYLOAD: bytes(payload)})
+        return _with(content, **{wire.LAYOUT: _json(layout), wire.PAYLOAD: bytes(payload)})
 
     def _records(self, content):
         """Other records of Flower's than the one that is read."""
-        record = content.config_records[MESSAGE]
+        record = content.config_records[wire.MESSAGE]
         data = Array(np.arange(6.0))
         pickled = Array("object", (1,), "numpy.ndarray", _pickled())
         arrays = (
             *(pickled, data, _huge(), Array("float64", (MOST,), "numpy.ndarray", b"")),
             Array("float32", (MOST,), "torch.tensor", b"\x80\x04."),
         )
-        payloads = [ArrayRecord({PAYLOAD: array}) for array in arrays]
+        payloads = [ArrayRecord({wire.PAYLOAD: array}) for array in arrays]
         payloads += [ArrayRecord({"a": data, "b": data})]
-        payloads += [MetricRecord({PAYLOAD: 1}), ConfigRecord({PAYLOAD: b"1"})]
+        payloads += [MetricRecord({wire.PAYLOAD: 1}), ConfigRecord({wire.PAYLOAD: b"1"})]
         layout = '[[0,"target","uint8",[8]]]'
-        in_record = ConfigRecord({HEADER: record[HEADER], LAYOUT: layout})
+        in_record = ConfigRecord({wire.HEADER: record[wire.HEADER], wire.LAYOUT: layout})
         forms = (
             {},
-            {MESSAGE: ConfigRecord()},
-            {MESSAGE: MetricRecord({HEADER: 1, LAYOUT: 2.0})},
-            {MESSAGE: MetricRecord({HEADER: [1], LAYOUT: [2.0]})},
-            {MESSAGE: ArrayRecord({HEADER: data, LAYOUT: data})},
-            {MESSAGE: ArrayRecord({HEADER: pickled, LAYOUT: pickled})},
-            {f"{MESSAGE}s": record},
+            {wire.MESSAGE: ConfigRecord()},
+            {wire.MESSAGE: MetricRecord({wire.HEADER: 1, wire.LAYOUT: 2.0})},
+            {wire.MESSAGE: MetricRecord({wire.HEADER: [1], wire.LAYOUT: [2.0]})},
+            {wire.MESSAGE: ArrayRecord({wire.HEADER: data, wire.LAYOUT: data})},
+            {wire.MESSAGE: ArrayRecord({wire.HEADER: pickled, wire.LAYOUT: pickled})},
+            {f"{wire.MESSAGE}s": record},
             {self._one(self._paths).replace("\ud800", ""): record},
-            *({MESSAGE: in_record, ARRAYS: payload} for payload in payloads),
+            *({wire.MESSAGE: in_record, wire.ARRAYS: payload} for payload in payloads),
         )
         return RecordDict(self._one(forms))
 
     def _type(self, content):
         """Something that is no text where a text is."""
-        return _with(content, **{self._one((HEADER, LAYOUT)): self._one(NOT_TEXT)})
+        return _with(content, **{self._one((wire.HEADER, wire.LAYOUT)): self._one(NOT_TEXT)})
 
     # with what
 
@@ -251,20 +241,20 @@ class Fuzzer:
 
 
 def _text(content: RecordDict, name: str) -> str:
-    return str(content.config_records[MESSAGE][name])
+    return str(content.config_records[wire.MESSAGE][name])
 
 
 def _with(content: RecordDict, **changes) -> RecordDict:
     """Return the request with entries of its record changed, or gone."""
-    record = {**content.config_records[MESSAGE], **changes}
+    record = {**content.config_records[wire.MESSAGE], **changes}
     kept = {name: value for name, value in record.items() if value is not None}
-    return RecordDict({**content, MESSAGE: ConfigRecord(kept)})
+    return RecordDict({**content, wire.MESSAGE: ConfigRecord(kept)})
 
 
-def _written(packet: Packet, envelope: dict) -> RecordDict:
+def _written(packet: wire.Packet, envelope: dict) -> RecordDict:
     """Return the content of a message that nobody has checked."""
-    content = pack(Packet({}, packet.arrays))
-    return _with(content, **{HEADER: _json({**envelope, **packet.header})})
+    content = wire.pack(wire.Packet({}, packet.arrays))
+    return _with(content, **{wire.HEADER: _json({**envelope, **packet.header})})
 
 
 def _json(value: object) -> str:

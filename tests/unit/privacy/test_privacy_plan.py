@@ -8,29 +8,19 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from tp_flower.privacy import plan as plans
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import Gaussian
-from tp_flower.privacy.plan import (
-    BATCH_SCORES,
-    GRADIENTS,
-    GRAM,
-    MODEL,
-    MOMENTS,
-    SCORES,
-    PartPlan,
-    Schedule,
-    plan_part,
-)
 from tp_flower.settings import PrivacySettings
 
 SHAPE = {"epochs": 6, "mean_multiplicity": 3.0, "columns": 8}
-ADMM = Schedule(**SHAPE)
-SGD = Schedule(sends_gradients=True, batches=10, row_batches=4, **SHAPE)
+ADMM = plans.Schedule(**SHAPE)
+SGD = plans.Schedule(sends_gradients=True, batches=10, row_batches=4, **SHAPE)
 
 
 def plan(settings, outline, *, is_linear=True):
-    made = plan_part(settings, outline, sends=("gram", "moments"), is_linear=is_linear)
-    assert msgspec.convert(msgspec.to_builtins(made), PartPlan) == made
+    made = plans.plan_part(settings, outline, sends=("gram", "moments"), is_linear=is_linear)
+    assert msgspec.convert(msgspec.to_builtins(made), plans.PartPlan) == made
     return made
 
 
@@ -46,10 +36,10 @@ def spent(plan, kinds):
 @pytest.mark.parametrize(
     ("features", "outline", "kinds"),
     [
-        ("dp-sgd", ADMM, {MODEL}),
-        ("dp-sgd", replace(ADMM, exchanges=3), {MODEL}),
-        ("statistics", ADMM, {GRAM, MOMENTS}),
-        ("dp-sgd", SGD, {GRADIENTS}),
+        ("dp-sgd", ADMM, {plans.MODEL}),
+        ("dp-sgd", replace(ADMM, exchanges=3), {plans.MODEL}),
+        ("statistics", ADMM, {plans.GRAM, plans.MOMENTS}),
+        ("dp-sgd", SGD, {plans.GRADIENTS}),
     ],
 )
 @pytest.mark.parametrize("target", [0.3, 2.0])
@@ -69,7 +59,7 @@ def test_sampled_steps_cost_their_epsilon_too(rate, accountant):
     )
     made = plan(settings, ADMM)
     assert made.fit.sample_rate == rate
-    (whole,) = spent(made, {MODEL})
+    (whole,) = spent(made, {plans.MODEL})
     assert whole == Gaussian(made.fit.noise_multiplier, 7 * 6, rate)
     assert epsilon([whole], 1e-5, accountant) == pytest.approx(1.0, rel=1e-2)
 
@@ -79,11 +69,11 @@ def test_sampled_steps_cost_their_epsilon_too(rate, accountant):
 def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
     outline = replace(outline, has_first_scores=first)
     made = plan(PrivacySettings(predictions=3.0), outline)
-    cost = epsilon(spent(made, {SCORES, BATCH_SCORES}), 1e-5)
+    cost = epsilon(spent(made, {plans.SCORES, plans.BATCH_SCORES}), 1e-5)
     assert cost == pytest.approx(3.0, rel=1e-3)
     assert not made.is_private
     # one release per epoch, and of SGD one for each batch that the row is in
-    counts = [mechanism.count for mechanism in spent(made, {SCORES, BATCH_SCORES})]
+    counts = [mechanism.count for mechanism in spent(made, {plans.SCORES, plans.BATCH_SCORES})]
     in_batches = outline.row_batches * 6
     assert sum(counts) == 6 + in_batches + first
 
@@ -95,17 +85,17 @@ def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
     settings = PrivacySettings(features="dp-sgd", noise_multiplier=5.0)
     assert plan(settings, ADMM).fit.noise_multiplier == 5.0
     made = plan(settings, SGD)
-    (gradients,) = [use for use in made.uses if use.what == GRADIENTS]
+    (gradients,) = [use for use in made.uses if use.what == plans.GRADIENTS]
     assert (gradients.limit, gradients.mechanism) == (6, Gaussian(5.0, 4))
     # 24 Gaussians of multiplier 5 are one of 5 / sqrt(24)
     one = epsilon([Gaussian(5.0 / math.sqrt(24))], 1e-5)
-    assert epsilon(spent(made, {GRADIENTS}), 1e-5) == pytest.approx(one)
+    assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(one)
 
 
 def test_no_amplification_is_claimed_against_the_server():
     made = plan(PrivacySettings(features="dp-sgd", predictions=9.0), SGD)
     assert all(use.mechanism.sample_rate == 1.0 for use in made.uses[:1])
-    assert epsilon(spent(made, {GRADIENTS}), 1e-5) == pytest.approx(1.0, rel=1e-2)
+    assert epsilon(spent(made, {plans.GRADIENTS}), 1e-5) == pytest.approx(1.0, rel=1e-2)
 
 
 def test_what_nothing_covers_is_a_use_too():

@@ -10,24 +10,14 @@ from hypothesis import strategies as st
 from client_apps.handlers import training_rows
 from strategies import TablePuppetSGD, VflADMM, VflSGD
 from tests.support.examples.site_examples import body
-from tests.support.peers.hostile import (
-    ORDERS,
-    SHOP,
-    US,
-    US_PART,
-    HostileGrid,
-    array,
-    arrays,
-    change_of,
-    header,
-    train,
-)
+from tests.support.peers import hostile
+from tests.support.peers.hostile import arrays
 from tests.support.peers.hostile_runs import answers_to, refused
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.settings import PrivacySettings, Settings
 
 TRAINED, TESTED = "expanded-trained", "expanded-tested"
-few_rows = array(ORDERS, TRAINED, lambda rows: rows % 2)
+few_rows = hostile.array(hostile.ORDERS, TRAINED, lambda rows: rows % 2)
 
 
 def listed(trained, tested=(), rows=4):
@@ -83,8 +73,8 @@ def test_a_batch_has_as_many_rows_as_are_different(batches, further):
 
 
 def weigh(packet):
-    weights = np.full(len(packet.arrays[ORDERS, TRAINED]), -1.0, np.float32)
-    return arrays(ORDERS, masses=weights)(packet)
+    weights = np.full(len(packet.arrays[hostile.ORDERS, TRAINED]), -1.0, np.float32)
+    return arrays(hostile.ORDERS, masses=weights)(packet)
 
 
 HOSTILE = {
@@ -103,10 +93,10 @@ HOSTILE = {
 
 def test_hostile_lists_are_refused(tmp_path):
     changes = {
-        match: change if callable(change) else change_of(change)
+        match: change if callable(change) else hostile.change_of(change)
         for change, match in HOSTILE.items()
     }
-    answers = answers_to(tmp_path, "train.prepare", SHOP, changes, VflADMM)
+    answers = answers_to(tmp_path, "train.prepare", hostile.SHOP, changes, VflADMM)
     assert len(answers) == len(HOSTILE)
     for answer in answers:
         answer.check_nothing_left()
@@ -117,13 +107,13 @@ def lonely(*rows):
     """Two batches of two joined rows each, over these rows of the US shard."""
     start, numbers = np.array([0, 2, 4], np.int32), np.arange(4, dtype=np.int32)
     own = {"expanded_trained": np.array(rows, np.int32)}
-    return arrays(US_PART, batch_start=start, batch_rows=numbers, **own)
+    return arrays(hostile.US_PART, batch_start=start, batch_rows=numbers, **own)
 
 
 def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
     changes = {"alone": lonely(0, 0, 1, 2), "both": lonely(0, 1, 0, 2)}
     how = {"policies": {"customers": "min-rows = 2"}, "batch_size": 12}
-    alone, both = answers_to(tmp_path, "train.prepare", US, changes, VflSGD, **how)
+    alone, both = answers_to(tmp_path, "train.prepare", hostile.US, changes, VflSGD, **how)
     alone.check_nothing_left()
     assert "a batch's gradient of table 'c' would be of too few rows" in alone.error
     assert not both.error
@@ -131,8 +121,11 @@ def test_a_row_that_is_repeated_does_not_make_a_batch_of_many(tmp_path):
 
 def test_a_run_on_lists_has_no_accounts(tmp_path):
     """The accounts are not of sums over joined rows, which a row may change often."""
-    change = header("outline", "strategy", value="vfl-admm")
-    for node, key, value in ((SHOP, "features", "statistics"), (US, "predictions", 1.0)):
+    change = hostile.header("outline", "strategy", value="vfl-admm")
+    for node, key, value in (
+        (hostile.SHOP, "features", "statistics"),
+        (hostile.US, "predictions", 1.0),
+    ):
         (folder := tmp_path / key).mkdir()
         privacy = PrivacySettings(**{key: value})
         error = refused(folder, "train.prepare", node, change, privacy=privacy)
@@ -144,7 +137,7 @@ def test_a_run_on_lists_has_no_accounts(tmp_path):
 
 def test_features_that_lie_in_files_train_alike(tmp_path):
     plain, tables = (
-        train(HostileGrid(tmp_path), method, batch_size=5).report
+        hostile.train(hostile.HostileGrid(tmp_path), method, batch_size=5).report
         for method in (VflSGD, TablePuppetSGD)
     )
     assert plain.final_train == pytest.approx(tables.final_train, rel=1e-4)
