@@ -9,18 +9,7 @@ from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
 from tp_flower.privacy import mechanisms
-from tp_flower.privacy.plan import (
-    BATCH_SCORES,
-    COEFFICIENTS,
-    GRADIENTS,
-    GRAM,
-    MODEL,
-    MOMENTS,
-    PARAMETERS,
-    PRODUCTS,
-    SCORES,
-    Use,
-)
+from tp_flower.privacy import plan as plans
 from tp_flower.protocol.messages import Action
 from tp_flower.sources.policy import LEVELS
 
@@ -43,8 +32,8 @@ KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 TIMES, FEATURES = "times", "features"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED: Final = "unmatched"
-_SCORES: Final = (SCORES, BATCH_SCORES)
-_SUMMED: Final = (GRAM, MOMENTS, PARAMETERS, MODEL, GRADIENTS)
+_SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
+_SUMMED: Final = (plans.GRAM, plans.MOMENTS, plans.PARAMETERS, plans.MODEL, plans.GRADIENTS)
 _SEALED: Final = (
     "sealed (SHAKE-256, no differential privacy): the sum over the shards is for the "
     "table's shards alone, and an honest server reads nothing"
@@ -84,7 +73,7 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "
     "server learns the sum of all tables' sensitivities, not a table's own",
-    COEFFICIENTS: "not covered: the final coefficients of the table's features, which "
+    plans.COEFFICIENTS: "not covered: the final coefficients of the table's features, which "
     "the table's policy allows to be shown",
 }
 """The scope of releases that need no plan, by kind: no noise covers them."""
@@ -222,13 +211,13 @@ def _action_of(what: str, family: str = "") -> Action:
 
 
 def _scope(
-    use: Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
+    use: plans.Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
 ) -> str:
     """Return the conditions of a release's guarantee, in plain words."""
     if use.mechanism is None:
         if use.what in _SCORES:
             return score_scope(masks)
-        return _PRODUCTS if use.what == PRODUCTS else _CLEAR
+        return _PRODUCTS if use.what == plans.PRODUCTS else _CLEAR
     if use.what not in _SCORES and not privacy.covers_predictions:
         conditions.append(
             "the messages that the site received, which come from scores without noise"

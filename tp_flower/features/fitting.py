@@ -7,25 +7,13 @@ from typing import Final
 import numpy as np
 
 from tp_flower.errors import SchemaError
+from tp_flower.features import encodings
 from tp_flower.features.encoder import TableEncoder
-from tp_flower.features.encodings import (
-    LARGEST,
-    BinEncoding,
-    CategoryEncoding,
-    CodeEncoding,
-    CyclicEncoding,
-    FeatureEncoding,
-    HashEncoding,
-    ListedEncoding,
-    MissingEncoding,
-    NumberEncoding,
-    VectorEncoding,
-)
 from tp_flower.features.spec import APART, CODES, LEVELS, EncoderSpec, number_categories
 from tp_flower.features.statistics import MISSING_HASH, ColumnStatistics
 from tp_flower.keyed_hash import hex_texts
 
-Fitted = FeatureEncoding | None
+Fitted = encodings.FeatureEncoding | None
 
 ROWS_PER_LEVEL: Final = 100
 """Joined rows, on average, that a number needs to have a column besides the slope."""
@@ -38,7 +26,7 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
     kept if it was requested and is not constant itself. Features whose encoder needs no
     statistics are encoded as declared, whatever their values are.
     """
-    encodings: list[FeatureEncoding] = []
+    features: list[encodings.FeatureEncoding] = []
     dropped = []
     for name, column in statistics.items():
         spec, encoding = column.spec, None
@@ -50,39 +38,39 @@ def fit(table: str, statistics: Mapping[str, ColumnStatistics]) -> TableEncoder:
         if encoding is None:
             dropped.append(name)
         else:
-            encodings.append(encoding)
+            features.append(encoding)
         if encoding is not None and spec is not None and spec.kind == LEVELS:
-            encodings += _levels(name, column, spec)
+            features += _levels(name, column, spec)
         wants_missing = spec is not None and spec.indicator
         if wants_missing and (column.is_declared or 0 < column.count < column.rows):
-            encodings.append(MissingEncoding(name))
+            features.append(encodings.MissingEncoding(name))
     fitted = tuple(name for name, column in statistics.items() if not column.is_declared)
-    return TableEncoder(table, tuple(encodings), tuple(dropped), fitted)
+    return TableEncoder(table, tuple(features), tuple(dropped), fitted)
 
 
 def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.deviation > 0:
         return None
     fill, is_length = _fill(column, spec), spec.kind == "length"
-    return NumberEncoding(name, column.mean, column.deviation, fill, is_length)
+    return encodings.NumberEncoding(name, column.mean, column.deviation, fill, is_length)
 
 
 def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.high > column.low:
         return None
     fill = _fill(column, spec)
-    return NumberEncoding(name, column.low, column.high - column.low, fill)
+    return encodings.NumberEncoding(name, column.low, column.high - column.low, fill)
 
 
 def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.width:
-        return VectorEncoding(name, column.width)
+        return encodings.VectorEncoding(name, column.width)
     if not column.deviation > 0:
         return None
     # no value is farther from the mean than the root of the sum of squares
-    if abs(column.mean) + math.sqrt(column.m2) > LARGEST:
+    if abs(column.mean) + math.sqrt(column.m2) > encodings.LARGEST:
         raise SchemaError("its values are too large to stay unscaled: use standard")
-    return NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
+    return encodings.NumberEncoding(name, 0.0, 1.0, _fill(column, spec))
 
 
 def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -93,7 +81,7 @@ def _bins(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     fill = None
     if spec.missing != "zero":
         fill = int(np.searchsorted(edges, _fill(column, spec) or 0.0, side="right"))
-    return BinEncoding(name, tuple(edges.tolist()), fill)
+    return encodings.BinEncoding(name, tuple(edges.tolist()), fill)
 
 
 def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -102,13 +90,13 @@ def _in_range(name: str, _: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     half_width = span.high / 2 - span.low / 2
     middle = span.low + half_width
     fill = 0.0 if spec.missing == "zero" else middle
-    return NumberEncoding(name, middle, half_width, fill, limit=1.0)
+    return encodings.NumberEncoding(name, middle, half_width, fill, limit=1.0)
 
 
 def _listed(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if column.kind == "text":
-        return ListedEncoding(name, spec.categories)
-    return ListedEncoding(name, number_categories(spec.categories), of_number=True)
+        return encodings.ListedEncoding(name, spec.categories)
+    return encodings.ListedEncoding(name, number_categories(spec.categories), of_number=True)
 
 
 def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
@@ -128,11 +116,13 @@ def _one_hot(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if (hashes[-1] == MISSING_HASH).all():
         fill = len(hashes) - 1
     digits = tuple(hex_texts(hashes).to_pylist())
-    kind = CodeEncoding if spec.kind == CODES else CategoryEncoding
+    kind = encodings.CodeEncoding if spec.kind == CODES else encodings.CategoryEncoding
     return kind(name, digits, fill, bool(has_other), column.kind != "text")
 
 
-def _levels(name: str, column: ColumnStatistics, spec: EncoderSpec) -> list[FeatureEncoding]:
+def _levels(
+    name: str, column: ColumnStatistics, spec: EncoderSpec
+) -> list[encodings.FeatureEncoding]:
     """A column per number besides the slope, if they are few and of many rows each."""
     numbers = len(column.categories.counts)
     if column.categories.tail or not 2 < numbers <= spec.columns:
@@ -150,12 +140,14 @@ _FITTERS: Final[Mapping[str, Callable[[str, ColumnStatistics, EncoderSpec], Fitt
     "min-max": _min_max,
     "none": _plain,
     "bins": _bins,
-    "cyclic": lambda name, _, spec: CyclicEncoding(name, spec.cycle),
+    "cyclic": lambda name, _, spec: encodings.CyclicEncoding(name, spec.cycle),
     "range": _in_range,
     "categories": _listed,
     "one-hot": _one_hot,
     CODES: _one_hot,
-    "hash": lambda name, column, spec: HashEncoding(name, spec.columns, column.kind != "text"),
+    "hash": lambda name, column, spec: encodings.HashEncoding(
+        name, spec.columns, column.kind != "text"
+    ),
 }
 
 
