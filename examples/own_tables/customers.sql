@@ -1,4 +1,4 @@
--- The table of the other organisation, as own_tables.py loads it into crm.db.
+-- The table of the other organisation: make_database.py loads it into crm.db, psql into PostgreSQL.
 CREATE TABLE customers (id TEXT PRIMARY KEY, age INTEGER, income REAL, segment TEXT);
 INSERT INTO customers VALUES
   ('C000', 76, 46.8, 'school'),
