@@ -23,7 +23,8 @@ SHARED = (
     *("test_exactly_once", "test_coreset_solved", "test_accounting"),
     *("test_key_sources", "test_privacy_plan", "test_databases"),
     *("test_device_features", "test_extraction", "test_expanded_rows", "test_predict"),
-    *("test_fuzz_replies", "test_sessions"),
+    *("test_fuzz_replies", "test_sessions", "test_sealed_unions", "test_early_stopping"),
+    *("test_masked", "test_boosting", "test_audit", "test_hostile_server"),
 )
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
