@@ -86,7 +86,10 @@ def _loaded(
     root = site.state_folder
     version = ModelVersion(request.model_name, request.model_version)
     if root is None:
-        raise ModelError("this site keeps no models: its state-dir is ':memory:'")
+        raise ModelError(
+            "this site keeps no models: its state-dir is ':memory:'; give it a folder "
+            "(in Python, InProcessGrid(..., state=folder))"
+        )
     folder = part_folder(root, version, body.model_part)
     if not folder.is_dir():
         raise ModelError(f"this site has no part {body.model_part} of model {version}")
