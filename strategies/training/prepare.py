@@ -137,13 +137,15 @@ def prepare(
         counts = joined.trained_rows(table)
         encoder = preparation.encoders[table].sealed
         model, scale = msgspec.to_builtins(specs[table]), preparation.label_scale
+        # a torch model's parameters have no unit, its penalty has that of the loss
+        unit = 1.0 if specs[table].kind in NUMPY_KINDS else preparation.output_scale
         for number, fields in layout.set_up_fields().items():
             parts[number] = PreparePart(
                 encoder=encoder,
                 model=model,
                 update=updates[table],
                 joined_rows=joined.train.joined_rows,
-                l2=settings.l2,
+                l2=settings.l2 * unit**2,
                 device=settings.device,
                 label_scale=scale,
                 mean_multiplicity=float(counts.mean()) if len(counts) else 1.0,

@@ -154,7 +154,7 @@ class ModelSettings:
     )
     l2: float = setting(
         1e-4,
-        "Weight of the penalty 1/2 ||theta||^2 (biases are free).",
+        "Weight of the penalty 1/2 ||theta||^2, no biases; of MLPs times the label's variance.",
         Range(0),
         Readers(
             methods.of_families(

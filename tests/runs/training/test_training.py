@@ -308,6 +308,21 @@ def assert_compared(outcomes, labels, scores, dummy):
     assert [[*row.values()] for row in outcomes["confusion"].values()] == matrix.tolist()
 
 
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+@pytest.mark.parametrize("strategy", ["admm", "sgd"])
+def test_the_unit_of_a_label_changes_nothing_but_the_unit_of_the_model(strategy, model):
+    def fit(unit):
+        orders = FRAMES["orders"].assign(qty=FRAMES["orders"]["qty"] * unit)
+        sites, how = one_per_site(whole({**FRAMES, "orders": orders})), {"l2": 0.1}
+        losses = run("squared", sites, strategy, model=model, num_epochs=4, **how).losses
+        return [loss / unit**2 for loss in losses]
+
+    expected = fit(1.0)
+    assert expected[-1] < 0.9 * expected[0]
+    for unit in (2.0**-13, 2.0**20):
+        assert fit(unit) == pytest.approx(expected, rel=1e-4)
+
+
 @pytest.mark.parametrize("strategy", ["cg", "boost"])
 def test_a_model_of_chance_is_no_better_than_a_constant_and_says_so(strategy):
     orders = FRAMES["orders"]
