@@ -253,7 +253,7 @@ def open_tables(dataset: Dataset, folder: Path) -> Iterator[tuple[str, Path]]:
         frame.to_parquet(site / "rows.parquet")
         path = write_tables(site, {name: [("rows.parquet", name)]})
         names = json.dumps([str(column) for column in frame.columns])
-        lists = "".join(f"{key} = {names}\n" for key in ("columns", "labels", "keys"))
+        lists = "".join(f"{key} = {names}\n" for key in ("columns", "labels", "filters", "keys"))
         with path.open("a", encoding="utf-8") as file:
             file.write(f"\n[tables.{name}.policy]\n{lists}{ROWS_LEAVE}")
         yield name, path
