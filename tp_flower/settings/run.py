@@ -148,8 +148,8 @@ class SiteSettings:
     )
     session_seconds: float = setting(
         300.0,
-        "Seconds after which a session lets other runs use the site, if any wait.",
-        Range(1, 86_400),
+        "Seconds after which a session ends, and other runs can use the site; it opens anew in 5.",
+        Range(10, 86_400),
     )
 
 
