@@ -77,7 +77,7 @@ def write_run(path: Path, question: str, sql: str, settings: Mapping[str, Any]) 
     """Write the file of a run over the folder's tables; return its path."""
     values = {**settings, "tables": str(path.parent / TABLES_FILE)}
     lines = [
-        "# Settings of a run; all others take their defaults, see pyproject.toml.",
+        "# Settings of a run; all others take their defaults, see docs/reference/settings.md.",
         f"# {question}",
         f'sql = """\n{sql.strip()}\n"""',
         *(f"{key} = {_toml(value)}" for key, value in values.items()),

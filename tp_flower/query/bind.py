@@ -225,8 +225,8 @@ def _without_label(statement: parsing.Statement, unlabelled: Unlabelled) -> pars
     aliases = [table.alias for table in statement.tables]
     if unlabelled.table not in aliases:
         raise QueryError(
-            f"the rows of table {unlabelled.table!r} are to be predicted, but the "
-            f"query has {', '.join(aliases)}"
+            f"the rows of table {unlabelled.table!r} are to be predicted, but the query has "
+            f"{', '.join(aliases)}: name the model of this query with model-name"
         )
     if any(isinstance(item, parsing.StarItem) for item in statement.items):
         return statement

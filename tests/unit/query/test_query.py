@@ -156,7 +156,7 @@ def test_row_key_is_the_last_keys_of_the_label_table():
 @pytest.mark.parametrize(
     ("select", "label_table", "row_key", "tail", "match"),
     [
-        ("o.id, c.age", "x", (), FROM, "table 'x' are to be predicted, but the query"),
+        ("o.id, c.age", "x", (), FROM, "table 'x' are to be .* with model-name"),
         ("o.id, c.age", "o", ("c.age",), FROM, "is a column of table 'c'"),
         ("o.id, c.age", "o", ("o.ide",), FROM, r"row-key o.ide: .* no column 'ide'"),
         ("o.id, c.age", "o", ("id",), FROM, "row-key id: column 'id' is ambiguous"),
