@@ -29,8 +29,8 @@ SHARED = (
 """Files of which a run takes a share: of every test with several parameters one in
 ``SHARE``, drawn by the commit. ``--whole`` takes all."""
 LONGEST = (
-    *("test_deployment", "test_strict_deployment", "test_tables", "test_end_to_end"),
-    *("test_kills", "test_flights_databases", "test_mapping", "test_scale"),
+    *("test_session_deployment", "test_deployment", "test_strict_deployment", "test_tables"),
+    *("test_end_to_end", "test_kills", "test_flights_databases", "test_mapping", "test_scale"),
     *SHARED,
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
