@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from scripts.run_app import ROOT, descendants
+from tp_flower.settings.run_config import run_config_text
 
 SCRIPTS = ROOT / "scripts" / "deploy"
 CONNECTION = "demo"
@@ -194,9 +195,8 @@ class Deployment:
 
     def submit(self, name: str, settings: Mapping[str, object], checkout: Path = ROOT) -> str:
         """Start a run with settings under a name; return its number."""
-        lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
         file = self.folder / f"{name}.toml"
-        file.write_text("\n".join(lines))
+        file.write_text(run_config_text(settings))
         answer = self.flwr("run", checkout, CONNECTION, "--format", "json", "-c", file)
         found = json.loads(answer)
         if "run-id" not in found:

@@ -11,6 +11,7 @@ from collections import Counter
 
 import pytest
 
+from scripts.bench_deploy import SQL
 from scripts.data.make_store import main as make_store
 from scripts.deploy.deployment import CONNECTION, STORE_FILES, store_entries
 from scripts.run_app import descendants
@@ -22,11 +23,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed"),
 ]
-SQL = """
-SELECT o.quantity AS label, o.discount, i.price, i.weight, c.age
-FROM orders AS o JOIN items AS i ON o.item_id = i.item_id
-JOIN customers AS c ON o.customer_id = c.customer_id
-"""
 RUN = {"sql": SQL, "strategy": "sgd", "batch-size": 2, "num-epochs": 15}
 RUN |= {"min-sites": 2, "channel": "session"}
 BACK_SECONDS = 25.0
