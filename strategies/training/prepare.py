@@ -138,7 +138,7 @@ def prepare(
         encoder = preparation.encoders[table].sealed
         model, scale = msgspec.to_builtins(specs[table]), preparation.label_scale
         # a torch model's parameters have no unit, its penalty has that of the loss
-        unit = 1.0 if specs[table].kind in NUMPY_KINDS else preparation.output_scale
+        unit = 1.0 if specs[table].kind in NUMPY_KINDS else specs[table].output_scale
         for number, fields in layout.set_up_fields().items():
             parts[number] = PreparePart(
                 encoder=encoder,

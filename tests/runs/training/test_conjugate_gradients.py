@@ -36,15 +36,19 @@ def slow_iterates(problem):
     return conjugate_gradients(problem, 5, float(curvature))
 
 
+def check_iterates(finished, most):
+    expected = slow_iterates(reference_of(finished))
+    for epoch in range(6):
+        # a step comes with the next message
+        assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
+
+
 @each_loss
 @each_layout
 @pytest.mark.parametrize(("privacy", "most"), [(CLEAR, 5e-7), (PrivacySettings(), 2e-6)])
 def test_every_iterate_is_that_on_the_materialised_join(loss, layout, privacy, most):
-    finished = trained(loss, layout, privacy=privacy)
-    expected = slow_iterates(reference_of(finished))
-    for epoch in range(6):
-        # a step comes with the next message; one bit more in masked scores halves the rest
-        assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
+    # one bit more in masked scores halves what is left
+    check_iterates(trained(loss, layout, privacy=privacy), most)
 
 
 @each_loss
@@ -60,10 +64,7 @@ def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(loss, layo
         monkeypatch.setattr(module, "row_numbers", lambda numbers: numbers)
     # a tolerance of its own, as runs are cached
     finished = trained(loss, layout, privacy=CLEAR, tolerance=2e-9)
-    expected = slow_iterates(reference_of(finished))
-    most = 1e-10 if loss == "squared" else 5e-7
-    for epoch in range(6):
-        assert np.abs(after(finished, epoch + 1) - expected[epoch]).max() <= most
+    check_iterates(finished, 1e-10 if loss == "squared" else 5e-7)
 
 
 @each_loss
