@@ -53,9 +53,12 @@ class EpochResult:
         return 0.0 <= max(self.residuals.values(), default=-1.0) < tolerance
 
 
+NOTABLE_FALL: Final = 2e-3  # of a validation loss, relative to it: less is not worth a round
+
+
 @dataclass(frozen=True)
 class BestEpoch:
-    """The epoch with the lowest validation loss so far, 0 for none, and those since.
+    """The epoch with the lowest validation loss so far, 0 for none; whether it is the last.
 
     The server says with its next message that the model before it is the best so far.
     The sites copy it into their state, which changes with the round: so a message that
@@ -63,32 +66,31 @@ class BestEpoch:
     the run they save the copy, unless the last model is the best.
 
     >>> best = BestEpoch(patience=2)
-    >>> for epoch, loss in enumerate([3.0, 1.0, 1.5, 1.0], 1):
+    >>> for epoch, loss in enumerate([3.0, 1.0, 1.5, 0.999], 1):
     ...     best = best.after(epoch, loss)
     >>> best.epoch, best.is_last, best.is_over
-    (2, False, True)
+    (4, True, True)
     """
 
     patience: int = 0
     epoch: int = 0
     loss: float = math.inf
-    epochs_since: int = 0
+    is_last: bool = False
+    mark: float = math.inf  # the last loss that was notably lower
+    epochs_since: int = 0  # the mark
 
     def after(self, epoch: int, loss: float) -> "BestEpoch":
         """Return the best epoch after one more, with its validation loss."""
-        if loss < self.loss:
-            return BestEpoch(self.patience, epoch, loss)
-        since = self.epochs_since + 1
-        return BestEpoch(self.patience, self.epoch, self.loss, since)
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the last epoch was the best."""
-        return bool(self.epoch) and not self.epochs_since
+        is_best = loss < self.loss
+        mark, since = self.mark, self.epochs_since + 1
+        if mark - loss > NOTABLE_FALL * abs(loss):
+            mark, since = loss, 0
+        best = (epoch, loss) if is_best else (self.epoch, self.loss)
+        return BestEpoch(self.patience, *best, is_best, mark, since)
 
     @property
     def is_over(self) -> bool:
-        """Whether training ends, because no epoch was better for too long."""
+        """Whether training ends, because no epoch was notably better for too long."""
         return 0 < self.patience <= self.epochs_since
 
 

@@ -266,7 +266,7 @@ class DataSettings:
     )
     patience: int = setting(
         0,
-        "Epochs without a lower validation loss after which training ends; 0 = train "
+        "Epochs without a validation loss 0.2 % lower, after which training ends; 0 = train "
         'on, or, with `validation-fraction = "auto"`, 10, for "boost" 2.',
         Range(0),
     )
