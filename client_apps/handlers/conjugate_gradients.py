@@ -86,7 +86,7 @@ def _direct(
     descent = -solver.solve(
         gradient.reshape(-1, model.outputs) * (data.joined_rows / terms.curvature),
         terms.curvature,
-        data.l2,
+        data.l2 * terms.tables,
     ).ravel()
     part.begin_scores(terms.scores_number)
     # in a unit that shrinks with them, small scores are as exact as large ones

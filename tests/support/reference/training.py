@@ -305,7 +305,7 @@ def conjugate_gradients(problem: Centralised, epochs: int, curvature: float) -> 
     inverses = {
         table: np.linalg.inv(
             curvature * rows.T @ (weights[:, None] * rows) / count
-            + problem.l2 * np.diag(problem.penalised[table].astype(float))
+            + len(problem.inputs) * problem.l2 * np.diag(problem.penalised[table].astype(float))
         )
         for table, rows in problem.inputs.items()
     }

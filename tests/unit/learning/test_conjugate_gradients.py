@@ -26,14 +26,14 @@ class Table:
         self.penalised = np.arange(columns + 1) < columns
         self.theta = self.direction = self.before = np.zeros((columns + 1, outputs))
 
-    def descend(self, numbers, curvature, l2) -> tuple[np.ndarray, np.ndarray]:
+    def descend(self, numbers, curvature, l2, tables) -> tuple[np.ndarray, np.ndarray]:
         """Return v on the joined rows, and the products, of w r on the joined rows."""
         joined, mask = len(self.rows.row_of), self.penalised[:, None]
         matrix = gram(self.features[:, :-1], self.weights, intercept=True)
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
         moments = self.features.T @ self.rows.segment_sum(numbers)
         gradient = moments / joined + l2 * mask * self.theta
-        self.step = -solver.solve(gradient * joined / curvature, curvature, l2)
+        self.step = -solver.solve(gradient * joined / curvature, curvature, tables * l2)
         penalised = [l2 * mask * self.step, l2 * mask * self.direction]
         others = [gradient, self.before, *penalised]
         self.before = gradient
@@ -68,7 +68,7 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
     server = Descent(loss, labels, weights, base)
     for theta in expected[1:]:
         numbers = weights[:, None] * server.derivatives()
-        parts = [t.descend(numbers, curvature, l2) for t in tables.values()]
+        parts = [t.descend(numbers, curvature, l2, count) for t in tables.values()]
         scores, products = (sum(each) for each in zip(*parts, strict=True))
         server.step(scores, Products(*products))
         for table in tables.values():
