@@ -36,7 +36,7 @@ import numpy as np
 from tp_flower.arrays import BLOCK_ROWS, FloatArray, blocks_of, in_threads
 from tp_flower.losses import Loss
 
-SMALL_RISE: Final = 2e-5  # of the slope's start: above it one secant step more
+SMALL_RISE: Final = 1e-4  # of the slope's start: the search ends by interpolation below it
 LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
@@ -158,11 +158,13 @@ class Descent:
             end *= 2.0
         if rise_at(end) > 0.0:
             brentq(rise_at, 0.0, end)
-        (before, above), (end, rest) = list(rises.items())[-2:]
-        if rest == above or abs(rest) > SMALL_RISE * abs(rise):
-            return end, rest
-        # of the last two lengths, the error of the secant's is their errors' product
-        return end - rest * (end - before) / (rest - above), 0.0
+        lengths, values = map(np.array, zip(*list(rises.items())[-3:], strict=True))
+        if abs(values[-1]) > SMALL_RISE * abs(rise) or len(set(values)) < len(values):
+            return float(lengths[-1]), float(values[-1])
+        # inverse interpolation (Lagrange): its error is as the product of the points' errors
+        ratios = values / (values - values[:, None] + np.eye(len(values)))
+        np.fill_diagonal(ratios, 1.0)
+        return float(lengths @ ratios.prod(axis=1)), 0.0
 
     def _along(self, length: float) -> float:
         """Return <w grad loss(h + length d), d> / N."""
