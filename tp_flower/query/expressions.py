@@ -14,11 +14,13 @@ import re
 import tomllib
 from collections.abc import Collection, Iterator
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
+from sqlglot.tokens import TokenType
 
 from tp_flower.errors import QueryError
 
@@ -96,6 +98,7 @@ def parse_statements(sql: str) -> list[exp.Expr]:
     """Parse ``sql`` into its statements."""
     try:
         statements = sqlglot.parse(sql, dialect=DIALECT)
+        tokens = sqlglot.tokenize(sql, read=DIALECT)
     except SqlglotError as error:
         hint = f"; {_QUOTES}" if "`" in sql or "[" in sql else ""
         raise QueryError(f"the SQL does not parse: {explain(error)}{hint}") from error
@@ -104,6 +107,11 @@ def parse_statements(sql: str) -> list[exp.Expr]:
     except (ValueError, AttributeError, TypeError) as error:
         # sqlglot fails on some malformed SQL, such as {AS: ,}: a site must answer it
         raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
+    for one, other in pairwise(tokens):
+        # sqlglot overlooks what is missing
+        if one.token_type == other.token_type == TokenType.COMMA:
+            place = f"line {other.line}, column {other.col}"
+            raise QueryError(f"the SQL does not parse: {place}: nothing between two commas")
     return [statement for statement in statements if statement is not None]
 
 
