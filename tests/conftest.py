@@ -35,7 +35,7 @@ LONGEST = (
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
-SHARE = 6
+SHARE = 8
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
