@@ -1,9 +1,8 @@
 """The client operator: one shard of one table in training, and what leaves it.
 
-Algorithm 1 of the paper gives a client three functions: *receive* (the message),
-*compute* (the methods of :class:`Participant`) and *send* (:class:`Releaser`). A
-participant is rebuilt from the state of its site, changed by at most one method per
-message, and saved again.
+Algorithm 1 of the paper gives a client three functions: *receive* (the message), *compute* (the
+methods of :class:`Participant`) and *send* (:class:`Releaser`). A participant is rebuilt from the
+state of its site, changed by at most one method per message, and saved again.
 
 Notation:
     T_i^q    ``features``  (n, d): encoded rows that take part, trained ones first

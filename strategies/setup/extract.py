@@ -1,9 +1,8 @@
 """Extraction: join keys, labels and weights of a query's rows, in two rounds.
 
-One site seals the run's secret for the others (``seal``), and every site runs its
-fragment of the query (``extract``). The replies have keyed hashes of join keys with row
-positions; labels and weights, if the query has them; and keyed hashes of row keys, if
-the rows are to be predicted.
+One site seals the run's secret for the others (``seal``), and every site runs its fragment of the
+query (``extract``). The replies have keyed hashes of join keys with row positions; labels and
+weights, if the query has them; and keyed hashes of row keys, if the rows are to be predicted.
 """
 
 from collections import Counter, defaultdict
@@ -38,11 +37,10 @@ from tp_flower.sources.tables_file import DUCKDB
 class Extracted:
     """The sites' replies to ``extract``.
 
-    Parts are by table in shard order, none for a table whose sites are all missing; row
-    counts, after the filters, by part; keys by (table, key number). ``weights`` are
-    those of the rows of the weight's table, ``row_hashes`` keyed hashes (n, 2) of the
-    label table's row keys; None if the query or the run has none. ``public_keys`` are
-    those of the run, by node.
+    Parts are by table in shard order, none for a table whose sites are all missing; row counts,
+    after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
+    the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
+    the query or the run has none. ``public_keys`` are those of the run, by node.
     """
 
     parts: dict[str, tuple[Part, ...]]

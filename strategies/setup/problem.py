@@ -135,10 +135,9 @@ class CoresetSample:
 class PartRows:
     """The position of a part's rows among the table's rows that take part.
 
-    The rows that take part are renumbered: within each part the trained ones come
-    first, then those that are only tested, so that targets and scores are slices. Of
-    the ``total`` rows from ``start`` on, those marked ``tested``, (total,), are in
-    held-out joined rows.
+    The rows that take part are renumbered: within each part the trained ones come first, then those
+    that are only tested, so that targets and scores are slices. Of the ``total`` rows from
+    ``start`` on, those marked ``tested``, (total,), are in held-out joined rows.
     """
 
     start: int
@@ -319,10 +318,9 @@ class PreparedRun(ABC):
 class TrainingProblem(PreparedRun):
     """A training problem over joined rows that nobody holds.
 
-    The mappings cover the tables' rows that take part; the test mapping is None if no
-    row is held out. Labels are (N,), or (N, 0) if the query has none; of the held-out
-    rows, (N',), those that do not test are marked in ``validates``. The scores of the
-    untrained models are (n_i, d_c).
+    The mappings cover the tables' rows that take part; the test mapping is None if no row is held
+    out. Labels are (N,), or (N, 0) if the query has none; of the held-out rows, (N',), those that
+    do not test are marked in ``validates``. The scores of the untrained models are (n_i, d_c).
     """
 
     tables: Mapping[str, TrainedTable]

@@ -130,8 +130,7 @@ class SiteEncoder:
     ) -> Float32Array:
         """Return the encoded rows, float32 (n, d), C-contiguous without ``out``.
 
-        Little is held besides ``out``, such as a memory map: it is written in blocks of
-        rows.
+        Little is held besides ``out``, such as a memory map: it is written in blocks of rows.
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many

@@ -74,9 +74,8 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
 class NumberEncoding(_Encoding, frozen=True, tag="number"):
     """One column: (x - centre) / scale, clipped to [-limit, limit].
 
-    ``scale`` is above 0, ``fill`` the x of a missing value, which is `MISSING` without,
-    ``limit`` 1 if the range of x was declared; with ``of_length`` x is the length of a
-    text.
+    ``scale`` is above 0, ``fill`` the x of a missing value, which is `MISSING` without, ``limit`` 1
+    if the range of x was declared; with ``of_length`` x is the length of a text.
     """
 
     centre: float

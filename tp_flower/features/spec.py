@@ -204,11 +204,10 @@ _MISSING: Final = "missing="
 class EncoderSpec:
     """The encoder of one feature.
 
-    The argument depends on the kind: the number of encoded columns (one-hot, hash) or
-    bins, the period or part of a time (cyclic), or the declaration (range, categories);
-    it is "" for other kinds, and for a one-hot with the run's ``max-categories``.
-    ``missing`` is the rule for missing values, "" for the default; with ``indicator`` a
-    column "<name> is missing" is added.
+    The argument depends on the kind: the number of encoded columns (one-hot, hash) or bins, the
+    period or part of a time (cyclic), or the declaration (range, categories); it is "" for other
+    kinds, and for a one-hot with the run's ``max-categories``. ``missing`` is the rule for missing
+    values, "" for the default; with ``indicator`` a column "<name> is missing" is added.
     """
 
     kind: str

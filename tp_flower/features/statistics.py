@@ -1,8 +1,7 @@
 """Statistics of features that merge across shards; encoders are fitted to them.
 
-A table is encoded with the statistics of *all* its rows, wherever they are: each shard
-computes the :func:`feature_statistics` that the encoder needs, and no more. Their
-:func:`merge` is exact.
+A table is encoded with the statistics of *all* its rows, wherever they are: each shard computes the
+:func:`feature_statistics` that the encoder needs, and no more. Their :func:`merge` is exact.
 
 A row counts as often as it is joined, so that they are the statistics of the joined
 rows; those in no joined training row do not count.
@@ -151,11 +150,10 @@ def category_purpose(table: str, feature: str) -> str:
 class ColumnStatistics:
     """Statistics of a feature over joined rows, as far as its encoder needs them.
 
-    The kind is number, boolean, time, text or vector. Without values there is no spec:
-    the column fits any kind. Numbers describe the values, or what the encoder derives
-    from them; NaN if not needed. ``low`` and ``high`` are values of single rows,
-    whatever min_count is; ``width`` is the length of a vector. Of ``rows`` joined rows
-    ``count`` have a value.
+    The kind is number, boolean, time, text or vector. Without values there is no spec: the column
+    fits any kind. Numbers describe the values, or what the encoder derives from them; NaN if not
+    needed. ``low`` and ``high`` are values of single rows, whatever min_count is; ``width`` is the
+    length of a vector. Of ``rows`` joined rows ``count`` have a value.
 
     A declared encoder needs no statistics: ``rows`` and ``count`` are 0.
     """

@@ -14,13 +14,12 @@ Wright, Numerical Optimization, 2006, section 5.2):
     p_i = v_i + c p_i,    d = v + c d              at the sites, and at the server
     a   = argmin f(theta + a p),  h += a d,  theta_i += a p_i
 
-With a squared loss these are the steps of linear conjugate gradients. The m tables may
-each explain what the others do: m beta in place of beta damps what hardly shows in the
-scores, and takes 2 % fewer epochs to 0.1 % on 33 schemas. The server needs
-sums over the tables alone: of the scores, and of four numbers (:class:`Products`). It
-could compute <g, v> from r and the scores of v, but near the optimum g is much smaller
-than r, and the rounding of the scores would hide it. For the same reason the slope of f
-along p starts from the sites' numbers, and the server adds how it changes.
+With a squared loss these are the steps of linear conjugate gradients. The m tables may each explain
+what the others do: m beta in place of beta damps what hardly shows in the scores, and takes 2 %
+fewer epochs to 0.1 % on 33 schemas. The server needs sums over the tables alone: of the scores, and
+of four numbers (:class:`Products`). It could compute <g, v> from r and the scores of v, but near
+the optimum g is much smaller than r, and the rounding of the scores would hide it. For the same
+reason the slope of f along p starts from the sites' numbers, and the server adds how it changes.
 
 Notation:
     h, d, v  (N, d_c)     theta_i, p_i, v_i  (d [+ 1], d_c)     kappa  ``curvature``

@@ -162,9 +162,8 @@ class FilterPushdown:
     def _text(self, tree: exp.Expr) -> exp.Expr | None:
         r"""Return a text constant; None if its meaning depends on settings.
 
-        A backslash stands for itself only under MySQL's NO_BACKSLASH_ESCAPES, and
-        sqlglot writes control characters with one; '' is NULL under MariaDB's
-        EMPTY_STRING_IS_NULL.
+        A backslash stands for itself only under MySQL's NO_BACKSLASH_ESCAPES, and sqlglot writes
+        control characters with one; '' is NULL under MariaDB's EMPTY_STRING_IS_NULL.
         """
         literal: exp.Expr = tree.unnest()
         if not isinstance(literal, exp.Literal) or not literal.is_string:
