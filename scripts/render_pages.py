@@ -2,11 +2,10 @@
 
     python scripts/render_pages.py
 
-Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of
-pyproject.toml and docs/reference/settings.md are made from there. Messages are declared
-in `tp_flower/protocol`: docs/reference/messages.md is made from there, and the tables
-of PRIVACY.md and ARCHITECTURE.md between their markers. A test compares all of them
-with what this script would write.
+Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of pyproject.toml
+and docs/reference/settings.md are made from there. Messages are declared in `tp_flower/protocol`:
+docs/reference/messages.md is made from there, and the tables of PRIVACY.md and ARCHITECTURE.md
+between their markers. A test compares all of them with what this script would write.
 """
 
 import inspect

@@ -9,9 +9,8 @@ Every fault of ``faults.toml`` is made in a copy of the checkout, and the test f
 that it names are run there until the first of their tests fails. They are run without
 a fault first: they must pass then.
 
-What becomes of a fault: ``caught`` (a test fails), ``missed`` (all pass), ``late`` (the
-time limit was over), or ``stale`` (its snippet is not found exactly once, or no tests
-were run).
+What becomes of a fault: ``caught`` (a test fails), ``missed`` (all pass), ``late`` (the time limit
+was over), or ``stale`` (its snippet is not found exactly once, or no tests were run).
 
 Exit status: 0 all faults are caught (with ``--against``: all that were caught then),
 1 some are not, 2 the tests fail without a fault.

@@ -3,10 +3,9 @@
     python scripts/data/make_store.py OUTPUT [--orders N] [--items N] [--customers N]
                                      [--parts N] [--seed N]
 
-Four organisations: a shop holds the orders, a warehouse the items, and each of two
-countries its customers. ``items`` has one row per *part* of an item, so that an order
-of an item joins several rows: orders and items are many-to-many. The quantity ordered
-depends on all three tables.
+Four organisations: a shop holds the orders, a warehouse the items, and each of two countries its
+customers. ``items`` has one row per *part* of an item, so that an order of an item joins several
+rows: orders and items are many-to-many. The quantity ordered depends on all three tables.
 """
 
 import argparse

@@ -6,9 +6,8 @@ gives the bytes, and its cost must be one of the samples'. Ridge regression has 
 paper's lambda = 0.1 n, which is l2 = 0.1; its cost is the squared error on the held-out
 rows, that of k-means the squared distance over all joined rows.
 
-Communication is what is sent to choose the rows, and of the rows themselves, against
-all joined rows as float32. JoinedRows and statistics, which every method over a join
-needs, are counted apart.
+Communication is what is sent to choose the rows, and of the rows themselves, against all joined
+rows as float32. JoinedRows and statistics, which every method over a join needs, are counted apart.
 
 Notation
     N   joined rows that are drawn from       d   features of all tables
@@ -214,8 +213,7 @@ def measure_problem(dataset: Dataset, config: dict[str, Any], problem: Problem) 
 def run_of(dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str) -> Results:
     """Run the strategy at `MAIN_SIZE` over a site per table that lets rows leave.
 
-    Returns the cost; and the bytes of choosing the rows, of the rows, and of all else,
-    both ways.
+    Returns the cost; and the bytes of choosing the rows, of the rows, and of all else, both ways.
     """
     choices = {"strategy": problem.strategy, "coreset-size": MAIN_SIZE}
     choices["coreset-kind"] = "importance" if kind == "C" else "uniform"

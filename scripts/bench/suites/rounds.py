@@ -1,8 +1,7 @@
 """The seconds of a round of SGD, in this process and in Flower's simulation.
 
-In this process: the flights with every table cut in two halves, one per site, linear
-models. In the simulation: the built-in flights at five organisations, by a real
-`flwr run`.
+In this process: the flights with every table cut in two halves, one per site, linear models. In the
+simulation: the built-in flights at five organisations, by a real `flwr run`.
 """
 
 import importlib.util

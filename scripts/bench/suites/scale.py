@@ -1,11 +1,10 @@
 """Cost at the size of the papers' data sets, and how it grows.
 
-Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the
-number of a table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the
-papers' Yelp beside its floor, numpy's own X^T R and X theta in float32 over the memory
-map of the largest table's features that the run has just used: its pages are in the
-page cache in both. Suite ``gpu``: seconds of an epoch on the CPU and, where there is
-one, on CUDA.
+Suite ``linearity``: CPU time by joined rows of a store, and a site's set-up by the number of a
+table's shards. Suite ``paper-scale``: an ADMM epoch at the size of the papers' Yelp beside its
+floor, numpy's own X^T R and X theta in float32 over the memory map of the largest table's features
+that the run has just used: its pages are in the page cache in both. Suite ``gpu``: seconds of an
+epoch on the CPU and, where there is one, on CUDA.
 
 Peak memory is all but mapped files: ``RssAnon`` of /proc/self/status, every 20 ms.
 Tables of the papers' size are written to the folder of --paper-scale unless they are

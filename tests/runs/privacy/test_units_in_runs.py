@@ -1,7 +1,6 @@
 """Whole runs under a policy with a unit of privacy: the bound, and what is reported.
 
-The sites are real ones. People have 1 to 66 claims each, and at most a few of them may
-take part.
+The sites are real ones. People have 1 to 66 claims each, and at most a few of them may take part.
 """
 
 from contextlib import closing

@@ -1,8 +1,7 @@
 """Training on the materialised join, row by row, from the papers.
 
-Deliberately slow, and shares nothing with `tp_flower`. A table's linear model has the
-matrix W (d, d_c); the label table's has one more row, the intercept, which no penalty
-covers.
+Deliberately slow, and shares nothing with `tp_flower`. A table's linear model has the matrix W (d,
+d_c); the label table's has one more row, the intercept, which no penalty covers.
 """
 
 import hmac
