@@ -30,7 +30,8 @@ class Method:
 
     Attributes:
         epochs: at most; training ends where it has converged.
-        few_epochs: those with noise, which each costs some budget, or a coreset.
+        few_epochs: those with noise, which each costs some budget, with a coreset, or of trees
+            without validation rows.
         patience: the default where validation rows are automatic.
         family: the messages it uses: ``"admm"``, ``"cg"``, ``"sgd"``, ``"boost"``,
             ``"coreset"`` (the server solves on the rows of a coreset) or ``"personal"``

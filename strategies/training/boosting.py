@@ -142,6 +142,13 @@ class TablePuppetBoost(JoinStrategy):
             if self.best.is_over or not growing or not has_split:
                 return
 
+    def judge(self, problem: TrainingProblem) -> str:
+        """Return the verdict: the training loss of trees falls for ever."""
+        if self.settings.validation_share:
+            return super().judge(problem)
+        others = "; so must the model that it goes on from" if self.settings.boost_from else ""
+        return f"not judged: no rows validate; validation-fraction = 0.1 holds some out{others}"
+
     @property
     def _growth(self) -> Growth:
         settings = self.settings

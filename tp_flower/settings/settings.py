@@ -66,7 +66,9 @@ class SettingValues(
     @property
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
-        few = self.method.few_epochs if self.is_noisy or self.coreset_size else 0
+        is_unchecked = self.method.only_model == methods.TREES and not self.validation_share
+        is_short = is_unchecked or self.is_noisy or self.coreset_size
+        few = self.method.few_epochs if is_short else 0
         return self.num_epochs or few or self.method.epochs
 
     @property

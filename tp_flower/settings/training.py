@@ -125,8 +125,8 @@ class ModelSettings:
     num_epochs: int = setting(
         0,
         'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM and "gd", '
-        '30 for SGD, 40 rounds for "boost", 60 for "personalised"; with noise or a coreset '
-        "12 for ADMM, 10 for SGD.",
+        '30 for SGD, 40 for "boost" (6 without validation rows), 60 for "personalised"; with noise '
+        "or a coreset 12 for ADMM, 10 for SGD.",
         Range(0),
     )
     tolerance: float = setting(
