@@ -20,7 +20,6 @@ from pathlib import Path
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import ErrorLevel, ParseError, SqlglotError
-from sqlglot.tokens import TokenType
 
 from tp_flower.errors import QueryError
 
@@ -109,7 +108,7 @@ def parse_statements(sql: str) -> list[exp.Expr]:
         raise QueryError(f"the SQL cannot be read: {shorten(str(error))}") from error
     for one, other in pairwise(tokens):
         # sqlglot overlooks what is missing
-        if one.token_type == other.token_type == TokenType.COMMA:
+        if one.token_type.name == other.token_type.name == "COMMA":
             place = f"line {other.line}, column {other.col}"
             raise QueryError(f"the SQL does not parse: {place}: nothing between two commas")
     return [statement for statement in statements if statement is not None]
