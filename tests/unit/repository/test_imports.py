@@ -2,7 +2,6 @@
 
 import inspect
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -129,11 +128,3 @@ def test_every_action_has_a_function_of_a_site_and_a_request():
     for action in {*Action} - {Action.SESSION}:
         parameters = inspect.signature(handler_of(action)).parameters
         assert list(parameters) == ["site", "request"]
-
-
-@pytest.mark.parametrize(("told", "policy"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "A"}, "A")])
-def test_threads_of_openmp_sleep_while_they_wait(told, policy):
-    code = "import tp_flower, os; print(os.environ['OMP_WAIT_POLICY'], end='')"
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **told}
-    printed = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
-    assert printed == policy

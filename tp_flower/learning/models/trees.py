@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 GROUP_ROWS: Final = 100
 BIN_ROWS: Final = 3  # of a set of categories, and of a bin: LightGBM's
+THREADED_ROWS: Final = 1 << 17
+"""With fewer rows threads gain little, and spin while they wait: sites that share a machine
+would keep each other from computing."""
 
 
 class Forest(msgspec.Struct, frozen=True):
@@ -149,7 +152,7 @@ def grow(
         "enable_bundle": False,
         "deterministic": True,
         "force_col_wise": True,
-        "num_threads": thread_count(),
+        "num_threads": _threads(trained),
         "verbosity": -1,
     }
     if not model.binned:
@@ -178,9 +181,13 @@ def grow(
     return grown, values
 
 
+def _threads(rows: int) -> int:
+    return thread_count() if rows >= THREADED_ROWS else 1
+
+
 def _values(booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs: int) -> FloatArray:
     """Return the trees' values of rows, (n, d_c)."""
-    values = booster.predict(rows, raw_score=True, num_threads=thread_count())
+    values = booster.predict(rows, raw_score=True, num_threads=_threads(len(rows)))
     return np.asarray(values, np.float64).reshape(len(rows), outputs)
 
 
