@@ -17,8 +17,8 @@ from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
 
 SETTLED: Final = 1e-3
-"""Remaining fall, relative to the loss, below which training has converged. On 33 schemas ADMM
-was at most 0.12 % above the minimum then; 0.6 % on one with nearly collinear tables."""
+"""Remaining fall over the loss at convergence: ADMM is at most 0.12 % above the minimum then (33
+schemas), but 0.6 % where tables are nearly collinear."""
 NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
 NOT_CONVERGED: Final = "not converged"

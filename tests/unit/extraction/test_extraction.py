@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from decimal import Decimal
 from itertools import chain
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support.files import case_table
 from tests.support.joined import parquet_of, run
+from tp_flower import keyed_hash
 from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
@@ -399,9 +401,10 @@ def test_kinds_of_types():
             assert (name, kind_of(name) or "none") == (name, kind)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8))
-def test_hash_equals_hmac_sha256(texts: list[str]) -> None:
-    hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])), max_size=8), st.booleans())
+def test_hash_equals_hmac_sha256(texts: list[str], are_few: bool) -> None:
+    with patch.object(keyed_hash, "FEW_TEXTS", 8 * are_few):
+        hashes = KeyedHasher(SECRET).hash_texts(pa.array(texts, pa.string()))
     expected = [
         np.frombuffer(hmac.digest(SECRET, text.encode(), hashlib.sha256), ">u8") for text in texts
     ]

@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 GROUP_ROWS: Final = 100
 BIN_ROWS: Final = 3  # of a set of categories, and of a bin: LightGBM's
-THREADED_ROWS: Final = 1 << 17
-"""With fewer rows threads gain little, and spin while they wait: sites that share a machine
-would keep each other from computing."""
+THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
 
 
 class Forest(msgspec.Struct, frozen=True):
