@@ -76,7 +76,9 @@ class Task:
         local: dict[str, list[FloatArray]] = {}
 
         def on_round(report: RoundReport, grid: InProcessGrid) -> None:
-            if report.train and report.epoch == settings.epochs:
+            if report.train:
+                # any epoch may be the last
+                local.clear()
                 for part in sorted(participants_of(grid), key=lambda x: x.number):
                     scores = part.model.scores(part.data.features)
                     local.setdefault(part.data.table, []).append(scores)
