@@ -8,7 +8,8 @@ table of these names is replaced), and to DIR the flights as Parquet files, the 
 as CSV and ``tables.toml``, which names all of them. It has no password and no URI: they
 are read from the environment variables PLANES_URI and WEATHER_URI when sites use it::
 
-    export PLANES_URI=... WEATHER_URI=... tp-flower train --set tables=DIR/tables.toml --set sql=...
+    export PLANES_URI=... WEATHER_URI=...
+    tp-flower train --set tables=DIR/tables.toml --set sql=...
 """
 
 import argparse

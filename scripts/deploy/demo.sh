@@ -288,7 +288,7 @@ grep -om 1 "the site's owner has not allowed the app bundle with SHA-256 [0-9a-f
   fail_with_log refused "an app that no owner has listed failed for another reason"
 
 say "training over the five organisations"
-# flights are within 0.1 % of the optimum after 5
+# flights are within 0.1 % of the optimum after 4
 settings=('num-epochs = 6' 'model-name = "flights"' "sql = \"\"\"$sql\"\"\"")
 sites=('min-sites = 5' 'site-timeout = 120' "channel = \"$channel\"")
 printf '%s\n' "${settings[@]}" "${sites[@]}" >"$work/train.toml"
