@@ -96,8 +96,8 @@ def explain(error: SqlglotError) -> str:
 def parse_statements(sql: str) -> list[exp.Expr]:
     """Parse ``sql`` into its statements."""
     try:
-        statements = sqlglot.parse(sql, dialect=DIALECT)
         tokens = sqlglot.tokenize(sql, read=DIALECT)
+        statements = sqlglot.Dialect.get_or_raise(DIALECT).parser().parse(tokens, sql)
     except SqlglotError as error:
         hint = f"; {_QUOTES}" if "`" in sql or "[" in sql else ""
         raise QueryError(f"the SQL does not parse: {explain(error)}{hint}") from error

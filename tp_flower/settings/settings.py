@@ -67,8 +67,8 @@ class SettingValues(
     def epochs(self) -> int:
         """The number of epochs, at most, with 0 resolved to the strategy's default."""
         is_unchecked = self.method.only_model == methods.TREES and not self.validation_share
-        is_short = bool(is_unchecked or self.is_noisy or self.coreset_size)
-        return self.num_epochs or is_short * self.method.few_epochs or self.method.epochs
+        few = self.method.few_epochs if is_unchecked or self.is_noisy or self.coreset_size else 0
+        return self.num_epochs or few or self.method.epochs
 
     @property
     def is_noisy(self) -> bool:
