@@ -95,20 +95,24 @@ def _measure_dataset(outcome: Outcome, dataset: Dataset) -> None:
     joined = dataset.joined(settings)
     booster = grow_trees(joined, settings, TREES)
     hundred, best = (tree_metrics(joined, booster, k)[metric] for k in (100, TREES))
-    started = time.perf_counter()
-    boosted(dataset, settings.with_fields(num_epochs=ROUNDS))
-    seconds = time.perf_counter() - started, seconds_of_join(dataset, settings)
-    started = time.perf_counter()
-    reports = boosted(dataset, settings)
-    default = time.perf_counter() - started
+    short, _ = _timed(dataset, settings.with_fields(num_epochs=ROUNDS))
+    default, reports = _timed(dataset, settings)
+    join = seconds_of_join(dataset, settings)
     values = [item.test[metric] for item in reports]
     _compare(outcome, dataset, values, hundred, best)
     rows = sum(len(frame) for frame in dataset.tables.values())
     sent = max(sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in reports)
     outcome.check(f"{title}: bytes of a round per row", sent / rows, 32)
     name = f"seconds of a run over those of join and {TREES} trees"
-    outcome.check(f"{title}: {ROUNDS} rounds, {name}", seconds[0] / seconds[1], 1.0)
-    outcome.facts[f"{title}: rounds by default, {name}"] = [len(values), default / seconds[1]]
+    outcome.check(f"{title}: {ROUNDS} rounds, {name}", short / join, 1.0)
+    outcome.facts[f"{title}: rounds by default, {name}"] = [len(values), default / join]
+
+
+def _timed(dataset: Dataset, settings: Settings) -> tuple[float, list[RoundReport]]:
+    """Return the seconds of a run, set-up included, and its rounds of training."""
+    started = time.perf_counter()
+    reports = boosted(dataset, settings)
+    return time.perf_counter() - started, reports
 
 
 def _compare(

@@ -16,6 +16,7 @@ from statistics import fmean
 
 import numpy as np
 
+from client_apps.operator.participant import Participant
 from scripts.bench.datasets import Dataset, at_hand, flights
 from scripts.bench.harness import Options, Outcome, Sites, participants_of, problem_of, train
 from strategies.run.grid import InProcessGrid
@@ -73,17 +74,18 @@ class Task:
 
     def run(self, settings: Settings) -> tuple[TrainingProblem, FloatArray]:
         """Train; return the problem, and h of the held-out rows, (N, d)."""
-        local: dict[str, list[FloatArray]] = {}
+        parts: list[Participant] = []
 
         def on_round(report: RoundReport, grid: InProcessGrid) -> None:
             if report.train:
                 # any epoch may be the last
-                local.clear()
-                for part in sorted(participants_of(grid), key=lambda x: x.number):
-                    scores = part.model.scores(part.data.features)
-                    local.setdefault(part.data.table, []).append(scores)
+                parts[:] = sorted(participants_of(grid), key=lambda x: x.number)
 
         problem = problem_of(train(self.data.sql, settings, self.sites, on_round))
+        local: dict[str, list[FloatArray]] = {}
+        for part in parts:
+            scores = part.model.scores(part.data.features)
+            local.setdefault(part.data.table, []).append(scores)
         if problem.test is None:
             raise RuntimeError("the run has no held-out rows")
         tables = {table: np.concatenate(shards) for table, shards in local.items()}
