@@ -72,8 +72,7 @@ def new_engine() -> duckdb.DuckDBPyConnection:
 def lock(connection: duckdb.DuckDBPyConnection, paths: Sequence[str] = ()) -> None:
     """Restrict the engine to reading these files, and lock its configuration."""
     # a reader opens the pattern that matches the file, and then the file
-    spellings = {*map(quote_text, paths), *map(quote_path, paths)}
-    allowed = ", ".join(sorted(spellings))
+    allowed = ", ".join(sorted({*map(quote_text, paths), *map(quote_path, paths)}))
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

@@ -41,8 +41,7 @@ class KeyedHasher:
 
     def purpose(self, name: str) -> "KeyedHasher":
         """Return a hasher for one purpose: HKDF-Expand with one block (RFC 5869)."""
-        derived = hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256)
-        return KeyedHasher(derived)
+        return KeyedHasher(hmac.digest(self.secret, name.encode() + b"\x01", hashlib.sha256))
 
     def hash_texts(self, texts: "pa.Array | pa.ChunkedArray") -> HashArray:
         """Return the 256-bit HMAC of k texts, none NULL: uint64 (k, 4), big-endian."""

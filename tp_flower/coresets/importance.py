@@ -248,8 +248,7 @@ def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
     >>> [round(gamma([first, other], np.ones(2)), 9) for other in others]
     [1.0, 0.0]
     """
-    bases = [block @ whitening(gram(block, weights)) for block in blocks]
-    together = np.concatenate(bases, axis=1)
+    together = np.concatenate([block @ whitening(gram(block, weights)) for block in blocks], axis=1)
     smallest = np.linalg.eigvalsh(gram(together, weights)).min(initial=1.0)
     # this is a square: rounding can turn 0 into what would be 1e-8 as a root
     return float(np.sqrt(np.clip(smallest, 0.0, 1.0))) if smallest > 1e-12 else 0.0

@@ -208,8 +208,7 @@ class ExtractedShard:
         if label.kind != "text":
             return LabelColumn(label.kind, self._numbers(label.column))
         codes, texts = self._coded(label.column)
-        values = np.where(codes < 0, np.nan, codes)
-        return LabelColumn("text", values, tuple(texts.to_pylist()))
+        return LabelColumn("text", np.where(codes < 0, np.nan, codes), tuple(texts.to_pylist()))
 
     @property
     def weight(self) -> FloatArray | None:
@@ -238,8 +237,7 @@ class ExtractedShard:
                 pieces = []
                 for first, last in pairwise([0, *cuts.tolist(), len(block)]):
                     number = int(batches[first])
-                    inside = block[first:last] - self._starts[number]
-                    pieces.append(read_batch(number).take(inside))
+                    pieces.append(read_batch(number).take(block[first:last] - self._starts[number]))
                 table = pa.Table.from_batches(pieces)
                 yield {info.name: self._feature(info, table[info.column]) for info in self.features}
 

@@ -267,8 +267,7 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
         composites.append((UNIT, [("privacy-unit", quote_name(UNIT_OF_ROW))]))
     flat = [*features, *label, *weight, *chain(*(parts for _, parts in composites))]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
-    select = f"SELECT {selected or '0'} FROM {relation}"
-    types = column_types(opened.connection, select)
+    types = column_types(opened.connection, f"SELECT {selected or '0'} FROM {relation}")
     typed = enumerate(zip(flat, types.values(), strict=False))
     pieces = (
         typed_piece(source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features))

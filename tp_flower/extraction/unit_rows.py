@@ -46,8 +46,7 @@ def scan_drawn_rows(source: ShardSource, fragment: Fragment, key: bytes) -> Iter
         unit = _unit_text(source, {name: types.get(name, "") for name in names})
         rows = source.policy.rows_per_unit
         connection.execute(_draw(unit, rows, key, list(map(quote_name, types))))
-        view = "CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows"
-        connection.execute(view)
+        connection.execute("CREATE OR REPLACE TEMP VIEW shard AS SELECT * FROM drawn_rows")
         # a database may return its rows in another order every time
         yield Scan(connection, checked, needs_sort=source.database is not None)
 

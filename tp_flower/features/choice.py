@@ -73,8 +73,7 @@ def read_entries(value: object) -> tuple[Entry, ...]:
     try:
         msgspec.convert(entries, list[tuple[_Text, _Text, _Text]])
     except msgspec.ValidationError:
-        message = f"{value!r} is not a list of (table, column, encoder)"
-        raise ValueError(message) from None
+        raise ValueError(f"{value!r} is not a list of (table, column, encoder)") from None
     distinct: dict[tuple[str, str], tuple[EncoderSpec, Entry]] = {}
     for table, column, text in entries:
         feature, entry = (table.lower(), column.lower()), (table, column, text)

@@ -141,8 +141,7 @@ class SiteEncoder:
             out = np.empty((total, width), dtype=np.float32)
         if out.shape != (total, width) or out.dtype != np.float32:
             raise ValueError(f"out must be float32 {(total, width)}, not {out.dtype} {out.shape}")
-        step = max(256, BLOCK_VALUES // max(1, width))
-        for block in blocks(total, step):
+        for block in blocks(total, max(256, BLOCK_VALUES // max(1, width))):
             for place, write in writers:
                 write(block, out[block, place])
         return out

@@ -238,8 +238,7 @@ class EncoderSpec:
                 f"[missing=<rule>] [indicator]; encoders: {', '.join(ENCODERS)}"
             )
         missing, indicator = _parse_options(form["rest"].split())
-        argument = (form["argument"] or "").strip()
-        return cls(form["kind"], argument, missing, indicator)
+        return cls(form["kind"], (form["argument"] or "").strip(), missing, indicator)
 
     def __str__(self) -> str:
         argument = f"({self.argument})" if self.argument else ""
@@ -333,8 +332,7 @@ class EncoderSpec:
             try:
                 numbers = number_categories(self.categories)
             except ValueError as error:
-                message = f"encoder {self} does not fit a {kind}: {error}"
-                raise SchemaError(message) from None
+                raise SchemaError(f"encoder {self} does not fit a {kind}: {error}") from None
             if len(set(numbers)) != len(numbers):
                 raise SchemaError(f"encoder {self} names a number twice")
 

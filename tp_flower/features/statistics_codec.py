@@ -119,8 +119,7 @@ def _counted_column(feature: FeatureStatistics, choice: TableChoice, rows: int) 
     if kind not in KINDS and not (kind == "" and choice.is_declared(name, "")):
         raise ImpossibleError(f"kind must be one of {', '.join(KINDS)}")
     if choice.is_declared(name, kind):
-        is_vector = kind == "vector"
-        width = _count(feature.width, "width", MOST_WIDTH) if is_vector else 0
+        width = _count(feature.width, "width", MOST_WIDTH) if kind == "vector" else 0
         return declared_statistics(choice, name, kind, width)
     feature_rows = _count(feature.rows, "rows", rows)
     count = _count(feature.count, "count", feature_rows)
@@ -158,8 +157,7 @@ def _with_categories(
     tail = _count(feature.tail, "tail", column.count)
     if (counts <= tail).any():
         raise ImpossibleError(f"categories have no more than tail = {tail} rows")
-    categories = CategoryStatistics(hashes, counts, counts, tail, ties)
-    return replace(column, categories=categories)
+    return replace(column, categories=CategoryStatistics(hashes, counts, counts, tail, ties))
 
 
 def _array(array: AnyArray | None, name: str) -> AnyArray:

@@ -65,8 +65,7 @@ class TableRows:
     def add_expanded(self, values: npt.NDArray[Number], total: npt.NDArray[Number]) -> None:
         """Add ``expand(values)`` to ``total`` (N, ...)."""
         if self.has_missing:
-            zero = np.zeros((1, *values.shape[1:]), values.dtype)
-            values = np.concatenate([values, zero])
+            values = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
         for block in blocks(len(self.row_of)):
             total[block] += values.take(self.row_of[block], axis=0)
 

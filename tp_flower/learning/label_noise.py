@@ -233,8 +233,7 @@ def noisy_argmax(codes: CodeArray, classes: int, epsilon: float, source: NoiseSo
     """Return the largest entry (n,) of each one-hot vector with Laplace noise."""
     out, one_hot = np.empty_like(codes), np.eye(classes)
     for block in blocks(len(codes), max(NOISE_VALUES // classes, 1)):
-        noisy = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon)
-        out[block] = noisy.argmax(axis=1)
+        out[block] = source.with_laplace(one_hot[codes[block]], 2.0 / epsilon).argmax(axis=1)
     return out
 
 

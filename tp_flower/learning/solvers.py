@@ -125,8 +125,7 @@ class RidgeSolver:
         counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
         rows = np.sqrt(counts)[:, None] * (features - mean)
         _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
-        block = np.arange(len(mean))
-        return cls(sizes**2, vectors.T, mean, block, weight, joined_rows)
+        return cls(sizes**2, vectors.T, mean, np.arange(len(mean)), weight, joined_rows)
 
     @classmethod
     def from_frequent(

@@ -64,8 +64,7 @@ class SimilarityGraph:
         from scipy.sparse.csgraph import connected_components
 
         left, right = self.edges[joined].T
-        shape = (len(self), len(self))
-        links = csr_array((np.ones(len(left)), (left, right)), shape)
+        links = csr_array((np.ones(len(left)), (left, right)), (len(self), len(self)))
         groups: IntArray = connected_components(links, directed=False)[1]
         return groups
 

@@ -57,8 +57,7 @@ class SiteObjective:
         penalty = self.l2 * np.where(self.model.penalised, parameters, 0.0)
         if not len(labels):
             return penalty
-        scores = self.scores(features, parameters)
-        messages = self.loss.gradient(scores, labels) / len(labels)
+        messages = self.loss.gradient(self.scores(features, parameters), labels) / len(labels)
         return self.model.pullback(features, messages) + penalty
 
     def penalty(self, parameters: FloatArray) -> float:
@@ -94,8 +93,7 @@ class SiteObjective:
         vector = np.ones(len(centre)) / np.sqrt(len(centre))
         size = 0.0
         for _ in range(POWER_STEPS):
-            shifted_gradient = self.gradient(centre + FINITE_STEP * vector)
-            product = (shifted_gradient - at_centre) / FINITE_STEP
+            product = (self.gradient(centre + FINITE_STEP * vector) - at_centre) / FINITE_STEP
             size = float(np.linalg.norm(product))
             if not size:
                 break
@@ -175,8 +173,7 @@ def covariances(moments: FloatArray) -> FloatArray:
     full = np.zeros((len(moments), width, width))
     full[:, *places] = moments / np.where(places[0] == places[1], 1.0, np.sqrt(2.0))
     means = full[:, :-1, -1]
-    centred = full[:, :-1, :-1] - means[:, :, None] * means[:, None, :]
-    return _triangle(centred)
+    return _triangle(full[:, :-1, :-1] - means[:, :, None] * means[:, None, :])
 
 
 def pairwise_distances(summaries: FloatArray) -> FloatArray:

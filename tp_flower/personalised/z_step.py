@@ -173,8 +173,7 @@ class ZStep:
             primal = float(np.linalg.norm(exact - centre)) / spread
             dual = kappa * float(np.linalg.norm(back @ (centre - differences))) / spread
             differences = centre
-        fused = ~differences.any(axis=1)
-        models = _means(models, self.graph.groups(fused))
+        models = _means(models, self.graph.groups(~differences.any(axis=1)))
         return ZSolution(models, kappa * scaled, iteration, primal, dual)
 
     def _coupling(self, targets: FloatArray, penalty: float) -> float:

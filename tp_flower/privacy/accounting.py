@@ -170,8 +170,7 @@ def _divergences(mechanism: Mechanism) -> FloatArray:
         # the probability of a random answer, which is right half the time
         at_random = -2 * math.expm1(-np.logaddexp(0.0, -mechanism.epsilon))
         event = RandomizedResponseDpEvent(at_random, num_buckets=2)
-        relation = NeighboringRelation.REPLACE_ONE
-        accountant = RdpAccountant(ORDERS, relation).compose(event)
+        accountant = RdpAccountant(ORDERS, NeighboringRelation.REPLACE_ONE).compose(event)
     divergences: FloatArray = accountant.rdp
     return divergences
 

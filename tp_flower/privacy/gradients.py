@@ -224,8 +224,7 @@ def fit_privately(
     for step in range(1, plan.steps + 1):
         sample, of_sample = _sample(rows, plan.sample_rate, noise, units)
         features = all_rows[sample]
-        residuals = model.scores(features) - problem.target[sample]
-        messages = weights[sample] * residuals
+        messages = weights[sample] * (model.scores(features) - problem.target[sample])
         total = private_sum(model, features, messages, plan.clipped_noise, noise, of_sample)
         gradient = total / sampled + penalty * (theta - problem.centre)
         mean = ADAM_MEAN * mean + (1 - ADAM_MEAN) * gradient

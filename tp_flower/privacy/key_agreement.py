@@ -104,8 +104,7 @@ class GroupSecret:
     @classmethod
     def of_simulation(cls, seed: int) -> Self:
         """Return the secret of all simulated runs with this seed."""
-        value = hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256)
-        return cls(value, is_simulated=True)
+        return cls(hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256), is_simulated=True)
 
     def of_run(self, run_id: int, public_keys: Collection[bytes], group: str = RUN_GROUP) -> bytes:
         """Return the key of one group of a run, which says nothing about any other key.
@@ -161,8 +160,7 @@ class PublicKeys:
     @property
     def fingerprint(self) -> str:
         """The SHA-256 of the pinned key, or else of the run's, cut to 128 bits."""
-        digest = hashlib.sha256(self.site or self.run)
-        return digest.hexdigest()[:_FINGERPRINT_DIGITS]
+        return hashlib.sha256(self.site or self.run).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
 @dataclass(frozen=True)

@@ -167,8 +167,7 @@ def private_scores(
     """Return scores (n, d_c) with clipped rows and Gaussian noise."""
     if math.isinf(clipped_noise.clip):
         return scores
-    clipped = clip_rows(scores, clipped_noise.clip)
-    return noise.with_gaussian(clipped, clipped_noise.deviation)
+    return noise.with_gaussian(clip_rows(scores, clipped_noise.clip), clipped_noise.deviation)
 
 
 def clip_rows(values: FloatArray, clip: float) -> FloatArray:

@@ -229,8 +229,7 @@ def _plan_gradients(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: 
     joined rows in a batch are clipped more: room for them would cost more in noise. A
     torch model multiplies its output, and so its gradient, by a scale.
     """
-    rows = schedule.rows_per_unit
-    once = max(min(rows * schedule.row_batches, schedule.batches), 1)
+    once = max(min(schedule.rows_per_unit * schedule.row_batches, schedule.batches), 1)
     sigma = _multiplier(settings, once * schedule.epochs)
     unit = _row_norm(schedule) * schedule.label_scale * _unit_norm(schedule)
     if not is_linear:
@@ -255,8 +254,7 @@ def _plan_scores(
     rows_per_unit = schedule.rows_per_unit
     limits = {SCORES: (evaluations, rows_per_unit)}
     if schedule.sends_gradients:
-        in_batches = rows_per_unit * max(schedule.row_batches, 1)
-        limits[BATCH_SCORES] = (schedule.epochs, in_batches)
+        limits[BATCH_SCORES] = (schedule.epochs, rows_per_unit * max(schedule.row_batches, 1))
     if not settings.covers_predictions:
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())

@@ -125,11 +125,9 @@ class JoinMask:
             return np.zeros((len(codes), outputs), np.uint32)
         # one of the two is cheaper; "wrap" reads any tag for a row without a mask
         if len(codes) < len(self.tags):
-            tags = self.tags.take(codes, axis=0, mode="wrap")
-            words = self._of_tags(tags, outputs, name)
+            words = self._of_tags(self.tags.take(codes, axis=0, mode="wrap"), outputs, name)
         else:
-            of_keys = self._of_tags(self.tags, outputs, name)
-            words = of_keys.take(codes, axis=0, mode="wrap")
+            words = self._of_tags(self.tags, outputs, name).take(codes, axis=0, mode="wrap")
         if self._masks_all:
             return words
         return np.where(codes[:, None] == NO_MASK, np.uint32(0), words)
@@ -137,8 +135,7 @@ class JoinMask:
     @cached_property
     def _cipher(self) -> CipherContext:
         # to make it for every message would take longer than the masks of a batch
-        derived = hashlib.sha256(_PURPOSE + self.key).digest()
-        return Cipher(AES(derived), ECB()).encryptor()
+        return Cipher(AES(hashlib.sha256(_PURPOSE + self.key).digest()), ECB()).encryptor()
 
     @cached_property
     def _masks_all(self) -> bool:

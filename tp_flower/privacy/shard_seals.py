@@ -67,8 +67,7 @@ class ShardSeal:
         """
         place, padded = self._place(document, shard), pad(text)
         named = place + request.encode() + padded
-        secret = self._purpose("nonce")
-        nonce = hmac.digest(secret, named, hashlib.sha256)[:NONCE_BYTES]
+        nonce = hmac.digest(self._purpose("nonce"), named, hashlib.sha256)[:NONCE_BYTES]
         sealed = nonce + self._cipher.encrypt(nonce, padded, place)
         return np.frombuffer(sealed, np.uint8)
 
@@ -95,8 +94,7 @@ class ShardSeal:
 
     def _place(self, document: str, shard: int) -> bytes:
         """Return the associated data: JSON has one reading."""
-        named = [self.run, self.table, self.shards, document, shard]
-        return json.dumps(named).encode()
+        return json.dumps([self.run, self.table, self.shards, document, shard]).encode()
 
 
 def pad(text: bytes) -> bytes:

@@ -112,8 +112,7 @@ class StatisticsPlan:
     @property
     def moments_deviation(self) -> float:
         """Deviation of the noise on each entry of b."""
-        bound = self.radius * self.target_bound
-        return ClippedNoise(bound, self.moments_multiplier).deviation
+        return ClippedNoise(self.radius * self.target_bound, self.moments_multiplier).deviation
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,7 @@ def decode(kind: type[AnyMessage], packet: Packet) -> AnyMessage:
         number: _build_part(layout.part, values, carried.get(number, {}), number)
         for number, values in by_part.items()
     }
-    message = _build(kind, {**header, f.PARTS: {}})
-    return msgspec.structs.replace(message, parts=parts)
+    return msgspec.structs.replace(_build(kind, {**header, f.PARTS: {}}), parts=parts)
 
 
 def decode_reply(kind: type[AnyReply], packet: Packet) -> AnyReply | Failure:

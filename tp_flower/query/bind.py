@@ -189,8 +189,7 @@ class Query:
         joins, keys = _make_joins(settled.predicates, list(relations))
         marked = [pair for pair in bound if _is_marked(pair[0])]
         if unlabelled is not None:
-            row_key = _row_key(unlabelled, scope, settled)
-            keys.setdefault(unlabelled.table, []).extend(row_key)
+            keys.setdefault(unlabelled.table, []).extend(_row_key(unlabelled, scope, settled))
             is_kept = parsing.is_weight if unlabelled.keeps_weight else lambda _: False
             marked = [pair for pair in marked if is_kept(pair[0])]
         split_table = _add_split(split, scope, keys)

@@ -228,5 +228,4 @@ def _guarded(predicate: Condition, conditions: Sequence[str]) -> Condition:
     left = predicate.left
     key = f"CASE WHEN {' AND '.join(conditions)} THEN {left.sql} END"
     tree = parse_expression(key, f"condition {predicate.text}")
-    guarded = Local(left.table, render(tree, quote=True))
-    return replace(predicate, sides=(guarded, predicate.right))
+    return replace(predicate, sides=(Local(left.table, render(tree, quote=True)), predicate.right))

@@ -295,8 +295,7 @@ def _why_refused_aggregate(node: exp.Expr) -> str:
     if type(node) is exp.Star:
         is_form = type(parent) is exp.Count and not parts
         return "" if is_form else "* is allowed only inside COUNT"
-    is_one = parts == {"expressions"} and len(node.expressions) == 1
-    if type(parent) is exp.Count and is_one:
+    if type(parent) is exp.Count and parts == {"expressions"} and len(node.expressions) == 1:
         return ""
     return "DISTINCT is allowed only in COUNT(DISTINCT x), with one expression"
 

@@ -210,8 +210,7 @@ def _parse_select(sql: str) -> exp.Select:
     if select.args.get("from_") is None:
         raise QueryError("the query has no FROM: name the tables to train on")
     rewrite(select)
-    allowed = {"expressions", "from_", "joins", "where"}
-    _check_clauses(select, allowed, "the query", _ADVICE)
+    _check_clauses(select, {"expressions", "from_", "joins", "where"}, "the query", _ADVICE)
     return select
 
 

@@ -154,8 +154,7 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
     for column in list(holder.find_all(exp.Column)):
         tree = parse_expression(outputs[column.name], piece.what)
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
-        is_alone = column.parent is holder
-        column.replace(tree if is_plain or is_alone else exp.Paren(this=tree))
+        column.replace(tree if is_plain or column.parent is holder else exp.Paren(this=tree))
     # parsed again: only an expression with one form may leave
     inlined = piece._replace(sql=render(holder.this, quote=True))
     return render(inlined.parse(), quote=True)
@@ -231,8 +230,7 @@ class _Binder:
             if item.name is None and name is not None:
                 name = spell(name, tuple(self._schema))
             return [(name, sql)]
-        columns = star_columns(item, self._scope, self._what)
-        return [(name, quote_name(name)) for _, name in columns]
+        return [(name, quote_name(name)) for _, name in star_columns(item, self._scope, self._what)]
 
     def _named(self, items: Sequence[Named], names: Sequence[str] | None) -> tuple[Feature, ...]:
         """Return the outputs under the names of the sub-query's first SELECT."""

@@ -253,8 +253,7 @@ def _merge_columns(outer: exp.Select, inner: exp.Select, alias: str) -> None:
     named = {item.alias.lower() for item in outer.expressions}
     is_alone = all(join.meta.get("is_filter") for join in outer.args.get("joins", ()))
     absent = outer.meta.setdefault("absent", [])
-    items = [_named(item, values) for item in outer.expressions]
-    outer.set("expressions", items)
+    outer.set("expressions", [_named(item, values) for item in outer.expressions])
     for column in columns:
         name, table = column.name.lower(), column.table.lower()
         if name in values:

@@ -117,8 +117,7 @@ def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
         return {_PREDICTION: pa.array(scores[:, 0])}
     chances = outputs.probabilities(scores)
     # with equal probabilities the first class, as in the accuracy
-    best = chances.argmax(axis=1)
-    columns = {_PREDICTION: outputs.values.take(pa.array(best))}
+    columns = {_PREDICTION: outputs.values.take(pa.array(chances.argmax(axis=1)))}
     for k, name in enumerate(outputs.classes):
         columns[f"{_PROBABILITY}.{name}"] = pa.array(chances[:, k])
     return columns

@@ -258,8 +258,7 @@ def report_dict(report: RunReport) -> dict[str, object]:
 
 def write_json(content: Mapping[str, object], folder: Path) -> Path:
     """Write `report.json` into a folder, made if missing, and return its path."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
-    return write_whole(folder / REPORT_FILE, text)
+    return write_whole(folder / REPORT_FILE, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
 def write_whole(path: Path, text: str) -> Path:
@@ -300,5 +299,4 @@ def plain(value: object) -> object:
         return None
     if scalar is None or isinstance(scalar, bool | int | float | str):
         return scalar
-    message = f"{value!r} of type {type(value).__name__} cannot be written to a report"
-    raise TypeError(message)
+    raise TypeError(f"{value!r} of type {type(value).__name__} cannot be written to a report")

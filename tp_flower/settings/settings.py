@@ -50,8 +50,7 @@ class SettingValues(
         )
         # of a coreset's run, only ADMM scores held-out rows once
         is_small = bool(self.coreset_size)
-        needs_admm = self.other_model or noise or is_tuned or is_small
-        return "admm" if needs_admm else "cg"
+        return "admm" if self.other_model or noise or is_tuned or is_small else "cg"
 
     @property
     def method(self) -> methods.Method:
@@ -82,8 +81,7 @@ class SettingValues(
             return float(self.validation_fraction)
         is_plain = not (self.is_noisy or self.coreset_size or self.boost_from)
         overfits = self.method.only_model == methods.TREES or bool(self.other_model)
-        is_automatic = is_plain and overfits and self.method_name in run.FITTING
-        return 0.1 if is_automatic else 0.0
+        return 0.1 if is_plain and overfits and self.method_name in run.FITTING else 0.0
 
     @property
     def patience_epochs(self) -> int:

@@ -69,8 +69,7 @@ class Scan:
 
 def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str, str]:
     """Return the DuckDB type of each column of a SELECT."""
-    rows = connection.execute(f"DESCRIBE {select}").fetchall()
-    return {name: kind for name, kind, *_ in rows}
+    return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE {select}").fetchall()}
 
 
 EARLY_ROWS: Final = 2048
@@ -193,8 +192,7 @@ def scan(source: ShardSource, fragment: Fragment) -> Iterator[Scan]:
             yield opened_scan
         return
     with connect(source) as connection:
-        columns = column_types(connection, "SELECT * FROM shard")
-        yield Scan(connection, fragment.check(columns))
+        yield Scan(connection, fragment.check(column_types(connection, "SELECT * FROM shard")))
 
 
 def fingerprint(source: ShardSource) -> str | None:
@@ -305,8 +303,7 @@ def _check_readable(source: ShardSource, path: str) -> None:
     except FileNotFoundError:
         raise SourceError(f"{source}: the file does not exist") from None
     except OSError as error:
-        reason = error.strerror
-        raise SourceError(f"{source}: the file cannot be read: {reason}") from error
+        raise SourceError(f"{source}: the file cannot be read: {error.strerror}") from error
     if is_empty:
         problem = "folder has no Parquet files" if Path(path).is_dir() else "file is empty"
         raise SourceError(f"{source}: the {problem}")
