@@ -68,8 +68,7 @@ class SolvedStrategy(JoinStrategy):
     @property
     def sends(self) -> str:
         """The form in which sampled rows leave."""
-        is_local = self.settings.coreset_solver == DISTDIM
-        return CENTRES if is_local else SAMPLED_ROWS
+        return CENTRES if self.settings.coreset_solver == DISTDIM else SAMPLED_ROWS
 
     @property
     def solver(self) -> str:
@@ -109,8 +108,7 @@ class SolvedStrategy(JoinStrategy):
         replies = yield self.request(replace(request, phase=EVALUATE))
         scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
         train = problem.train_metrics(problem.gather(scores))
-        held_out = problem.held_out_metrics(scores)
-        self.finish_epoch(EpochResult(1, train, **held_out._asdict()))
+        self.finish_epoch(EpochResult(1, train, **problem.held_out_metrics(scores)._asdict()))
 
 
 def joined_rows(
@@ -167,15 +165,13 @@ class CoresetKMeans(SolvedStrategy):
 
     def model_spec(self, preparation: Preparation, _: str) -> ModelSpec:
         """Return a table's coordinates of the centres."""
-        outputs = preparation.joined.loss.outputs
-        return ModelSpec(kind=CENTRES_MODEL, outputs=outputs)
+        return ModelSpec(kind=CENTRES_MODEL, outputs=preparation.joined.loss.outputs)
 
     def restrict(self, joined: JoinedRows, sample: CoresetSample) -> JoinedRows:
         """Return the joined rows restricted to a coreset; all of them are tested."""
         all_rows = np.arange(joined.mapping.joined_rows)
         restricted = restrict_to_sample(joined, sample.sample, all_rows)
-        test = joined.weighting.train_rows
-        weighting = replace(restricted.weighting, test=test)
+        weighting = replace(restricted.weighting, test=joined.weighting.train_rows)
         return replace(restricted, weighting=weighting)
 
     def solve(

@@ -281,8 +281,7 @@ def _draw(
         for party, count in zip(parties, counts, strict=False)
     }
     replies = yield ask(coreset_messages.DrawRequest(bodies), joined.parts)
-    rows = joined.train.joined_rows
-    draws = [sampling.draw_uniform(int(counts[-1]), rows, weights, rng)]
+    draws = [sampling.draw_uniform(int(counts[-1]), joined.train.joined_rows, weights, rng)]
     for party, count in zip(parties, counts, strict=False):
         part, trained = party.part, party.rows.trained
         positions = array_of(replies, part, "drawn", (int(count),)).astype(np.int64)
@@ -335,8 +334,7 @@ def check_scores(joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: 
         masses = rows.multiplicity if weights is None else weights.multiplicity[name]
         inverse = np.append(most / np.maximum(masses, np.finfo(np.float32).tiny), 0.0)
         bound += inverse[rows.row_of[drawn]]
-    is_beyond = scores > bound * (1.0 + TOLERANCE)
-    if count := int(np.count_nonzero(is_beyond)):
+    if count := int(np.count_nonzero(scores > bound * (1.0 + TOLERANCE))):
         sites = ", ".join(dict.fromkeys(part.site for part in joined.parts))
         raise ReplyError(
             f"the sensitivities of {count} of {len(drawn)} drawn rows sum to more "

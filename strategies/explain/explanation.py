@@ -144,8 +144,7 @@ class CostEstimate:
         """
         trained = self.joined
         if self.method.settings.coreset_rows:
-            sample = sample_uniformly(trained, self.method.settings)
-            trained = self.method.restrict(trained, sample)
+            trained = self.method.restrict(trained, sample_uniformly(trained, self.method.settings))
         return self.method.training_rows(trained)
 
     @cached_property
@@ -188,8 +187,7 @@ class CostEstimate:
         """Return the bytes of sealed encoders, and of rows without a partner."""
         down: dict[str, float] = {}
         for part in self.joined.parts:
-            unmatched = masking.unmatched.get(part.number, {}).values()
-            sent = sum(array.nbytes for array in unmatched)
+            sent = sum(array.nbytes for array in masking.unmatched.get(part.number, {}).values())
             if (sealed := self.encoders[part.table].sealed) is not None:
                 sent += sealed.nbytes * (1 + self.method.is_measured)
             down[part.table] = down.get(part.table, 0) + sent

@@ -156,8 +156,7 @@ class _File(msgspec.Struct):
 def encode_manifest(manifest: Manifest) -> Document:
     """Return the content of a manifest's file: plain JSON types."""
     content = msgspec.to_builtins(manifest)
-    file = _File(FORMAT, VERSION, _digest(content), content)
-    return msgspec.structs.asdict(file)
+    return msgspec.structs.asdict(_File(FORMAT, VERSION, _digest(content), content))
 
 
 def decode_manifest(data: object) -> Manifest:
@@ -265,8 +264,7 @@ def _over_hosted(fragment: Fragment, sql: str) -> str:
     holder = exp.Paren(this=parse_expression(sql, "feature", aggregates=True))
     for column in list(holder.find_all(exp.Column)):
         inner = parse_expression(expressions[column.name], "feature", aggregates=True)
-        is_whole = column is holder.this
-        column.replace(inner if is_whole else exp.Paren(this=inner))
+        column.replace(inner if column is holder.this else exp.Paren(this=inner))
     groups = ", ".join(sorted(fragment.subquery.groups))
     return f"{render(holder.this, quote=True)} GROUP BY {groups}"
 

@@ -88,8 +88,7 @@ class ModelStrategy(RoundStrategy):
         bound = self.bind({**old_columns, **self.inventory.schemas()})
         manifests.check_query(self.manifest, bound)
         missing = manifests.find_missing(self.manifest, self.inventory)
-        policy = self.settings.on_missing
-        bound = manifests.without_missing(self.manifest, bound, missing, policy)
+        bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
         joined = yield from self.model_rounds(bound, missing)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
@@ -218,8 +217,7 @@ class Evaluate(ModelStrategy):
         self, bound: BoundQuery, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare the scores with the labels."""
-        has_classes = bool(self.manifest.classes)
-        task = "classification" if has_classes else "regression"
+        task = "classification" if self.manifest.classes else "regression"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, missing, settings, self.inventory)
@@ -258,8 +256,7 @@ class Evaluate(ModelStrategy):
             )
         if classes:
             place = np.array([classes.index(name) for name in labels.classes], np.float64)
-            values = place[labels.values.astype(np.intp)]
-            labels = replace(labels, values=values, classes=classes)
+            labels = replace(labels, values=place[labels.values.astype(np.intp)], classes=classes)
         return labels, loss_of(labels, self.manifest.loss, self.settings)
 
 

@@ -124,8 +124,7 @@ def score(
                 local[table][span][used] = addends_of(
                     replies, part, "scores", shape, is_masked=is_masked
                 )
-    none = np.zeros(manifest.outputs)
-    total = sum_local(joined.mapping.sum_scores, none, local, masking.point)
+    total = sum_local(joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point)
     total += start
     for table in joined.missing.sites.keys() - {joined.bound.label_table}:
         unmatched = joined.mapping.tables[table].row_of < 0

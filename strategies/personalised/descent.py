@@ -72,8 +72,7 @@ class Descent:
         point = self._prox(self.iterate.ahead - step * updates, step)
         change = self.iterate.change_to(point)
         iterate = self.iterate.advanced(point, is_accelerated=is_accelerated)
-        ahead = as_sent(iterate.ahead)
-        iterate = Iterate(iterate.point, ahead, iterate.momentum)
+        iterate = Iterate(iterate.point, as_sent(iterate.ahead), iterate.momentum)
         return replace(self, iterate=iterate, change=change)
 
     def _prox(self, points: FloatArray, step: float) -> FloatArray:
@@ -81,8 +80,7 @@ class Descent:
         out, shared = points.copy(), ~self.personal
         out[:, shared] = points[:, shared].mean(axis=0)
         if self.edge_step is not None and self.personal.any():
-            weight = len(points) * step
-            out[:, self.personal] = self.edge_step(points[:, self.personal], weight)
+            out[:, self.personal] = self.edge_step(points[:, self.personal], len(points) * step)
         return out
 
 

@@ -70,8 +70,7 @@ class SiteGraph:
     def clusters(self, models: FloatArray) -> list[list[int]]:
         """Return the groups of connected sites whose models (N, d) are equal."""
         left, right = self.graph.edges.T
-        is_equal = (models[left] == models[right]).all(axis=1)
-        groups = self.graph.groups(is_equal)
+        groups = self.graph.groups((models[left] == models[right]).all(axis=1))
         return [np.flatnonzero(groups == group).tolist() for group in range(groups.max() + 1)]
 
 

@@ -115,8 +115,7 @@ class Training:
             for k, part in enumerate(parts)
         }
         base = self.problem.base_score.tolist()
-        message = PersonalRequest(base=base, pace=pace, code=code, parts=bodies)
-        return ask(message, parts)
+        return ask(PersonalRequest(base=base, pace=pace, code=code, parts=bodies), parts)
 
     def step(self, epoch: int, replies: Replies) -> EpochResult:
         """Take a step; return the sites' mean metrics at the point where it began."""
@@ -234,8 +233,7 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     def epochs(self, problem: PersonalisedProblem) -> Generator[Requests, Replies, None]:
         """Descend, until a step changes less than the tolerance, if one is set."""
         training = Training(problem, self._graph, self.settings)
-        personal = int(training.mask.sum())
-        self.chosen |= {"learning-rate": training.rate, "personal": personal}
+        self.chosen |= {"learning-rate": training.rate, "personal": int(training.mask.sum())}
         for epoch in range(1, self.settings.epochs + 1):
             replies = yield self.request(training.request(epoch))
             self.finish_epoch(training.step(epoch, replies))

@@ -60,8 +60,7 @@ def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | No
         if (value := entry.number("value")) is not None
     ]
     largest = sorted(bars, key=lambda bar: -abs(bar[1][0]))[:MOST_BARS]
-    is_cut = len(largest) < len(bars)
-    note = f"The {len(largest)} largest of {len(bars)}. " if is_cut else ""
+    note = f"The {len(largest)} largest of {len(bars)}. " if len(largest) < len(bars) else ""
     has_trees = any(entry.text("output") == "gain" for entry in entries)
     meaning = blocks.NOTES["gain" if has_trees else "coefficients"]
     return bar_figure(

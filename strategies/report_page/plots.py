@@ -251,8 +251,7 @@ def _line_data(title: str, x: Axis, y: Axis, lines: Sequence[Series]) -> Table:
         (x.format(place), *(y.format(c[place]) if place in c else "" for c in columns))
         for place in sorted({place for column in columns for place in column})
     ]
-    head = (x.title, *(line.name for line in lines))
-    return Table(title, head, rows, words=frozenset())
+    return Table(title, (x.title, *(line.name for line in lines)), rows, words=frozenset())
 
 
 @dataclass(frozen=True)
@@ -283,8 +282,7 @@ class _Canvas:
 
     def draw(self, summary: str, lines: Sequence[Series]) -> Markup:
         elements = [self._line(n % STYLES + 1, line) for n, line in enumerate(lines)]
-        parts = [*self._axes(), *elements, *self._end_labels(lines)]
-        return _drawing(summary, HEIGHT, parts)
+        return _drawing(summary, HEIGHT, [*self._axes(), *elements, *self._end_labels(lines)])
 
     def _axes(self) -> list[Markup]:
         base = HEIGHT - BOTTOM

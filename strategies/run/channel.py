@@ -139,8 +139,7 @@ class SessionGrid:
 
     def _push(self, message: Message) -> str:
         node = message.metadata.dst_node_id
-        content = content_bytes(message.content)
-        frame = wire.write_message(message.metadata.message_type, content)
+        frame = wire.write_message(message.metadata.message_type, content_bytes(message.content))
         with self._lock:
             line = self.lines.setdefault(node, Line(node))
             if not line.uses_flower:
@@ -374,8 +373,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, reason: str) -> None:
         """Refuse a request; its body, if any, is not read."""
-        values = {"path": self.path[-60:], "address": self._address}
-        self.server.grid.refuse(reason, values)
+        self.server.grid.refuse(reason, {"path": self.path[-60:], "address": self._address})
         self.close_connection = True
         self.send_response(wire.FORBIDDEN)
         self.send_header("Content-Length", "0")
@@ -396,8 +394,7 @@ def open_channel(grid: Grid, channel: str, seconds: float) -> Iterator[Grid]:
     problem = f"{SESSIONS} is not set (superlink.sh --sessions does)"
     if folder and channel != FLOWER:
         try:
-            is_set = channel == SESSION
-            sessions = SessionGrid(grid, Path(folder), seconds, must_open=is_set)
+            sessions = SessionGrid(grid, Path(folder), seconds, must_open=channel == SESSION)
         except OSError as error:
             problem = f"no socket in {folder}: {error}"
     if sessions is None:

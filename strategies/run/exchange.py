@@ -105,8 +105,7 @@ class Replies:
 
     def then(self, later: "Replies") -> "Replies":
         """Return the replies of two rounds; for each participant the later one."""
-        answers = {**self.answers, **later.answers}
-        return Replies(answers, {**self.parts, **later.parts})
+        return Replies({**self.answers, **later.answers}, {**self.parts, **later.parts})
 
     def body(self, part: Part, kind: type[AnyBody]) -> AnyBody:
         """Return the fields about a participant."""
@@ -269,8 +268,7 @@ class Transport:
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
                 # whoever reads the replies refuses those of nodes without a request
                 return replies + self._strangers
-            longer = min(1.5 * pause, LONGEST_POLL_SECONDS)
-            pause = FIRST_POLL_SECONDS if arrived else longer
+            pause = FIRST_POLL_SECONDS if arrived else min(1.5 * pause, LONGEST_POLL_SECONDS)
             self._wait(pause)
 
     def _send(self, pending: Sequence[PendingMessage]) -> None:

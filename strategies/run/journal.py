@@ -100,8 +100,7 @@ class Journal:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         database = _open(folder)
         with database.transaction() as connection:
-            text = json.dumps(head)
-            connection.execute("INSERT INTO head VALUES (?)", (text,))
+            connection.execute("INSERT INTO head VALUES (?)", (json.dumps(head),))
         database.close()
         return cls(folder)
 

@@ -92,8 +92,7 @@ def find_again(
             f"wait-seconds = {settings.wait_seconds:g} with the tables that the run began with"
         )
     addresses = {node: now[shards] for shards, node in hosts.items()}
-    positions = {node: sites.positions[address] for node, address in addresses.items()}
-    return addresses, positions
+    return addresses, {node: sites.positions[address] for node, address in addresses.items()}
 
 
 def _hosts(inventory: Inventory) -> dict[frozenset[tuple[str, str, int, int]], int]:

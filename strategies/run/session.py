@@ -149,8 +149,7 @@ class Session:
     ) -> tuple[Replies, dict[int, Message]]:
         """Return the replies of a round, and the message of each node."""
         by_node = [(self.transport.node_of(message), message) for message in messages]
-        replies = collect_replies(request, by_node, self.site_names)
-        return replies, dict(by_node)
+        return collect_replies(request, by_node, self.site_names), dict(by_node)
 
     def end_round(
         self, action: Action, report: RoundReport, answered: Mapping[int, Message]
@@ -248,8 +247,7 @@ class Session:
         try:
             finish = FinishRequest()
             nodes = self.grid.get_node_ids() if nodes is None else nodes
-            packets = dict.fromkeys(nodes, encode(finish))
-            request = Requests(Action.FINISH, packets, message=finish)
+            request = Requests(Action.FINISH, dict.fromkeys(nodes, encode(finish)), message=finish)
             # a number that no round has
             number = max(self.answered.values(), default=0) + 2
             messages = make_messages(request, self.run, number, {})
@@ -263,8 +261,7 @@ class Session:
         if self.addresses:
             # they have other numbers now
             return []
-        hosts = {shard.node for shard in self.inventory.shards}
-        return sorted(self.inventory.nodes.keys() - hosts)
+        return sorted(self.inventory.nodes.keys() - {shard.node for shard in self.inventory.shards})
 
     def close(self) -> None:
         """Stop, and leave the journal to whoever resumes the run."""

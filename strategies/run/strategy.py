@@ -141,8 +141,7 @@ class RoundStrategy(Strategy):
         on_round: RoundListener | None = None,
         **overrides: object,
     ) -> None:
-        base = settings or self.default_settings()
-        self.settings = base.with_fields(**overrides)
+        self.settings = (settings or self.default_settings()).with_fields(**overrides)
         self.query = query
         self._on_round = on_round
         # the one in progress, from 1; 0 during set-up and after the last one
@@ -262,11 +261,9 @@ class RoundStrategy(Strategy):
         request = self._progress.pending
         if request is None:
             return None, None
-        messages = list(replies)
-        collected, answered = self.session.collect_replies(request, messages)
+        collected, answered = self.session.collect_replies(request, list(replies))
         self._take(collected)
-        answers = collected.answers
-        report = self._report(server_round, request, answers, answered, received_at)
+        report = self._report(server_round, request, collected.answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
         if self._on_round is not None:
             self._on_round(report)
@@ -367,8 +364,7 @@ class RoundStrategy(Strategy):
             self._record(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
         if rounds := self.rounds_done:
-            epochs = self.history[-1].epoch
-            self.session.log.write(INFO, "resume", rounds=rounds, epochs=epochs)
+            self.session.log.write(INFO, "resume", rounds=rounds, epochs=self.history[-1].epoch)
 
     def _run(self, grid: Grid, config: ConfigRecord, timeout: float) -> Result:
         while self._progress.pending is not None:
@@ -388,8 +384,7 @@ class RoundStrategy(Strategy):
         returned.arrays = arrays
         returned.train_metrics_clientapp[ended.epoch] = metrics
         if ended.test:
-            test = MetricRecord(dict(ended.test))
-            returned.evaluate_metrics_serverapp[ended.epoch] = test
+            returned.evaluate_metrics_serverapp[ended.epoch] = MetricRecord(dict(ended.test))
 
     def _report(
         self,

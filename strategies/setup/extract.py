@@ -169,8 +169,7 @@ def _check_filled(
     for table, shards in parts.items():
         if table in bound.outer or any(rows[part.number] for part in shards):
             continue
-        fragments = bound.fragments_of(table)
-        is_filtered = any(f.filters or f.subquery for f in fragments)
+        is_filtered = any(f.filters or f.subquery for f in bound.fragments_of(table))
         after = " after the query's filters" if is_filtered else ""
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(f"table {table!r} is empty{after}: none of its sites ({sites}) has a row")

@@ -106,8 +106,7 @@ def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
         order = np.concatenate([np.flatnonzero(used), np.flatnonzero(held_out & ~used)])
         stop = start + len(order)
         new_number[offset + order] = np.arange(start, stop, dtype=np.int32)
-        trained = int(np.count_nonzero(used))
-        rows.append(PartRows(start, trained, len(order), held_out[order]))
+        rows.append(PartRows(start, int(np.count_nonzero(used)), len(order), held_out[order]))
         arrays = {
             "trained": pack_bits(used),
             "tested": pack_bits(held_out),
@@ -254,8 +253,7 @@ class JoinedRows(SplitRows):
         (train, test), layouts = lay_out(
             self.mapping, self.is_test, self.extracted, is_repeated=is_repeated
         )
-        rows = replace(self, train=train, test=test, layouts=layouts)
-        return rows.with_weights(weights)
+        return replace(self, train=train, test=test, layouts=layouts).with_weights(weights)
 
     def with_weights(self, weights: FloatArray | None) -> "JoinedRows":
         """Return the joined rows with weights of the training rows, (N,)."""

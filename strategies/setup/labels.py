@@ -64,8 +64,7 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
             "private labels of a regression need privacy.label-range, the lowest and "
             f"highest value that labels are clipped to; {state}"
         )
-    noise = privacy.label_noise
-    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(noise, limits)
+    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(privacy.label_noise, limits)
     return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 

@@ -70,10 +70,8 @@ def mask_scores(
             alone = _without_partner(mapping, table, other, join.text)
             for part, rows in extracted.shards_of(table):
                 if alone[rows].any():
-                    bits = pack_bits(alone[rows])
-                    unmatched.setdefault(part.number, {})[group] = bits
-    point = FixedPoint.for_scores(unit, len(bound.tables))
-    return ScoreMasking(point, sides, unmatched)
+                    unmatched.setdefault(part.number, {})[group] = pack_bits(alone[rows])
+    return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), sides, unmatched)
 
 
 def _without_partner(mapping: TableMapping, table: str, other: str, text: str) -> BoolArray:

@@ -50,8 +50,7 @@ def sum_local(
     if point is None:
         scores: FloatArray = sum_scores(base, local)
         return scores
-    words = sum_scores(np.zeros(len(base), np.uint32), local)
-    return base + point.numbers(words)
+    return base + point.numbers(sum_scores(np.zeros(len(base), np.uint32), local))
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,7 @@ class TrainedTable(PreparedTable):
 
     def scores(self, replies: Replies, index: int, name: str, shape: tuple[int, ...]) -> AnyArray:
         """Return scores that a shard sent: numbers, or masked words of them."""
-        part = self.parts[index]
-        return addends_of(replies, part, name, shape, is_masked=self.is_masked)
+        return addends_of(replies, self.parts[index], name, shape, is_masked=self.is_masked)
 
     def gather_scores(self, replies: Replies, *, is_tested: bool = True) -> LocalArray:
         """Return the local scores of the rows that take part, (n_i, d_c).
@@ -238,8 +236,7 @@ class TrainedTable(PreparedTable):
         scores = self.no_scores()
         for index, rows in enumerate(self.rows):
             shape = (int(np.count_nonzero(rows.tested)), self.outputs)
-            block = self.scores(replies, index, "tested_scores", shape)
-            scores[rows.slice][rows.tested] = block
+            scores[rows.slice][rows.tested] = self.scores(replies, index, "tested_scores", shape)
         return scores
 
     def scatter_rows(self, numbers: FloatArray) -> dict[int, AnyArray]:
@@ -347,8 +344,7 @@ class TrainingProblem(PreparedRun):
 
     def gather(self, local_scores: LocalScores) -> FloatArray:
         """Return the scores h of the training rows, (N, d_c)."""
-        point = self.fixed_point
-        return sum_local(self.train.sum_scores, self.base_score, local_scores, point)
+        return sum_local(self.train.sum_scores, self.base_score, local_scores, self.fixed_point)
 
     def add_up(self, local_scores: LocalScores, *, is_tested: bool = False) -> FloatArray:
         """Return the sum of scores of the training or the held-out rows, (N, d_c)."""
@@ -369,15 +365,13 @@ class TrainingProblem(PreparedRun):
 
     def train_metrics(self, scores: FloatArray) -> dict[str, float]:
         """Return the metrics of scores (N, d_c) on the training rows."""
-        weights = self.weighting.train_rows
-        return evaluate(self.loss, scores, self.train_labels, weights)
+        return evaluate(self.loss, scores, self.train_labels, self.weighting.train_rows)
 
     def held_out_metrics(self, local_scores: LocalScores) -> HeldOutMetrics:
         """Return the metrics on test and on validation rows, {} without any."""
         if self.test is None:
             return HeldOutMetrics()
-        point = self.fixed_point
-        scores = sum_local(self.test.sum_scores, self.base_score, local_scores, point)
+        scores = sum_local(self.test.sum_scores, self.base_score, local_scores, self.fixed_point)
         return self.metrics_of_held_out(scores)
 
     def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:

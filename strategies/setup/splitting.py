@@ -123,7 +123,6 @@ def _by_columns(
         array_of(replies, part, name, (body.rows,))
         for part, body in zip(parts, bodies, strict=True)
     ]
-    row_of = mapping.tables[bound.split_table].row_of
     # the last value is that of joined rows without a row of the table
-    values = np.concatenate([*of_rows, [of_none]])[row_of]
+    values = np.concatenate([*of_rows, [of_none]])[mapping.tables[bound.split_table].row_of]
     return values.astype(np.uint8) if is_group else splits.split_by_order(values, _shares(settings))

@@ -51,8 +51,7 @@ class AdmmServer:
     def __init__(self, problem: TrainingProblem, settings: Settings) -> None:
         self.problem = problem
         self.corrections = len(problem.tables) if settings.admm_form == "sharing" else 1
-        curvature = problem.loss.curvature(problem.base_score)
-        self.rho = settings.rho or RHO_SHARE * curvature
+        self.rho = settings.rho or RHO_SHARE * problem.loss.curvature(problem.base_score)
         noisy = settings.is_noisy
         # both would follow the noise
         self._balances = not settings.rho and not noisy
@@ -123,8 +122,7 @@ class AdmmStrategy(JoinStrategy):
                 f"lou is 'gram', but the model of table {table!r} is not linear; "
                 "allowed for it: 'consensus' and 'auto'"
             )
-        is_gram = is_linear and update != "consensus"
-        return Update.GRAM if is_gram else Update.CONSENSUS
+        return Update.GRAM if is_linear and update != "consensus" else Update.CONSENSUS
 
     def outline(self) -> Outline:
         """Return the schedule, with how often consensus is updated in an epoch."""
@@ -260,8 +258,7 @@ def _sums(
     common: dict[int, CommonParameters] = {}
     for table in problem.sharded:
         if table.update is update:
-            words = table.sum_shares(replies)
-            common |= table.for_all(CommonParameters(sum=words))
+            common |= table.for_all(CommonParameters(sum=table.sum_shares(replies)))
     return common
 
 

@@ -96,8 +96,7 @@ class BatchStrategy(JoinStrategy):
         """Return B, at most N."""
         is_private = self.settings.privacy.features == DP_SGD
         batches = PRIVATE_BATCHES_PER_EPOCH if is_private else BATCHES_PER_EPOCH
-        size = self.settings.batch_size or math.ceil(joined_rows / batches)
-        return min(size, joined_rows)
+        return min(self.settings.batch_size or math.ceil(joined_rows / batches), joined_rows)
 
     @property
     def is_paced(self) -> bool:
@@ -108,8 +107,7 @@ class BatchStrategy(JoinStrategy):
         """Plan the batches once the mapping is known."""
         size = self.batch_size(mapping.joined_rows)
         self.chosen["batch-size"] = size
-        rng = generator(self.settings.seed, Stream.BATCHES)
-        plan = plan_batches(mapping, size, rng)
+        plan = plan_batches(mapping, size, generator(self.settings.seed, Stream.BATCHES))
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
 
@@ -250,8 +248,7 @@ class BatchStrategy(JoinStrategy):
         for table in problem.sharded:
             means |= table.for_all(MeanGradient(table.sum_shares(replies)))
         sharded = [part for table in problem.sharded for part in table.parts]
-        step_request = StepRequest(step=batch_step, parts=means)
-        step_replies = yield self.request(ask(step_request, sharded))
+        step_replies = yield self.request(ask(StepRequest(step=batch_step, parts=means), sharded))
         return replies.then(step_replies)
 
     def _end_epoch(
