@@ -79,8 +79,7 @@ def _reply(content: RecordDict, context: Context, action: Action) -> RecordDict:
         return reply
     except Exception as error:  # noqa: BLE001 - see the module docstring
         reason = str(error) if isinstance(error, TPFlowerError) else _place(error)
-        kind = str(kind_of(error))
-        message_log.write(ERROR, "refused", request, site, kind=kind, reason=reason)
+        message_log.write(ERROR, "refused", request, site, kind=str(kind_of(error)), reason=reason)
         if request is not None and site is not None:
             error = record_refusal(site, request, error, reason)
         return _failed(request, site, error)
@@ -131,8 +130,7 @@ def _register(action: Action) -> None:
 
     @decorate(name)
     def act(message: Message, context: Context) -> Message:
-        content = _reply(message.content, context, action)
-        return Message(content, reply_to=message)
+        return Message(_reply(message.content, context, action), reply_to=message)
 
 
 for _action in ANSWERS:

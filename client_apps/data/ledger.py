@@ -433,8 +433,7 @@ def summary(lines: Iterable[Line]) -> list[Line]:
             release = line["release"]
             name = release["part"], release["what"]
             uses[name] = Counter()
-            reserved = {"release": release, "limit": line["limit"], "used": 0}
-            latest[name] = stamp | reserved
+            latest[name] = stamp | {"release": release, "limit": line["limit"], "used": 0}
             releases.append(latest[name])
         elif line["event"] == SPEND:
             name = line["part"], line["what"]
@@ -447,15 +446,13 @@ def summary(lines: Iterable[Line]) -> list[Line]:
 
 def checksum_of(line: str, previous: str) -> str:
     """Return the hexadecimal checksum of a line chained to the previous one's."""
-    text = (previous + line).encode()
-    return blake2b(text, digest_size=_CHECKSUM_BYTES).hexdigest()
+    return blake2b((previous + line).encode(), digest_size=_CHECKSUM_BYTES).hexdigest()
 
 
 def _checksum_at(connection: Connection, seq: int) -> str:
     if seq == 0:
         return START
-    query = "SELECT checksum FROM ledger WHERE seq = ?"
-    row = connection.execute(query, (seq,)).fetchone()
+    row = connection.execute("SELECT checksum FROM ledger WHERE seq = ?", (seq,)).fetchone()
     return "" if row is None else str(row[0])
 
 
@@ -489,8 +486,7 @@ def _limit_and_used(
 
 def _spent(connection: Connection, source: str, run: str | None = None) -> Costs:
     costs: Costs = Counter()
-    values = {"source": source, "run": run}
-    for mechanism, times in connection.execute(_SPENT, values):
+    for mechanism, times in connection.execute(_SPENT, {"source": source, "run": run}):
         costs.update(costs_of(msgspec.json.decode(mechanism, type=mechanisms.Mechanism), times))
     return costs
 

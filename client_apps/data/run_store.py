@@ -158,8 +158,7 @@ class SiteStore:
 
     def touch(self) -> None:
         """Note that the run continues, if it has entries."""
-        query = "UPDATE entries SET touched = ? WHERE run = ?"
-        self._write(query, time.time(), self.run)
+        self._write("UPDATE entries SET touched = ? WHERE run = ?", time.time(), self.run)
 
     def forget_stale(self) -> Iterator[str]:
         """Yield the names of abandoned runs and remove what they left."""
@@ -222,8 +221,7 @@ class SiteStore:
 
     def forget_committed(self) -> None:
         """Forget the committed round, as if the site had answered no message."""
-        query = "DELETE FROM entries WHERE run = ? AND name IN (?, ?)"
-        self._write(query, self.run, *_WHOLE)
+        self._write("DELETE FROM entries WHERE run = ? AND name IN (?, ?)", self.run, *_WHOLE)
         for name in _WHOLE:
             self._cached.entries.pop(name, None)
 
@@ -252,8 +250,7 @@ class SiteStore:
     def load(self, name: str) -> Entry:
         """Return an entry, large arrays as memory maps; LostStateError if missing."""
         try:
-            is_pending = name in self._pending
-            entry = self._pending[name] if is_pending else self._load(self.run, name)
+            entry = self._pending[name] if name in self._pending else self._load(self.run, name)
         except (OSError, *_MALFORMED) as error:
             raise lost_state() from error
         if entry is None:
@@ -329,8 +326,7 @@ class SiteStore:
         if self._folder is None:
             number, _ = _CACHE[self._root, run].entries.get(name, (None, None))
             return number
-        query = "SELECT id FROM entries WHERE run = ? AND name = ?"
-        rows = self._database.fetch(query, run, name)
+        rows = self._database.fetch("SELECT id FROM entries WHERE run = ? AND name = ?", run, name)
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:

@@ -182,15 +182,13 @@ def consensus(site: Site, request: messages.ConsensusRequest) -> messages.Consen
             continue
         _accept(part, request.parts[part.number], request.fit)
         if not request.more_rounds:
-            scores = _scores(part, request)
-            updates[part.number] = messages.AdmmUpdate(scores=scores)
+            updates[part.number] = messages.AdmmUpdate(scores=_scores(part, request))
         elif part.data.update is messages.Update.CONSENSUS:
             target = part.vectors.get("target")
             if target is None or request.fit is None:
                 raise MessageError("no round of consensus has begun")
             target = target.reshape(-1, part.model.outputs)
-            share = _proposal(part, target, request.fit)
-            updates[part.number] = messages.AdmmUpdate(share=share)
+            updates[part.number] = messages.AdmmUpdate(share=_proposal(part, target, request.fit))
         site.save(part)
     return messages.ConsensusReply(updates)
 

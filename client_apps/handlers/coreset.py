@@ -104,13 +104,10 @@ def _measure(
     weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
         check_sizes(body, trained=len(positions))
-        limit = request.joined_rows
-        multiplicity = read_multiplicity(body.multiplicity, body.masses, limit)
+        multiplicity = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
         weights = multiplicity.astype(np.float64)
-    about = f"the sensitivities of table {extracted.table!r}"
-    check_rows(source, len(positions), about)
-    encoder = fitted_encoder(site, number, body.encoder)
-    features = site.tables.encode(number, encoder, positions)
+    check_rows(source, len(positions), f"the sensitivities of table {extracted.table!r}")
+    features = site.tables.encode(number, fitted_encoder(site, number, body.encoder), positions)
     if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
         clusters = importance.cluster_shard(features, weights, request.clusters, rng)
@@ -255,8 +252,7 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
     context = f"round {site.round.number}".encode()
     parts: dict[int, messages.WeighedPart] = {}
     for number, body in site.each(request.parts):
-        scores = _load(site, "drawn", number).arrays["scores"]
-        sampled = _sampled_scores(body.rows, scores)
+        sampled = _sampled_scores(body.rows, _load(site, "drawn", number).arrays["scores"])
         place, summed, size = body.place, request.summed, len(sampled)
         masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)

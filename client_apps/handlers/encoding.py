@@ -76,8 +76,7 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     meta = {"request": digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    policy = site.source(number).policy
-    describes = body.describes and is_fitted and _may_describe(policy, body)
+    describes = body.describes and is_fitted and _may_describe(site.source(number).policy, body)
     if describes:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
@@ -138,8 +137,7 @@ def _counted_rows(site: Site, number: int, body: StatisticsPart) -> CountedRows:
         check_sizes(body, trained=int(np.count_nonzero(rows)))
     elif body.multiplicity is not None:
         raise MessageError("it has no 'trained'")
-    min_count = site.source(number).min_count
-    return CountedRows(site.hasher(), min_count, rows, body.multiplicity)
+    return CountedRows(site.hasher(), site.source(number).min_count, rows, body.multiplicity)
 
 
 def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:

@@ -54,8 +54,7 @@ def _scored(
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
     source, extracted = site.source(number), site.extracted(number)
-    is_masked = are_masked(request.masking, body)
-    check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
+    check_plan(source, (SCORES,), request.privacy, is_masked=are_masked(request.masking, body))
     rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
     check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
     saved, model = _loaded(site, number, body, request)
@@ -64,14 +63,12 @@ def _scored(
         check_scores(model, saved.encoder.encoder.width)
     scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
-    join_keys = site.join_keys(number)
-    masks = score_masks(request.masking, body, join_keys, rows, site.group_key)
+    masks = score_masks(request.masking, body, site.join_keys(number), rows, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     scores = site.releaser(number, plan).scores(model.scores(features))
     # a run may score by several models: no two rounds have the same masks
-    name = f"scores of round {site.round.number}"
-    sent = sent_scores(scores, masks, slice(None), name)
+    sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
     (use,) = plan.uses
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:

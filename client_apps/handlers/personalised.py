@@ -48,8 +48,7 @@ class PersonalisedModel:
         objective, count = self.objective, len(self.objective.labels)
         train = objective.metrics(parameters, objective.features, objective.labels)
         train["penalty"] = objective.penalty(parameters)
-        held_out = self.part.data.features[count:]
-        test = objective.metrics(parameters, held_out, self.labels[count:])
+        test = objective.metrics(parameters, self.part.data.features[count:], self.labels[count:])
         return messages.SiteMetrics(train, test)
 
 
@@ -128,8 +127,7 @@ def _update(personalised: PersonalisedModel, start: FloatArray, pace: messages.P
     if not pace.batch or pace.batch >= rows:
         for _ in range(pace.steps - 1):
             theta = theta - pace.rate * objective.gradient(theta)
-        last_gradient = objective.gradient(theta)
-        return part.finite(((start - theta) / pace.rate + last_gradient) / pace.steps)
+        return part.finite(((start - theta) / pace.rate + objective.gradient(theta)) / pace.steps)
     rng = generator(pace.seed, Stream.LOCAL_FIT, pace.epoch, part.number)
     order, steps_taken = rng.permutation(rows), 0
     for _ in range(pace.steps):

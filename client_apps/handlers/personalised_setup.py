@@ -147,13 +147,11 @@ def _planned(
     notes = dict(_NOTES)
     if multiplier:
         scope = f"{_SUMMARIES[kind]}; not: the number of rows, and the encoder"
-        noise = Gaussian(multiplier)
-        yield release(site, number, Action.SUMMARISE, SUMMARY, scope, noise), 1
+        yield release(site, number, Action.SUMMARISE, SUMMARY, scope, Gaussian(multiplier)), 1
     elif kind in _SUMMARIES:
         notes[SUMMARY] = f"not covered: {_SUMMARIES[kind]}"
     for what, scope in notes.items():
-        action = _ACTIONS.get(what, Action.PERSONAL)
-        yield release(site, number, action, what, scope), 1
+        yield release(site, number, _ACTIONS.get(what, Action.PERSONAL), what, scope), 1
 
 
 def _start(
@@ -169,8 +167,7 @@ def _start(
     rows = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested)])
     count = int(np.count_nonzero(trained))
     check_rows(source, count, f"the model of table {extracted.table!r}")
-    held_out = len(rows) - count
-    check_rows(source, held_out, f"the metrics of table {extracted.table!r}")
+    check_rows(source, len(rows) - count, f"the metrics of table {extracted.table!r}")
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     source.policy.check_model(spec.kind)

@@ -167,8 +167,7 @@ def _split(
     key = keys[-1]
     if terms.by == BY_HASH:
         hasher = site.hasher().purpose(f"split {terms.seed}")
-        shares = Shares(terms.test, terms.validation)
-        subset = split_by_hash(hasher.hash_texts(key.texts), shares)
+        subset = split_by_hash(hasher.hash_texts(key.texts), Shares(terms.test, terms.validation))
         # the last value is that of a missing one
         return {"subset": np.append(subset, np.uint8(TRAIN))[key.codes]}
     times = key.numbers()
@@ -211,8 +210,7 @@ def _group_hashes(site: Site, source: ShardSource, fragment: Fragment) -> HashAr
     """Return the keyed hashes of a sub-query's groups, before HAVING and filters."""
     if fragment.subquery is None:
         raise SiteError(f"table {fragment.table}: the fragment has no groups")
-    key = site.tables.order_key
-    groups = extract(source, fragment.all_groups, order_key=key).groups
+    groups = extract(source, fragment.all_groups, order_key=site.tables.order_key).groups
     if groups is None:
         raise SiteError(f"table {fragment.table}: the sub-query has no groups")
     return groups.hashed(site.hasher().purpose(f"groups of {fragment.table}")).hashes

@@ -45,8 +45,7 @@ def step(site: Site, request: training_messages.StepRequest) -> training_message
             continue
         body = body_of(request.parts, part)
         check_sizes(body, summed=len(part.model.penalised) + 1)
-        mean = part.total(body.sum, part.data.label_scale)
-        part.step(mean, *_pace(part, request.step))
+        part.step(part.total(body.sum, part.data.label_scale), *_pace(part, request.step))
         updates[part.number] = training_messages.StepUpdate(**_next_scores(part, request.step))
         site.save(part)
     return training_messages.StepReply(updates)
@@ -65,8 +64,7 @@ def _next_scores(part: Participant, step: training_messages.BatchStep) -> dict[s
     data = part.data
     part.begin_scores(step.scores_number)
     if step.next_batch is not None:
-        batch = _batch(part, step.next_batch, "next_batch")
-        scores["batch_scores"] = part.release_batch(batch)
+        scores["batch_scores"] = part.release_batch(_batch(part, step.next_batch, "next_batch"))
     if step.evaluate == "tested":
         tested = data.tested
         scores["tested_scores"] = part.release_scores(

@@ -99,8 +99,7 @@ def once_each(body: PreparePart, rows: int) -> TrainingRows:
     trained = unpack_bits(required(body.trained, "trained"), rows)
     tested = unpack_bits(required(body.tested, "tested"), rows)
     positions = np.concatenate([np.flatnonzero(trained), np.flatnonzero(tested & ~trained)])
-    count = int(np.count_nonzero(trained))
-    check_sizes(body, trained=count)
+    check_sizes(body, trained=int(np.count_nonzero(trained)))
     multiplicity = read_multiplicity(body.multiplicity, body.masses, body.joined_rows)
     return TrainingRows(positions, None, multiplicity, tested[positions])
 
@@ -183,5 +182,4 @@ def check_training_rows(
     check_rows(source, rows.trained_positions, f"the model of table {table!r}")
     sizes = rows.table_rows_by_batch(batches)
     if sends_sums and np.any(sizes):
-        least = int(sizes[sizes > 0].min())
-        check_rows(source, least, f"a batch's gradient of table {table!r}")
+        check_rows(source, int(sizes[sizes > 0].min()), f"a batch's gradient of table {table!r}")

@@ -37,8 +37,7 @@ def masks_entry(masks: ScoreMasks) -> Entry:
         arrays[_TAGS.format(number)] = mask.tags
         arrays[_CODES.format(number)] = mask.codes
     sides = [[mask.group, mask.is_positive] for mask in masks.joins]
-    point = [masks.point.bits, masks.point.tables]
-    return Entry(arrays, {_POINT: point, _SIDES: sides})
+    return Entry(arrays, {_POINT: [masks.point.bits, masks.point.tables], _SIDES: sides})
 
 
 def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
@@ -104,6 +103,5 @@ def score_masks(
         compact = np.full(len(codes), NO_MASK, np.int32)
         compact[codes >= 0] = places
         tags = np.ascontiguousarray(hashes[used, :2])
-        mask = JoinMask(side.group, group_key, tags, compact, side.is_positive)
-        masks.append(mask)
+        masks.append(JoinMask(side.group, group_key, tags, compact, side.is_positive))
     return ScoreMasks(FixedPoint(masking.bits, masking.tables), tuple(masks))

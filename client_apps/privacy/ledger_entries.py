@@ -166,8 +166,7 @@ def set_aside(site: Site, planned: Iterable[tuple[mechanisms.Release, int]]) -> 
         else:
             covered.append(mechanisms.Reservation(planned_release, limit))
     if covered:
-        payment = site.round.payment
-        site.ledger.reserve(site.store.run, covered, budgets(site), payment)
+        site.ledger.reserve(site.store.run, covered, budgets(site), site.round.payment)
     if uncovered:
         site.ledger.note(site.store.run, uncovered)
 
@@ -193,8 +192,7 @@ def planned_releases(
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
-            item = release(site, number, action, use.what, scope, use.mechanism)
-            yield item, use.limit
+            yield release(site, number, action, use.what, scope, use.mechanism), use.limit
 
 
 def score_scope(masks: "ScoreMasks | None") -> str:

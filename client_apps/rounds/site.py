@@ -82,8 +82,7 @@ class Round:
         return self._derived(b"payment").hex()[:_ID_DIGITS]
 
     def _derived(self, purpose: bytes) -> bytes:
-        text = purpose + b" " + self._begun.encode()
-        return hmac.digest(self._key(), text, hashlib.sha256)
+        return hmac.digest(self._key(), purpose + b" " + self._begun.encode(), hashlib.sha256)
 
     def learn(self, rows: str) -> None:
         """Add an identifier of the rows that were read to the history."""
@@ -115,8 +114,7 @@ class Site:
         name = site_id(context.node_config, context.node_id)
         self.store = SiteStore(root, run, name, is_durable=not self.is_simulated)
         self.changes = self.store.changes
-        limit = cache_limit(context.node_config)
-        self.features = CachedFeatures(root, limit, self.store)
+        self.features = CachedFeatures(root, cache_limit(context.node_config), self.store)
         self.uses: list[Spend] = []
         self.queries: dict[int, Line] = {}
         self.quotas: dict[str, int] = {}

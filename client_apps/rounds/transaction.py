@@ -286,8 +286,7 @@ class MessageLog:
             fields |= {"run": request.run, "round": request.number}
         if site is not None:
             fields["site"] = site_id(site.context.node_config, site.context.node_id)
-        seconds = time.perf_counter() - self._started
-        fields |= {"action": str(self._action), "seconds": seconds}
+        fields |= {"action": str(self._action), "seconds": time.perf_counter() - self._started}
         fields["bytes_in"] = message_bytes(self._content)
         if reply is not None:
             fields["bytes_out"] = message_bytes(reply)
