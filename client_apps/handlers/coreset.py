@@ -270,8 +270,7 @@ def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:
             f"array 'rows' must hold at most {messages.MOST_SAMPLED} numbers "
             f"from -1 to {len(scores) - 1}"
         )
-    sampled: FloatArray = np.append(scores, 0.0)[rows]
-    return sampled
+    return np.append(scores, 0.0)[rows]
 
 
 def _load(site: Site, state: str, number: int) -> Entry:

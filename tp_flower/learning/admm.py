@@ -200,5 +200,4 @@ def consensus_parameters(
     """
     average = total / shards
     shrink = shards * rho_in / (shards * rho_in + l2)
-    shrunk: FloatArray = np.where(penalised, shrink * average, average)
-    return shrunk
+    return np.where(penalised, shrink * average, average)

@@ -201,8 +201,7 @@ def inverse_of(graph: SimilarityGraph, kappa: float) -> FloatArray:
     """
     incidence = graph.incidence
     matrix = np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray()
-    inverse: FloatArray = np.linalg.inv(matrix)
-    return inverse
+    return np.linalg.inv(matrix)
 
 
 def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:

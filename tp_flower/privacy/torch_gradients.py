@@ -221,8 +221,7 @@ def _chunk_sum(
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
     flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    total: FloatArray = flat.double().cpu().numpy()
-    return total
+    return flat.double().cpu().numpy()
 
 
 def _norms(model: TorchModel) -> npt.NDArray[np.float64]:
@@ -237,5 +236,4 @@ def _norms(model: TorchModel) -> npt.NDArray[np.float64]:
             )
         squares.append(norms.reshape(-1).double().square())
     norms = torch.stack(squares).sum(dim=0).sqrt()
-    flat: npt.NDArray[np.float64] = norms.detach().cpu().numpy()
-    return flat
+    return norms.detach().cpu().numpy()

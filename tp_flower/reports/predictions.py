@@ -90,8 +90,7 @@ def occurrences(rows: IntArray) -> IntArray:
     """
     first_rows = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
     counts = np.diff(np.append(first_rows, len(rows)))
-    numbers: IntArray = np.arange(len(rows)) - np.repeat(first_rows, counts)
-    return numbers
+    return np.arange(len(rows)) - np.repeat(first_rows, counts)
 
 
 def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Table:
