@@ -202,26 +202,19 @@ class Targets:
 
     def writer(self, column: columns.CategoricalColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
+        return lambda block, out: self._write(column.codes[block], out)
 
-        def write(block: columns.Rows, out: columns.Float32Array) -> None:
-            codes = column.codes[block]
-            signs = None if self.signs is None else self.signs[codes]
-            _write_one_hot(self.hot[codes], out, signs)
-
-        return write
+    def _write(self, codes: columns.CodeArray, out: columns.Float32Array) -> None:
+        signs = None if self.signs is None else self.signs[codes]
+        _write_one_hot(self.hot[codes], out, signs)
 
 
 class Codes(Targets):
     """The code of each distinct value of a feature, (k + 1,); -1 for none."""
 
-    def writer(self, column: columns.CategoricalColumn) -> Writer:
-        """Return the function that encodes a block of the column's rows."""
-
-        def write(block: columns.Rows, out: columns.Float32Array) -> None:
-            codes = self.hot[column.codes[block]]
-            out[:, 0] = np.where(codes < 0, MISSING, codes)
-
-        return write
+    def _write(self, codes: columns.CodeArray, out: columns.Float32Array) -> None:
+        positions = self.hot[codes]
+        out[:, 0] = np.where(positions < 0, MISSING, positions)
 
 
 class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
@@ -252,9 +245,9 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
 
     def targets(self, hashes: HashArray) -> Targets:
         """Return the columns of values with these hashes, uint64 (k, 2) or wider."""
-        listed = hashes_of(self.hashes)
-        position = np.searchsorted(listed[:, 0], hashes[:, 0])
-        position = np.minimum(position, len(listed) - 1)
+        digits = bytes.fromhex("".join(self.hashes))
+        listed = np.frombuffer(digits, dtype=">u8").astype(np.uint64).reshape(-1, 2)
+        position = np.minimum(np.searchsorted(listed[:, 0], hashes[:, 0]), len(listed) - 1)
         # With 2^20 categories two of them agree in 64 bits with probability 2^-25; the
         # second would then count among the others.
         is_listed = (listed[position] == hashes[:, :2]).all(axis=1)
@@ -354,12 +347,6 @@ def categories_for(
     if encoding.of_number:
         return columns.number_texts(columns.as_numeric(encoding.name, column))
     return columns.as_categorical(encoding.name, column)
-
-
-def hashes_of(digits: Sequence[str]) -> HashArray:
-    """Return the hashes, uint64 (k, 2), of such digits."""
-    flat = np.frombuffer(bytes.fromhex("".join(digits)), dtype=">u8")
-    return flat.astype(np.uint64).reshape(-1, 2)
 
 
 def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
