@@ -138,9 +138,8 @@ class LabelPlan:
     @property
     def scale(self) -> float:
         """The Laplace noise's scale b."""
-        if self.limits:
-            return (self.limits[1] - self.limits[0]) / self.epsilon
-        return 2.0 / self.epsilon
+        width = self.limits[1] - self.limits[0] if self.limits else 2.0
+        return width / self.epsilon
 
     @property
     def noise(self) -> LabelNoise:
@@ -152,9 +151,8 @@ class LabelPlan:
 
     def draw_classes(self, codes: CodeArray, source: NoiseSource) -> CodeArray:
         """Return noisy classes for codes (n,), from 0 to k - 1."""
-        if self.mechanism == LAPLACE:
-            return noisy_argmax(codes, self.class_count, self.epsilon, source)
-        return randomised_response(codes, self.class_count, self.epsilon, source)
+        draw = noisy_argmax if self.mechanism == LAPLACE else randomised_response
+        return draw(codes, self.class_count, self.epsilon, source)
 
     def draw_numbers(self, values: FloatArray, source: NoiseSource) -> FloatArray:
         """Return numbers (n,), clipped to the limits, with noise."""

@@ -55,11 +55,8 @@ def _regression_metrics(
 ) -> dict[str, float]:
     """Return RMSE and R2 against the true labels, from the mean of 1/2 (h - y)^2."""
     noise_variance = noise.variance if noise else 0.0
-    if weights is None:
-        variance = float(labels.var()) - noise_variance
-    else:
-        squares = (labels - mean(labels, weights)) ** 2
-        variance = float(mean(squares, weights)) - noise_variance
+    squares = (labels - mean(labels, weights)) ** 2
+    variance = float(mean(squares, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
@@ -173,9 +170,7 @@ def means_by_tenth(
 
 
 def _share(estimate: float) -> float:
-    if not -SLACK <= estimate <= 1.0 + SLACK:
-        return NAN
-    return min(max(estimate, 0.0), 1.0)
+    return min(max(estimate, 0.0), 1.0) if -SLACK <= estimate <= 1.0 + SLACK else NAN
 
 
 def _true_area(area: float, seen: float, noise: label_noise.ClassNoise | None) -> float:
