@@ -125,11 +125,9 @@ def _levels(
 ) -> list[encodings.FeatureEncoding]:
     """A column per number besides the slope, if they are few and of many rows each."""
     numbers = len(column.categories.counts)
-    if column.categories.tail or not 2 < numbers <= spec.columns:
-        return []
-    if column.rows < ROWS_PER_LEVEL * numbers:
-        return []
-    encoding = _one_hot(name, column, spec)
+    are_few = not column.categories.tail and 2 < numbers <= spec.columns
+    has_rows = column.rows >= ROWS_PER_LEVEL * numbers
+    encoding = _one_hot(name, column, spec) if are_few and has_rows else None
     return [] if encoding is None else [encoding]
 
 

@@ -63,13 +63,12 @@ class CategoryStatistics:
         """Return the categories and, if some of the rows lack a value, one of these."""
         if not rows:
             return self
-        last = np.iinfo(np.uint32).max
         return CategoryStatistics(
             np.concatenate([self.hashes, MISSING_HASH[None]]),
             np.append(self.counts, rows),
             np.append(self.most, rows),
             self.tail,
-            np.append(self.ties, np.uint32(last)),
+            np.append(self.ties, np.uint32(np.iinfo(np.uint32).max)),
         )
 
     def most_frequent(self, number: int) -> PositionArray:
@@ -264,9 +263,7 @@ def _with_numbers(
     return statistics
 
 
-def declared_statistics(
-    choice: TableChoice, name: str, kind: str, width: int = 0
-) -> ColumnStatistics:
+def declared_statistics(choice: TableChoice, name: str, kind: str, width: int) -> ColumnStatistics:
     """Return the kind of a feature whose encoder needs no statistics, as statistics.
 
     The kind is "" for a column that is all NULL at its source; ``width`` is the length
