@@ -253,10 +253,7 @@ class SessionGrid:
             # an earlier request of the site is one whose answer it no longer awaits
             line.poll = poll
             self._lock.notify_all()
-            while True:
-                response = self._response(line, key, poll, ends)
-                if response is not None:
-                    break
+            while (response := self._response(line, key, poll, ends)) is None:
                 self._lock.wait(min(ends - time.monotonic(), 1.0))
             if line.poll is poll:
                 line.poll, line.heard = None, time.monotonic()
@@ -279,8 +276,8 @@ class SessionGrid:
 
     def _lets_others(self, line: Line) -> bool:
         """Whether the site is free, and has been in use for long or nothing runs."""
-        is_idle = not any(other.frame for other in self.lines.values())
-        is_idle = is_idle and _age(self._active) > IDLE_SECONDS
+        has_work = any(other.frame for other in self.lines.values())
+        is_idle = not has_work and _age(self._active) > IDLE_SECONDS
         return not line.frame and (is_idle or _age(line.since) > self._seconds)
 
 

@@ -190,11 +190,6 @@ class RunLog:
         """Log an event."""
         log_event(level, event, run=self.run, **values)
 
-    def write_site(self, level: int, event: str, node: int, **values: Value) -> None:
-        """Log an event at a site."""
-        site = self.names.get(node, f"node {node}")
-        self.write(level, event, site=site, **values)
-
 
 @dataclass
 class PendingMessage:
@@ -317,10 +312,10 @@ class Transport:
             return
         pending.failure = reply
         metadata = pending.message.metadata
-        self._log.write_site(
+        self._log.write(
             WARNING,
             "retry",
-            node,
+            site=self._log.names.get(node, f"node {node}"),
             round=metadata.group_id,
             action=metadata.message_type,
             reason=reason,

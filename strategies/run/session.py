@@ -105,8 +105,7 @@ class Session:
             check_same(settings, head["settings"])
             if query.to_sql() != head["query"]:
                 raise errors.SettingsError(f"the run of {settings.resume} has another query")
-            described = {n: Packet(header) for n, header in head["described"]}
-            old_inventory = read_inventory(described)
+            old_inventory = read_inventory({n: Packet(header) for n, header in head["described"]})
             addresses, positions = find_again(
                 grid, settings, head["run"], old_inventory, list(query.names)
             )
@@ -194,8 +193,7 @@ class Session:
         packets = {n: unpack(open_parcel(item)) for n, item in frame.parcels.items()}
         self._bring_up(request, number, packets)
         self.answered |= dict.fromkeys(packets, number)
-        answers = {n: Answer.read(request.action, item) for n, item in packets.items()}
-        return Replies.of(answers)
+        return Replies.of({n: Answer.read(request.action, item) for n, item in packets.items()})
 
     def _bring_up(self, request: Requests, number: int, packets: Mapping[int, Packet]) -> None:
         """Send a round to the sites that lack it; the journal has their replies."""
@@ -253,8 +251,7 @@ class Session:
             messages = make_messages(request, self.run, number, {})
             Transport(self.grid, self.log).send_and_wait(messages, ABANDON_SECONDS)
         except Exception as error:  # noqa: BLE001 - the run's own outcome matters more
-            name, reason = type(error).__name__, str(error)
-            self.log.write(WARNING, "unreached", error=name, reason=reason)
+            self.log.write(WARNING, "unreached", error=type(error).__name__, reason=str(error))
 
     def idle_nodes(self) -> list[int]:
         """Return the nodes that answered but have no table of the query."""
