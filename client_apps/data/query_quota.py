@@ -40,8 +40,7 @@ def is_recorded(connection: Connection, query: Mapping[str, Any], quotas: Quotas
 def check_quota(connection: Connection, table: str, source: str, quotas: Quotas) -> None:
     """Raise PolicyError if a source's queries of the last 24 hours meet its quota."""
     quota = quotas.get(source)
-    free_at = quota and _free_at(connection, source, quota)
-    if free_at:
+    if quota and (free_at := _free_at(connection, source, quota)):
         raise PolicyError(
             f"the table's policy (queries-per-day) refuses: {quota} queries have read "
             f"table {table} within 24 hours; the next one may at {free_at}"

@@ -91,8 +91,7 @@ def release(
     source = site.source(number)
     policy = source.policy
     # a unit's groups are its own, and vanish with it
-    counts_rows = not policy.privacy_unit
-    if mechanism and counts_rows and site.extracted(number).contents.groups:
+    if mechanism and not policy.privacy_unit and site.extracted(number).contents.groups:
         mechanism, unit = of_groups(mechanism)
         scope = f"{scope}; {unit}" if scope else unit
     return mechanisms.Release(
@@ -126,8 +125,7 @@ def of_groups(mechanism: mechanisms.Mechanism) -> tuple[mechanisms.Mechanism, st
     sums; there the group remains the unit.)
     """
     if isinstance(mechanism, mechanisms.Gaussian) and mechanism.sample_rate == 1.0:
-        halved = replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0)
-        return halved, OF_BASE_ROWS
+        return replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 2.0), OF_BASE_ROWS
     return mechanism, OF_GROUPS
 
 
@@ -185,9 +183,9 @@ def planned_releases(
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
         for use in plan.uses:
-            conditions = []
-            if number in fitted:
-                conditions.append("the encoder, whose statistics are not covered")
+            conditions = (
+                ["the encoder, whose statistics are not covered"] if number in fitted else []
+            )
             scope = _scope(use, privacy, conditions, masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED

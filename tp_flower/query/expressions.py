@@ -232,10 +232,8 @@ def _product(first: _Length, second: _Length) -> _Length:
 
 def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
     for node in tree.walk(bfs=True):
-        if aggregates and type(node) in AGGREGATE_NODES:
-            reason = _why_refused_aggregate(node)
-        else:
-            reason = _why_refused(node)
+        is_aggregate = aggregates and type(node) in AGGREGATE_NODES
+        reason = _why_refused_aggregate(node) if is_aggregate else _why_refused(node)
         if aggregates and reason == _NO_AGGREGATES:
             reason = "it depends on the order of rows, or is not among those supported"
         if reason:
