@@ -354,8 +354,7 @@ class SoftmaxLoss(Loss):
 
     def base_score(self, labels: FloatArray, weights: FloatArray | None = None) -> FloatArray:
         """Return the log class frequencies."""
-        counts = class_counts(labels, self.outputs, weights)
-        return np.log(np.maximum(counts, 0.5) / len(labels))
+        return np.log(np.maximum(class_counts(labels, self.outputs, weights), 0.5) / len(labels))
 
     def row_values(self, scores: FloatArray, labels: FloatArray) -> FloatArray:
         """Return log sum exp(h) - h_y."""

@@ -155,6 +155,5 @@ def software(*, has_torch: bool) -> dict[str, str]:
             versions[package] = version(package)
         except PackageNotFoundError:
             # a build without metadata may have a __version__
-            module = sys.modules.get(package)
-            versions[package] = str(getattr(module, "__version__", "unknown"))
+            versions[package] = str(getattr(sys.modules.get(package), "__version__", "unknown"))
     return versions

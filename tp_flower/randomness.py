@@ -69,8 +69,7 @@ class NoiseSource:
 
     def uniform(self, shape: Shape) -> FloatArray:
         """Return numbers from the open interval (0, 1): odd multiples of 2**-53."""
-        count = int(np.prod(shape))
-        stream = self._stream.update(bytes(8 * count))
+        stream = self._stream.update(bytes(8 * int(np.prod(shape))))
         words = np.frombuffer(stream, np.uint64) >> np.uint64(64 - _BITS)
         return ((words.astype(np.float64) + 0.5) * 2.0**-_BITS).reshape(shape)
 

@@ -185,9 +185,7 @@ def balanced_rho(rho: float, recent: Sequence[Residuals]) -> float:
     window = recent[-BALANCE_WINDOW:]
     if all(gap.primal > IMBALANCE * gap.dual for gap in window):
         return rho * 2.0
-    if all(gap.dual > IMBALANCE * gap.primal for gap in window):
-        return rho / 2.0
-    return rho
+    return rho / 2.0 if all(gap.dual > IMBALANCE * gap.primal for gap in window) else rho
 
 
 def consensus_parameters(

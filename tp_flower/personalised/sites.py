@@ -80,8 +80,7 @@ class SiteObjective:
         if not len(self.labels):
             return self.l2
         if isinstance(self.model, local_model.LinearModel):
-            ones = np.ones(len(self.labels))
-            matrix = gram(self.features, ones, intercept=self.model.intercept)
+            matrix = gram(self.features, np.ones(len(self.labels)), intercept=self.model.intercept)
             largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
             return self.loss.max_curvature * largest / len(self.labels) + self.l2
         return CURVATURE_MARGIN * self._curvature_there() + self.l2

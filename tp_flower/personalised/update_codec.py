@@ -47,8 +47,7 @@ def encode_update(values: FloatArray, codes: int = 0) -> Bytes:
     begins = np.zeros(len(narrow), np.bool_)
     begins[starts] = True
     content, has_book = _encode_values(narrow[starts], codes)
-    head = np.array([has_book], np.uint8)
-    return np.concatenate([head, np.packbits(begins), content])
+    return np.concatenate([np.array([has_book], np.uint8), np.packbits(begins), content])
 
 
 def decode_update(code: Bytes, size: int) -> FloatArray:
@@ -119,8 +118,7 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
     bits = (len(book) - 1).bit_length()
     bit_rows = index[:, None] >> np.arange(bits)[::-1]
     packed = np.packbits((bit_rows & 1).astype(np.uint8))
-    head = np.array([len(book) - 1], np.uint8)
-    booked = np.concatenate([head, book.view(np.uint8), packed])
+    booked = np.concatenate([np.array([len(book) - 1], np.uint8), book.view(np.uint8), packed])
     return (booked, True) if len(booked) < len(raw) else (raw, False)
 
 

@@ -123,11 +123,9 @@ class ZStep:
         tolerance: float = 1e-6,
         most_iterations: int = 2000,
     ) -> None:
-        self.graph = graph
-        self.norm = norm
+        self.graph, self.norm = graph, norm
         self._weights = 1.0 if weights is None else weights[:, None]
-        self.tolerance = tolerance
-        self.most_iterations = most_iterations
+        self.tolerance, self.most_iterations = tolerance, most_iterations
         self._inverses: dict[float, FloatArray] = {}
 
     def solve(

@@ -152,8 +152,7 @@ class JoinMask:
             inputs = np.repeat(inputs[:, None, :], blocks, axis=1)
             inputs[:, :, 1] ^= np.arange(blocks, dtype=np.uint64)
         text = self._cipher.update(np.ascontiguousarray(inputs, "<u8").data.cast("B"))
-        words = np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)
-        return words[:, :outputs]
+        return np.frombuffer(text, "<u4").reshape(len(tags), blocks * _WORDS)[:, :outputs]
 
 
 @dataclass(frozen=True)

@@ -135,8 +135,7 @@ class ShardUnion:
         fixed = fixed_words(numbers.ravel() / unit, len(self.shards), self.table)
         masks = self._words(f"{name} {self.shard}", len(fixed) + 1)
         check = self._digest(fixed, name) + int(masks[-1])
-        words = fixed.view(np.uint64) + masks[:-1]
-        return np.append(words, np.uint64(check % _PRIME))
+        return np.append(fixed.view(np.uint64) + masks[:-1], np.uint64(check % _PRIME))
 
     def total(self, shares: AnyArray, name: str, unit: float = 1.0) -> FloatArray:
         """Return the sum of the shards' arrays, (k,), from the sum of their shares.
@@ -173,5 +172,4 @@ class ShardUnion:
         """Return pseudo-random words of a name, (count,), for this set of shards."""
         text = "\n".join([*self.shards, name]).encode()
         # of the short arrays of a step, a cipher takes longer to set up
-        words = hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count)
-        return np.frombuffer(words, "<u8")
+        return np.frombuffer(hashlib.shake_256(self.key + _PURPOSE + text).digest(8 * count), "<u8")

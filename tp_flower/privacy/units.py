@@ -46,8 +46,7 @@ class Units:
         [5.0, 2.0, 5.0]
         """
         # numpy's types say integers, as without weights
-        sums = np.bincount(self.codes, weights=values).astype(np.float64)
-        return sums[self.codes]
+        return np.bincount(self.codes, weights=values).astype(np.float64)[self.codes]
 
     @cached_property
     def _sorted(self) -> tuple[IndexArray, IndexArray]:

@@ -184,8 +184,7 @@ def _records(header: str, layout: str, payload: bytes) -> RecordDict:
     if 0 < len(payload) <= SMALL_BYTES:
         record[PAYLOAD] = payload
     elif layout != "[]":  # arrays without any number have a payload of no bytes
-        array = Array("uint8", (len(payload),), "bytes", payload)
-        content[ARRAYS] = ArrayRecord({PAYLOAD: array})
+        content[ARRAYS] = ArrayRecord({PAYLOAD: Array("uint8", (len(payload),), "bytes", payload)})
     return content
 
 

@@ -230,8 +230,7 @@ def _without_label(statement: parsing.Statement, unlabelled: Unlabelled) -> pars
     if any(isinstance(item, parsing.StarItem) for item in statement.items):
         return statement
     is_dropped = parsing.is_label if unlabelled.keeps_weight else _is_marked
-    items = tuple(item for item in statement.items if not is_dropped(item))
-    return replace(statement, items=items)
+    return replace(statement, items=tuple(item for item in statement.items if not is_dropped(item)))
 
 
 def _row_key(unlabelled: Unlabelled, scope: Scope, settled: Settled) -> list[tuple[str]]:
@@ -392,6 +391,4 @@ def _short_name(item: parsing.SelectItem, local: Local, scope: Scope) -> str:
         for column in tree.find_all(exp.Column):
             column.set("table", None)
         return render(tree)
-    if item.name is None:
-        return spell(name, scope.columns[local.table]) or name
-    return name
+    return name if item.name is not None else spell(name, scope.columns[local.table]) or name

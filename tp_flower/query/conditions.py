@@ -117,8 +117,7 @@ def _bind(text: str, scope: Scope, owner: str | None) -> Condition:
         if all(len(scope.tables(part, what)) == 1 for part in parts):
             order = list(scope.columns).index
             sides = (scope.local(part, what) for part in parts)
-            in_order = sorted(sides, key=lambda side: order(side.table))
-            return Condition(tuple(in_order), text, owner)
+            return Condition(tuple(sorted(sides, key=lambda side: order(side.table))), text, owner)
     raise QueryError(
         f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
         "only an equality between expressions of two tables can join them, such as "

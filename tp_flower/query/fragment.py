@@ -186,8 +186,7 @@ class Fragment:
         """
         if self.subquery is None:
             raise ValueError(f"table {self.table!r} has no GROUP BY")
-        count = Feature("rows", "COUNT(*)")
-        bare = replace(self.subquery, columns=(count,), having=())
+        bare = replace(self.subquery, columns=(Feature("rows", "COUNT(*)"),), having=())
         return Fragment(self.table, self.name, subquery=bare)
 
     def map(self, change: Change) -> "Fragment":
@@ -227,8 +226,7 @@ class Fragment:
         except msgspec.ValidationError as error:
             raise QueryError(f"malformed fragment: {error}") from error
         # msgspec does not require the fields of a dataclass that have defaults
-        subquery = fragment.subquery and replace(fragment.subquery)
-        fragment = replace(fragment, subquery=subquery)
+        fragment = replace(fragment, subquery=fragment.subquery and replace(fragment.subquery))
         if (canonical := fragment.to_json()) != data:
             raise QueryError(
                 f"malformed fragment: expected the fields and lengths of {canonical}; got {data}"

@@ -333,13 +333,12 @@ def _parse_branch(select: exp.Select, what: str) -> Branch:
     if distinct is not None and distinct.args.get("on"):
         raise QueryError(f"DISTINCT ON is not supported in {what}: {_NO_ORDER}")
     groups, is_all = _parse_groups(select.args.get("group"), what)
-    having = select.args.get("having")
     return Branch(
         table=_parse_ref(source.this),
         items=tuple(_parse_item(tree, aggregates=True) for tree in select.expressions),
         where=_conditions(select.args.get("where"), f"{what}: WHERE"),
         groups=groups,
-        having=_conditions(having, f"{what}: HAVING", aggregates=True),
+        having=_conditions(select.args.get("having"), f"{what}: HAVING", aggregates=True),
         is_distinct=distinct is not None,
         is_grouped_by_all=is_all,
     )
@@ -356,8 +355,7 @@ def _parse_groups(group: exp.Group | None, what: str) -> tuple[tuple[str, ...], 
         raise QueryError(
             f"{what}: GROUP BY takes expressions or ALL, not {shorten(group.sql(DIALECT))}"
         )
-    groups = (_canonical(tree, f"{what}: group") for tree in group.expressions)
-    return tuple(groups), False
+    return tuple(_canonical(tree, f"{what}: group") for tree in group.expressions), False
 
 
 def _parse_item(tree: exp.Expr, *, aggregates: bool = False) -> Item:
@@ -377,8 +375,7 @@ def _parse_star(star: exp.Star, tree: exp.Expr) -> StarItem:
     if tree is not star and tree.args.get("db"):
         raise QueryError(f"write a star as table.*: {sql}")
     excluded = [_canonical(c, "EXCLUDE") for c in star.args.get("except_") or ()]
-    table = tree.table if isinstance(tree, exp.Column) else None
-    return StarItem(table, tuple(excluded))
+    return StarItem(tree.table if isinstance(tree, exp.Column) else None, tuple(excluded))
 
 
 def _conditions(clause: exp.Expr | None, what: str, *, aggregates: bool = False) -> tuple[str, ...]:

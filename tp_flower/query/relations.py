@@ -39,8 +39,7 @@ def typed_nulls(types: Mapping[str, str]) -> str:
 
 def output_types(select: str) -> dict[str, str]:
     """Return the DuckDB type of each column of a SELECT over typed NULLs."""
-    rows = _rows(f"DESCRIBE {select}")
-    return {str(name): str(kind) for name, kind, *_ in rows}
+    return {str(name): str(kind) for name, kind, *_ in _rows(f"DESCRIBE {select}")}
 
 
 def is_null_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
@@ -168,8 +167,7 @@ def bind_table(table: Table, schemas: Mapping[str, Schema]) -> Relation:
     if isinstance(table, TableRef):
         name = _hosted(table, schemas)
         outputs = tuple(Feature(c, quote_name(c)) for c in schemas[name])
-        flat = BoundBranch(name, schemas[name], SubQuery(outputs))
-        return Relation((flat,), schemas[name])
+        return Relation((BoundBranch(name, schemas[name], SubQuery(outputs)),), schemas[name])
     what = f"sub-query {table.alias!r}"
     branches: list[BoundBranch] = []
     for branch in table.branches:
@@ -192,8 +190,7 @@ class _Binder:
     """Resolves the names in one SELECT of a sub-query."""
 
     def __init__(self, branch: Branch, schemas: Mapping[str, Schema], what: str) -> None:
-        self._branch = branch
-        self._what = what
+        self._branch, self._what = branch, what
         self._name = _hosted(branch.table, schemas)
         self._schema = schemas[self._name]
         plain = [item for item in branch.items if not isinstance(item, StarItem)]

@@ -138,8 +138,7 @@ def expand_stars(
     labels = selected or [_item(alias, name) for alias, name in starred]
     if needs_label and not labels:
         raise QueryError("the query has no label: write the value to predict as `... AS label`")
-    weights = [item for item in items if is_weight(item)]
-    hidden = _columns_of([*labels, *weights], keys, scope)
+    hidden = _columns_of([*labels, *filter(is_weight, items)], keys, scope)
     hidden |= {(alias, name) for alias, s in scope.schemas.items() for name in s.unlisted}
     expanded: list[SelectItem] = []
     for item, columns in zip(items, stars, strict=True):

@@ -106,9 +106,8 @@ def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Ta
 
 def _predicted(scores: FloatArray, outputs: Outputs) -> dict[str, pa.Array]:
     if outputs.loss == KMEANS:
-        nearest = scores.argmin(axis=1)
         return {
-            _PREDICTION: pa.array(outputs.classes).take(pa.array(nearest)),
+            _PREDICTION: pa.array(outputs.classes).take(pa.array(scores.argmin(axis=1))),
             # noise on the scores can make one negative
             _DISTANCE: pa.array(np.sqrt(np.maximum(scores.min(axis=1), 0.0))),
         }

@@ -207,5 +207,4 @@ def _unprotecting(settings: PrivacySettings) -> Iterator[str]:
         if switch is None or getattr(settings, item.field) == item.default:
             continue
         if (state := getattr(settings, switch.field)) == switch.default:
-            reason = item.readers.refusal.format(switch=switch.key, state=state)
-            yield f"{item.key}: {reason}"
+            yield f"{item.key}: {item.readers.refusal.format(switch=switch.key, state=state)}"

@@ -49,8 +49,7 @@ class SettingValues(
             for item in declare.declared(training.AdmmSettings)
         )
         # of a coreset's run, only ADMM scores held-out rows once
-        is_small = bool(self.coreset_size)
-        return "admm" if self.other_model or noise or is_tuned or is_small else "cg"
+        return "admm" if self.other_model or noise or is_tuned or self.coreset_size else "cg"
 
     @property
     def method(self) -> methods.Method:

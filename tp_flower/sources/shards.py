@@ -210,8 +210,7 @@ def fingerprint(source: ShardSource) -> str | None:
     for path in (*_files(source.path), *([log] if Path(log).exists() else [])):
         status = Path(path).stat()
         # a copy that keeps the file's time and size (cp -p, rsync -t) changes the ctime
-        times = f"{status.st_mtime_ns}|{status.st_ctime_ns}"
-        files.append(f"{path}|{status.st_size}|{times}")
+        files.append(f"{path}|{status.st_size}|{status.st_mtime_ns}|{status.st_ctime_ns}")
     if len(files) == 1:
         return files[0]
     return f"{source.path}|{sha256(chr(0).join(files).encode()).hexdigest()}"
@@ -243,8 +242,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
-        file = duckdb_engine.quote_text(source.path)
-        connection.execute(f"ATTACH {file} AS {name} (READ_ONLY)")
+        connection.execute(f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)")
         parts = source.relation or _only_table(connection, name, source)
         schema, table = ("main", *parts)[-2:]
         relation = f"{name}.{duckdb_engine.quote_name(schema)}.{duckdb_engine.quote_name(table)}"

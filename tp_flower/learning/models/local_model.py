@@ -72,8 +72,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         """Refuse a scale so small that clips, which are in its units, vanish."""
-        is_usable = LEAST_SCALE <= self.output_scale <= MOST_SCALE
-        if self.output_scale != 0 and not is_usable:
+        if self.output_scale != 0 and not (LEAST_SCALE <= self.output_scale <= MOST_SCALE):
             raise ValueError(f"output_scale must be 0, or from {LEAST_SCALE:g} to {MOST_SCALE:g}")
 
 
@@ -275,8 +274,7 @@ class FitProblem:
 
     def settle(self, parameters: FloatArray) -> FloatArray:
         """Return the parameters (p,) that minimise the penalty alone."""
-        is_drawn = self.penalised & (self.strength > 0)
-        return np.where(is_drawn, self.centre, parameters)
+        return np.where(self.penalised & (self.strength > 0), self.centre, parameters)
 
 
 CPU: Final = "cpu"
