@@ -193,8 +193,7 @@ def model_view(manifest: Manifest) -> RenderableType:
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
-    texts = (f"{name} {format_value(value)}" for name, value in metrics.items())
-    return ", ".join(texts) or "-"
+    return ", ".join(f"{name} {format_value(value)}" for name, value in metrics.items()) or "-"
 
 
 def _test_metrics(manifest: Manifest) -> str:

@@ -145,8 +145,7 @@ def restrict_to_sample(
     )
     weights = sample.weights
     # a run with equal weights must equal an unweighted one to the bit
-    is_constant = bool(np.all(weights[:1] == weights))
-    return restricted.laid_out(None if is_constant else weights)
+    return restricted.laid_out(None if np.all(weights[:1] == weights) else weights)
 
 
 def _measure(

@@ -180,8 +180,7 @@ class CostEstimate:
         return traffic + drawing + prepare + self._passed_on(masking) + finish
 
     def _preparation(self, joined: JoinedRows) -> Preparation:
-        settings, labels = self.method.settings, joined.train_labels
-        return Preparation(joined, settings, self.encoders, labels)
+        return Preparation(joined, self.method.settings, self.encoders, joined.train_labels)
 
     def _passed_on(self, masking: ScoreMasking) -> Traffic:
         """Return the bytes of sealed encoders, and of rows without a partner."""

@@ -222,9 +222,8 @@ class Evaluate(ModelStrategy):
         weighting = declared_weighting(bound, settings)
         joined = yield from join_rows(bound, missing, settings, self.inventory)
         labels, loss = self._labels(joined, settings)
-        weight_table = bound.weight_table or ""
         mapping, weights, weighting = without_weightless(
-            joined.mapping, joined.extracted.weights, weighting, weight_table
+            joined.mapping, joined.extracted.weights, weighting, bound.weight_table or ""
         )
         joined = replace(joined, mapping=mapping)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)

@@ -118,8 +118,7 @@ def privacy(report: blocks.Record) -> blocks.Blocks:
         yield blocks.Prose(blocks.NOTES[kind])
         yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
-    title = "Every message, and who learns what"
-    yield blocks.tabulate(title, messages, MESSAGES, is_folded=True)
+    yield blocks.tabulate("Every message, and who learns what", messages, MESSAGES, is_folded=True)
     ledger = privacy.at("ledger")
     accounts = [
         _account(node, blocks.Record.of(account))
@@ -159,8 +158,7 @@ def _epsilon(total: blocks.Record) -> str:
 def _account(node: str, account: blocks.Record) -> blocks.Record:
     release, limit = account.at("release"), account.number("limit")
     uses = "" if limit is None else f"{account.amount('used'):.0f} of {limit:.0f}"
-    site = release.text("site") or node
-    return blocks.Record({**release.content, "site": site, "uses": uses})
+    return blocks.Record({**release.content, "site": release.text("site") or node, "uses": uses})
 
 
 TOTALS = [

@@ -211,8 +211,7 @@ def line_figure(
     title: str, x: Axis, y: Axis, lines: Sequence[Series], note: str = ""
 ) -> Figure | None:
     """Return the plot of some lines, or None if none of them has a point."""
-    thinned = [Series(line.name, thin(line.points), line.label) for line in lines]
-    thinned = [line for line in thinned if line.points]
+    thinned = [Series(line.name, thin(line.points), line.label) for line in lines if line.points]
     if not thinned:
         return None
     ends = " ".join(_ends(x, y, line) for line in thinned)
@@ -272,8 +271,7 @@ class _Canvas:
         left = max(text_width(label) for _, label in upwards.ticks) + GAP
         # the labels at the lines' ends are bold
         ends = max(1.15 * text_width(line.label) for line in lines)
-        right = WIDTH - ends - (GAP if ends else 2 * GAP)
-        return cls(x, y, across, upwards, left, right)
+        return cls(x, y, across, upwards, left, WIDTH - ends - (GAP if ends else 2 * GAP))
 
     def at(self, point: Point) -> Point:
         x = self.left + self.across.at(point[0]) * (self.right - self.left)
@@ -286,8 +284,7 @@ class _Canvas:
 
     def _axes(self) -> list[Markup]:
         base = HEIGHT - BOTTOM
-        middle = (self.left + self.right) / 2
-        middle = min(middle, WIDTH - text_width(self.x.title) / 2)
+        middle = min((self.left + self.right) / 2, WIDTH - text_width(self.x.title) / 2)
         parts = [
             _TEXT.format("axis", 0, 11, shorten(self.y.title, WIDTH)),
             _TEXT.format("axis middle", middle, HEIGHT - 5, self.x.title),
@@ -303,8 +300,7 @@ class _Canvas:
         return [*parts, _LINE.format("base", self.left, base, self.right, base)]
 
     def _line(self, style: int, line: Series) -> Markup:
-        is_sparse = len(line.points) <= FEW_POINTS
-        look, radius = ("dot", 2.6) if is_sparse else ("dot hidden", 4.0)
+        look, radius = ("dot", 2.6) if len(line.points) <= FEW_POINTS else ("dot hidden", 4.0)
         dots, path = [], []
         for point in line.points:
             x, y = self.at(point)
@@ -316,8 +312,7 @@ class _Canvas:
 
     def _end_labels(self, lines: Sequence[Series]) -> list[Markup]:
         """Return the labels at the ends of the lines, spread so that none overlap."""
-        ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines)]
-        ends = [end for end in ends if lines[end[1]].label]
+        ends = [(self.at(line.points[-1]), n) for n, line in enumerate(lines) if line.label]
         ends.sort(key=lambda end: end[0][1])
         heights = [y for (_, y), _ in ends]
         labels = []

@@ -132,16 +132,12 @@ def _crash(request: Requests, message: Message, node: int, name: str) -> errors.
 
 def _one_line(text: str) -> str:
     line = " ".join(text.split())
-    if len(line) <= REASON_CHARACTERS:
-        return line
-    return line[: REASON_CHARACTERS - 3] + "..."
+    return line if len(line) <= REASON_CHARACTERS else f"{line[: REASON_CHARACTERS - 3]}..."
 
 
 def _tables_at(request: Requests, node: int) -> str:
     tables = list(dict.fromkeys(repr(part.table) for part in request.parts_at(node)))
-    if not tables:
-        return ""
-    return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})"
+    return f" (table{'s' if len(tables) > 1 else ''} {', '.join(tables)})" if tables else ""
 
 
 def _name(node: int, site_names: Mapping[int, str]) -> str:

@@ -142,8 +142,7 @@ class RoundStrategy(Strategy):
         **overrides: object,
     ) -> None:
         self.settings = (settings or self.default_settings()).with_fields(**overrides)
-        self.query = query
-        self._on_round = on_round
+        self.query, self._on_round = query, on_round
         # the one in progress, from 1; 0 during set-up and after the last one
         self.epoch = 0
         self._session: Session | None = None

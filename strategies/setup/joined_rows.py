@@ -132,8 +132,7 @@ def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
         stop = middle + len(to_test)
         numbers[0][to_train] = np.arange(start, middle, dtype=np.int32)
         numbers[1][to_test] = np.arange(middle, stop, dtype=np.int32)
-        is_tested = np.arange(start, stop) >= middle
-        rows.append(PartRows(start, len(to_train), stop - start, is_tested))
+        rows.append(PartRows(start, len(to_train), stop - start, np.arange(start, stop) >= middle))
         arrays = {
             "expanded_trained": train.row_of[to_train] - np.int32(offset),
             "expanded_tested": test.row_of[to_test] - np.int32(offset),
@@ -264,5 +263,4 @@ class JoinedRows(SplitRows):
             name: layout.weighted(row_weights.multiplicity[name])
             for name, layout in self.layouts.items()
         }
-        weighting = replace(self.weighting, train=row_weights)
-        return replace(self, layouts=layouts, weighting=weighting)
+        return replace(self, layouts=layouts, weighting=replace(self.weighting, train=row_weights))

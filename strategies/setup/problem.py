@@ -376,12 +376,12 @@ class TrainingProblem(PreparedRun):
 
     def metrics_of_held_out(self, scores: FloatArray) -> HeldOutMetrics:
         """Return the metrics of scores (N', d_c) of the held-out rows."""
-        metrics: list[dict[str, float]] = [{}, {}]
-        for place, rows in enumerate((~self.validates, self.validates)):
-            if rows.any():
-                metrics[place] = evaluate(self.loss, scores[rows], *self._held_out(rows))
+        test, validation = (
+            evaluate(self.loss, scores[rows], *self._held_out(rows)) if rows.any() else {}
+            for rows in (~self.validates, self.validates)
+        )
         predicted = predict(scores[~self.validates], is_regression=self.loss.is_regression)
-        return HeldOutMetrics(metrics[0], metrics[1], predicted)
+        return HeldOutMetrics(test, validation, predicted)
 
     def _held_out(self, rows: BoolArray) -> tuple[FloatArray, FloatArray | None]:
         """Return the labels and the weights of some of the held-out rows."""

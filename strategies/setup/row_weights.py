@@ -128,5 +128,4 @@ def row_weights(
         by_entity = entity.inverse_multiplicity[entity.row_of]
         weights = by_entity if weights is None else weights * by_entity
     # a run with equal weights must equal an unweighted one to the bit
-    is_constant = weights is None or bool(np.all(weights[:1] == weights))
-    return None if is_constant else weights
+    return None if weights is None or np.all(weights[:1] == weights) else weights

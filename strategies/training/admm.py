@@ -170,8 +170,7 @@ class AdmmStrategy(JoinStrategy):
                 number: AdmmStep(block, gram, None if gram is None else table.gram_deviation)
                 for number, block in table.scatter_rows(step).items()
             }
-        request = replace(outline, parts=steps)
-        replies = yield self.request(ask(request, problem.parts))
+        replies = yield self.request(ask(replace(outline, parts=steps), problem.parts))
         scores = {
             name: table.gather_scores(replies, is_tested=self._tests_epoch)
             for name, table in problem.tables.items()

@@ -52,8 +52,7 @@ class ShardedBatches:
 
     def slices(self, table: str, batch: int) -> list[slice]:
         """Return the slice of each shard's rows among a table's rows in a batch."""
-        edges = self._bounds[table][:, batch].tolist()
-        return [slice(*pair) for pair in pairwise(edges)]
+        return [slice(*pair) for pair in pairwise(self._bounds[table][:, batch].tolist())]
 
     def select(self, batch: int, local: LocalScores) -> LocalScores:
         """Select a batch's scores (k, d_c) from the scores of all rows."""

@@ -63,9 +63,7 @@ class Preparation:
         if self.joined.loss.is_regression:
             return (float(self.train_labels.std()) or 1.0) * self.label_reach
         noise = self.joined.labels.noise
-        if not isinstance(noise, ClassNoise):
-            return 1.0
-        return (1.0 - noise.flip) / noise.contrast
+        return (1.0 - noise.flip) / noise.contrast if isinstance(noise, ClassNoise) else 1.0
 
     @property
     def score_unit(self) -> float:
@@ -73,8 +71,7 @@ class Preparation:
         loss = self.joined.loss
         if isinstance(loss, KMeansLoss):
             # squared distances of standardised columns
-            widths = (item.columns.width for item in self.encoders.values())
-            return float(max(sum(widths), 1))
+            return float(max(sum(item.columns.width for item in self.encoders.values()), 1))
         return (float(self.train_labels.std()) or 1.0) if loss.is_regression else 1.0
 
     def masking(self) -> ScoreMasking:
