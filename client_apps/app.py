@@ -95,8 +95,7 @@ def _hold_session(content: RecordDict, context: Context) -> RecordDict:
             raise SiteError(f"a session has no message {name!r}")
         return _reply(message, context, actions[name])
 
-    hold_session = handler_of(Action.SESSION)
-    reply = hold_session(opening, context.node_config, context.node_id, answer)
+    reply = handler_of(Action.SESSION)(opening, context.node_config, context.node_id, answer)
     return pack(add_envelope(encode(reply), ReplyEnvelope()))
 
 

@@ -38,9 +38,8 @@ class CachedFeatures:
 
     def __init__(self, root: str, limit: int, store: SiteStore) -> None:
         self.root, self.store = root, store
-        self.cache: Cache | None = None
-        if root != IN_MEMORY:
-            self.cache = Cache(Path(root) / CACHE_FOLDER, store.run, limit)
+        folder = Path(root) / CACHE_FOLDER
+        self.cache = None if root == IN_MEMORY else Cache(folder, store.run, limit)
         self.encoded: dict[int, str] = {}
 
     def without(self, number: int, entry: Entry) -> Entry:

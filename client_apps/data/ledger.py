@@ -509,8 +509,7 @@ def _check_budget(
     def epsilon_of(costs: Costs) -> float:
         return epsilon(mechanisms_of(costs), budget.delta)
 
-    limits = (("", None, budget.epsilon), (" in this run", run, budget.per_run))
-    for when, spender, limit in limits:
+    for when, spender, limit in (("", None, budget.epsilon), (" in this run", run, budget.per_run)):
         spent = _spent(connection, payer.source, spender)
         together = epsilon_of(spent + costs)
         if together > limit * (1 + _ROUNDING):

@@ -117,9 +117,7 @@ class SiteStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the run for this process; a process that is killed releases the lock."""
-        folder = self._folder
-        lock = self._cached.lock if folder is None else self._file_lock(folder)
-        with lock:
+        with self._cached.lock if self._folder is None else self._file_lock(self._folder):
             yield
 
     @contextmanager

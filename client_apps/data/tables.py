@@ -72,8 +72,7 @@ class SiteTables:
             (folder / SCHEMA_FILE).write_bytes(content)
 
         folder = self._obtain(entry_name("schema", _identity(source), state), make)
-        content = (folder / SCHEMA_FILE).read_bytes()
-        return msgspec.json.decode(content, type=ShardSchema)
+        return msgspec.json.decode((folder / SCHEMA_FILE).read_bytes(), type=ShardSchema)
 
     def extract(self, number: int, source: ShardSource, fragment: Fragment) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment."""

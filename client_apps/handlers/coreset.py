@@ -164,11 +164,8 @@ class _Columns:
             label = None if self.label is None else self.label[block, None]
             if label is not None and self.classes:
                 label = label == np.arange(self.classes)
-            has_intercept = label is not None
-            yield (
-                block,
-                importance.augmented(self.features[block], label, intercept=has_intercept),
-            )
+            has_label = label is not None
+            yield block, importance.augmented(self.features[block], label, intercept=has_label)
 
     @property
     def width(self) -> int:

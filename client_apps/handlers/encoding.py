@@ -164,8 +164,7 @@ def _kinds(site: Site, number: int, choice: TableChoice) -> dict[str, str]:
 
 def fit_shards(site: Site, request: FitRequest) -> FitReply:
     """Merge the shards' statistics, and reply with the encoder, sealed for them all."""
-    parts = {n: _fit_shards(site, n, body) for n, body in site.each(request.parts)}
-    return FitReply(parts)
+    return FitReply({n: _fit_shards(site, n, body) for n, body in site.each(request.parts)})
 
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
@@ -175,8 +174,7 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
         try:
-            text = seal.open(sealed, STATISTICS, shard)
-            packet = parse(text, "text", packet_of)
+            packet = parse(seal.open(sealed, STATISTICS, shard), "text", packet_of)
             sent = required(decode(ShardStatistics, packet).parts.get(shard), "part")
             shards.append(from_wire(sent, choice, other.rows))
             describes &= sent.describes
@@ -201,8 +199,7 @@ def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
         )
     shards = msgspec.convert(meta["shards"], TableShards)
     key, table = site.group_key(shards.group), site.fragment(number).table
-    seal = ShardSeal(key, site.run, table, tuple(shards.numbers))
-    return seal, _choice(meta["encoders"])
+    return ShardSeal(key, site.run, table, tuple(shards.numbers)), _choice(meta["encoders"])
 
 
 def _fit(
@@ -227,8 +224,7 @@ def _fit(
 
 
 def _store(site: Site, number: int, encoder: TableEncoder) -> None:
-    fitted = encoder.at_site(site.hasher()).to_json()
-    site.store.save(_ENCODER.format(number), Entry({}, fitted))
+    site.store.save(_ENCODER.format(number), Entry({}, encoder.at_site(site.hasher()).to_json()))
 
 
 def fitted_encoder(site: Site, number: int, sealed: AnyArray | None = None) -> SiteEncoder:

@@ -86,8 +86,7 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
     [1.0, 2.0]
     """
     if classes:
-        counts = np.bincount(labels.astype(np.intp), minlength=classes)
-        return [float(count) for count in counts]
+        return [float(count) for count in np.bincount(labels.astype(np.intp), minlength=classes)]
     return [float(len(labels)), float(labels.sum()), float(labels @ labels)]
 
 
@@ -262,8 +261,7 @@ def _summary(site: Site, model: PersonalisedModel, request: SummariseRequest) ->
     multiplier = model.noise_multiplier
     features = np.asarray(on_host(model.objective.features))
     if model.summary == BY_DATA:
-        labels = _label_columns(model.objective, request.label_scale)
-        rows = np.column_stack([features, labels])
+        rows = np.column_stack([features, _label_columns(model.objective, request.label_scale)])
         rng = generator(request.seed, Stream.SUMMARIES)
         mean = sites.RandomFeatures.draw(rows.shape[1], sites.PAIRS, rng).mean(rows)
         bound = sites.EMBEDDING_BOUND

@@ -59,9 +59,7 @@ class TrainingRows:
     @property
     def trained_positions(self) -> int:
         """Rows of the table that are trained on."""
-        if self.place is None:
-            return self.trained
-        return len(np.unique(self.place[: self.trained]))
+        return self.trained if self.place is None else len(np.unique(self.place[: self.trained]))
 
     def units_of(self, codes: AnyArray | None) -> Units | None:
         """Return the units of privacy of the trained rows, by those of the table's."""

@@ -146,11 +146,7 @@ class Site:
 
     def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
-        meta: dict[str, object] = {
-            "position": position,
-            "fragment": fragment.to_json(),
-            "join_keys": join_keys,
-        }
+        meta = {"position": position, "fragment": fragment.to_json(), "join_keys": join_keys}
         self.store.save(f"source-{number}", Entry({}, meta))
 
     def source(self, number: int) -> "ShardSource":
@@ -309,8 +305,7 @@ class Site:
 
         Its features replace its rows.
         """
-        entry = part.data.entry(arrays, meta)
-        entry = self.features.without(part.number, entry)
+        entry = self.features.without(part.number, part.data.entry(arrays, meta))
         self.store.save(f"part-{part.number}", entry)
         self.store.drop(rows_of(part.number))
         self.save(part)

@@ -89,9 +89,8 @@ class IncomingRequest:
         header = {k: value for k, value in self.packet.header.items() if k != "after"}
         arrays = sorted(self.packet.arrays.items(), key=itemgetter(0))
         layout = [[*key, array.dtype.str, array.shape] for key, array in arrays]
-        text = _JSON.encode([self.action, header, layout])
         # processors have instructions for SHA-256
-        digest = hashlib.sha256(text.encode())
+        digest = hashlib.sha256(_JSON.encode([self.action, header, layout]).encode())
         for _, array in arrays:
             digest.update(array.data if array.size else b"")
         return digest.hexdigest()
