@@ -97,9 +97,7 @@ def test_an_epoch_of_gd_is_a_step(layout, rounds):
 def test_the_default_step_of_gd_comes_close_to_the_optimum():
     finished = descended("logistic", learning_rate=0.0, num_epochs=0)
     assert len(finished.losses) == 100
-    reference = store_runs.reference_of(finished)
-    best = reference.objective(reference.optimum())
-    assert reference.objective(finished.flat) <= 1.01 * best
+    store_runs.assert_optimal(finished, excess=0.01)
 
 
 @store_runs.each_loss
@@ -258,11 +256,7 @@ def test_automatic_rate_trains_on_batches_of_one_row(loss):
     """A hundredth of few joined rows is one: noisy steps must stay small."""
     finished = run(loss, [whole(store_runs.FRAMES)], "sgd", l2=1e-3)
     assert finished.strategy.chosen["batch-size"] == 1
-    reference = store_runs.reference_of(finished)
-    best = reference.objective(reference.optimum())
-    start = reference.objective(np.zeros_like(finished.flat))
-    reached = reference.objective(finished.flat)
-    assert reached - best < 0.25 * (start - best)
+    assert store_runs.loss_left(finished) < 0.25
 
 
 def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():

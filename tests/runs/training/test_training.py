@@ -20,7 +20,6 @@ from tests.support.examples.store_runs import (
     distance,
     each_layout,
     each_loss,
-    held_out_orders,
     query,
     reference_of,
     store_labels,
@@ -219,7 +218,7 @@ def test_seed_decides_the_split_and_repeats():
 @pytest.mark.parametrize(("loss", "strategy", "how"), CASES["held_out"])
 def test_held_out_rows_do_not_influence_training(loss, strategy, how):
     first = trained(loss, strategy=strategy, **how)
-    held_out = held_out_orders(first)
+    held_out = first.tested["o"]
     assert 0 < held_out.sum() <= round(0.2 * len(FRAMES["orders"]))
     orders = FRAMES["orders"].copy()
     # other labels (of both classes), and features far away

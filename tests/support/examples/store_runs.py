@@ -106,11 +106,10 @@ def reference_of(
     loss, tested = run.strategy.training_problem.loss.name, run.tested["o"]
     # an order is trained on or tested, never both
     assert not (run.trained["o"] & tested).any()
-    held_out = held_out_orders(run)
     positions, weights = joins.weighted_positions(
         federated.whole(FRAMES),
         federated.ALIASES,
-        f"{source} WHERE o.position_ NOT IN {(*np.flatnonzero(held_out).tolist(), -1)}",
+        f"{source} WHERE o.position_ NOT IN {(*np.flatnonzero(tested).tolist(), -1)}",
         weight,
     )
     counted = {row[0] for row, own in zip(positions, weights, strict=True) if own}
@@ -135,11 +134,6 @@ def sgd_of(
     return sgd(reference_of(run, source, **weight), batches_of(run), how)[-1]
 
 
-def held_out_orders(run: federated.Run) -> np.ndarray:
-    """The orders held out, as far as joined rows come from them."""
-    return run.tested["o"]
-
-
 def assert_optimal(
     finished: federated.Run, excess: float, gradient: float = np.inf, **reference: str
 ) -> None:
@@ -148,3 +142,12 @@ def assert_optimal(
     assert np.abs(problem.gradient(finished.flat)).max() <= gradient
     best = problem.objective(problem.optimum())
     assert problem.objective(finished.flat) <= best * (1 + excess)
+
+
+def loss_left(finished: federated.Run, **reference: str) -> float:
+    """The share that is left of what the joined rows' objective can fall by from zero."""
+    problem = reference_of(finished, **reference)
+    best, start, end = map(
+        problem.objective, (problem.optimum(), np.zeros_like(finished.flat), finished.flat)
+    )
+    return (end - best) / (start - best)
