@@ -227,15 +227,10 @@ def test_a_row_counts_as_often_as_it_is_joined(members, seed, spec):
     }
     choice = choice_of(columns, x=spec)
     rows = CountedRows(HASHER, rows=counts > 0, counts=counts[counts > 0])
-    kinds = {"x": "number", "c": "text"}
+    # a row is in three joined rows at most
+    most = 3 * len(names)
     one, other = (
-        fit(
-            "t",
-            {
-                n: feature_statistics(choice, n, kinds[n], column, how)
-                for n, column in table.items()
-            },
-        )
+        fit("t", statistics_of(choice, table, how, most))
         for table, how in ((columns, rows), (joined, CountedRows(HASHER)))
     )
     assert one.feature_names == other.feature_names

@@ -11,19 +11,16 @@ from client_apps.data import run_store as store
 from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import IN_MEMORY, SiteStore
 from client_apps.data.tables import SiteTables
+from tests.support.examples.encoding_example import encoder_of
 from tests.support.files import output_of
 from tests.support.peers.faulty_grid import lose_state
 from tp_flower.errors import SiteError, SourceError
-from tp_flower.features.choice import TableChoice
+from tp_flower.features.columns import FeatureColumn
 from tp_flower.features.encoder import SiteEncoder
-from tp_flower.features.fitting import fit
-from tp_flower.features.statistics import CountedRows, feature_statistics
-from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.query.fragment import Feature, Fragment
 from tp_flower.sources import csv_files
 from tp_flower.sources.shards import ShardSource, load_tables, register_frames, release
 
-HASHER = KeyedHasher(bytes(range(32)))
 FRAME = pd.DataFrame(
     {
         "k": np.arange(500) % 60,
@@ -63,22 +60,17 @@ def restart():
     csv_files._format.cache_clear()
 
 
-def encoder(tables: SiteTables) -> SiteEncoder:
+def columns_of(tables: SiteTables) -> dict[str, FeatureColumn]:
     extracted = tables.extracted(0)
-    choice, counted = TableChoice("t", {"x": None, "c": None}), CountedRows(HASHER)
-    statistics = {
-        info.name: feature_statistics(
-            choice, info.name, info.kind, extracted.column(info.name), counted
-        )
-        for info in extracted.features
-    }
-    return fit("t", statistics).at_site(HASHER)
+    return {name: extracted.column(name) for name in "xc"}
+
+
+def encoder(tables: SiteTables) -> SiteEncoder:
+    return encoder_of(columns_of(tables))
 
 
 def expected(tables: SiteTables) -> np.ndarray:
-    extracted = tables.extracted(0)
-    whole = {name: extracted.column(name) for name in "xc"}
-    return encoder(tables).transform(whole)[ROWS]
+    return encoder(tables).transform(columns_of(tables))[ROWS]
 
 
 @pytest.mark.parametrize("most_rows", [7, 256, 1 << 14])
