@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
+from tests.support.examples.fits import with_ones
 from tests.support.federated import Run, one_per_site, pieces, run, store, whole
 from tp_flower.privacy.mechanisms import ClippedNoise
 from tp_flower.privacy.plan import GRADIENTS, GRAM, MOMENTS, SCORES
@@ -136,10 +137,6 @@ def exchanges(finished: Run, part: Part, asked: str, sent: str) -> Iterator[tupl
         elif seen.is_reply and (part.number, sent) in seen.arrays and pending:
             yield (*pending, seen.arrays[part.number, sent])
             pending = ()
-
-
-def with_ones(rows: np.ndarray) -> np.ndarray:
-    return np.hstack([rows.astype(float), np.ones((len(rows), 1))])
 
 
 def clipped(rows: np.ndarray, clip: float) -> np.ndarray:

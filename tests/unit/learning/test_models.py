@@ -10,31 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tp_flower.arrays import in_threads, thread_count
 from tp_flower.errors import SettingsError
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
-from tp_flower.learning.models.local_model import (
-    FitProblem,
-    LinearModel,
-    ModelSpec,
-    build_model,
-    moment,
-)
+from tp_flower.learning.models.local_model import LinearModel, ModelSpec, build_model, moment
 from tp_flower.learning.models.neural import FitBudget, TorchModel, fit_least_squares
 from tp_flower.learning.solvers import RidgeSolver, gram
 from tp_flower.losses import KMeansLoss
 
 few = settings(max_examples=60)
-
-
-def features_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
-
-
-def with_ones(features: np.ndarray, intercept: bool) -> np.ndarray:
-    wide = features.astype(np.float64)
-    return np.hstack([wide, np.ones((len(wide), 1))]) if intercept else wide
 
 
 def mlp(features=3, outputs=1, intercept=True, **spec) -> TorchModel:
@@ -64,7 +50,7 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
     model = LinearModel(columns, outputs, intercept=intercept)
     theta = rng.normal(size=(columns + intercept, outputs))
     model.parameters = theta.ravel()
-    features = features_of(rows, columns, seed)
+    features = normal_rows(rows, columns, seed)
     dense = with_ones(features, intercept)
     messages = rng.normal(size=(rows, outputs))
     pulled = dense.T @ messages
@@ -97,7 +83,7 @@ def test_pullback_is_the_gradient_of_the_weighted_scores(kind, outputs):
     model = build_model(spec, 4, "cpu")
     # in float64 a step can be so small that no ReLU switches within it
     model.module.double()
-    features = features_of(9, 4).astype(np.float64)
+    features = normal_rows(9, 4).astype(np.float64)
     rng = np.random.default_rng(1)
     messages = rng.normal(size=(9, outputs))
     actual = model.pullback(features, messages)
@@ -117,14 +103,14 @@ def test_mlp_scores_by_hand():
     w1, b1, w2, b2 = (
         parameter.detach().numpy().astype(np.float64) for parameter in model.module.parameters()
     )
-    features = features_of(6, 3)
+    features = normal_rows(6, 3)
     hidden = np.maximum(features @ w1.T + b1, 0.0)
     expected = 1.5 * (hidden @ w2.T + b2)
     np.testing.assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_scores_in_chunks_are_the_scores(monkeypatch):
-    model, features = mlp(), features_of(11, 3)
+    model, features = mlp(), normal_rows(11, 3)
     features.flags.writeable = False
     whole = model.scores(features)
     monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 4)
@@ -141,7 +127,7 @@ def test_all_shards_of_a_table_start_alike_and_tables_do_not():
     assert not np.array_equal(model.parameters, other.parameters)
     other.parameters = model.parameters
     np.testing.assert_array_equal(other.parameters, model.parameters)
-    rows = features_of(5, 3)
+    rows = normal_rows(5, 3)
     np.testing.assert_array_equal(other.scores(rows), model.scores(rows))
     # torch's own state is left alone
     assert torch.equal(torch.get_rng_state(), state)
@@ -175,22 +161,6 @@ def test_unusable_factories_are_refused(kind, message):
         build_model(ModelSpec(kind), 2, "cpu")
 
 
-def fit_problem(model, strength=0.0) -> FitProblem:
-    rng = np.random.default_rng(0)
-    features = features_of(60, 3)
-    noise = 0.1 * rng.normal(size=(60, 1))
-    return FitProblem(
-        features=features,
-        multiplicity=rng.integers(1, 5, 60),
-        target=features @ np.array([[1.0], [-2.0], [0.5]]) + noise,
-        kappa=0.7,
-        joined_rows=200,
-        strength=strength,
-        centre=np.zeros(len(model.penalised)),
-        penalised=model.penalised,
-    )
-
-
 @pytest.mark.parametrize("strength", [0.0, 0.05])
 def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
     spec = ModelSpec("torch.nn:Linear", intercept=True)
@@ -198,13 +168,7 @@ def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
     problem = fit_problem(model, strength=strength)
     budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)
     fit_least_squares(model, problem, budget, np.random.default_rng(0))
-    dense = with_ones(problem.features, intercept=True)
-    scale = problem.kappa / problem.joined_rows
-    matrix = scale * dense.T @ (problem.multiplicity[:, None] * dense)
-    matrix += strength * np.diag([1.0, 1.0, 1.0, 0.0])
-    right = scale * dense.T @ (problem.multiplicity[:, None] * problem.target)
-    expected = np.linalg.solve(matrix, right).ravel()
-    np.testing.assert_allclose(model.parameters, expected, atol=2e-3)
+    np.testing.assert_allclose(model.parameters, ridge_of(problem), atol=2e-3)
 
 
 def test_fit_towards_a_centre_of_great_strength_stays_there():

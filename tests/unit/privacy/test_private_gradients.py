@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from tests.support.examples.fits import fit_problem, normal_rows, ridge_of, with_ones
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models import local_model
 from tp_flower.learning.models.neural import TorchModel
@@ -19,10 +20,6 @@ from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
 EXACT = PrivateFit(clip=np.inf, noise_multiplier=0.0, steps=3000, learning_rate=0.02)
-
-
-def rows_of(rows: int, columns: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=(rows, columns)).astype(np.float32)
 
 
 def linear(columns=4, outputs=2, intercept=True) -> local_model.LinearModel:
@@ -131,7 +128,7 @@ def one_by_one(model, features, messages, clip) -> np.ndarray:
 @pytest.mark.parametrize("clip", [0.05, 2.0, 1e6])
 @each_model
 def test_clipped_sum_is_that_of_batches_of_one(make, clip):
-    model, features = make(), rows_of(23, 4)
+    model, features = make(), normal_rows(23, 4)
     messages = messages_of(23)
     before = model.parameters
     total = clipped_sum(model, features, messages, clip)
@@ -166,11 +163,11 @@ def test_no_row_moves_a_sum_beyond_the_clip(rows, clip, size, intercept, seed):
 
 @each_model
 def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
-    model, features = make(), rows_of(50, 4)
+    model, features = make(), normal_rows(50, 4)
     messages = messages_of(50)
     clear = noisy_sum(model, features, messages, np.inf, 0.0, NoiseSource())
     np.testing.assert_array_equal(clear, model.pullback(features, messages))
-    nothing = rows_of(0, 4), np.zeros((0, 2))
+    nothing = normal_rows(0, 4), np.zeros((0, 2))
     assert not clipped_sum(model, *nothing, 1.0).any()
     noisy = noisy_sum(model, *nothing, 2.0, 3.0, NoiseSource(KEY))
     expected = NoiseSource(KEY).with_gaussian(np.zeros(len(model.parameters)), 6.0)
@@ -182,7 +179,7 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
 
 @pytest.mark.parametrize(("make", "rows"), [(linear, 20_000), (torch_model, 11)])
 def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
-    model, features, messages = make(), rows_of(rows, 4), messages_of(rows)
+    model, features, messages = make(), normal_rows(rows, 4), messages_of(rows)
     whole = clipped_sum(model, features, messages, 0.5)
     values = 3 * len(model.parameters)
     monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", values)
@@ -196,7 +193,7 @@ def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
 @pytest.mark.parametrize("make", [linear, torch_model])
 def test_gradients_that_are_not_finite_count_as_zero(make):
     """A server that asks for an overflow learns nothing of where one was."""
-    model, features = make(), rows_of(5, 4)
+    model, features = make(), normal_rows(5, 4)
     messages = messages_of(5)
     messages[1], messages[3] = [np.inf, 0.0], [np.nan, 1.0]
     total = clipped_sum(model, features, messages, 0.5)
@@ -210,7 +207,7 @@ def test_gradients_that_are_not_finite_count_as_zero(make):
 def test_a_hooked_model_is_as_it_was():
     model = torch_model()
     model.module.eval()
-    features, messages = rows_of(6, 4), np.ones((6, 2))
+    features, messages = normal_rows(6, 4), np.ones((6, 2))
     scores, gradient = model.scores(features), model.pullback(features, messages)
     clipped_sum(model, features, messages, 0.5)
     assert not model.module.training
@@ -234,7 +231,7 @@ def test_a_hooked_model_is_as_it_was():
 def test_models_without_row_gradients_are_refused_by_layer(factory, message):
     model = torch_model(f"{__name__}:{factory}")
     with pytest.raises(SettingsError, match=message):
-        clipped_sum(model, rows_of(5, 4), np.ones((5, 2)), 1.0)
+        clipped_sum(model, normal_rows(5, 4), np.ones((5, 2)), 1.0)
 
 
 def test_dropout_mixes_no_rows_and_both_passes_see_the_same():
@@ -243,45 +240,17 @@ def test_dropout_mixes_no_rows_and_both_passes_see_the_same():
     state = torch.random.get_rng_state()
     torch_gradients.check_rows_are_apart(model, 4)
     assert torch.equal(torch.random.get_rng_state(), state)
-    features, clip = rows_of(30, 4), 1e-3
+    features, clip = normal_rows(30, 4), 1e-3
     for row in range(30):
         gradient = clipped_sum(model, features[[row]], np.ones((1, 2)), clip)
         assert np.linalg.norm(gradient) == pytest.approx(clip, rel=1e-5)
-
-
-def problem_of(model, scale=1.0) -> local_model.FitProblem:
-    rng = np.random.default_rng(2)
-    features = rows_of(60, 3)
-    target = features @ np.array([[1.0], [-2.0], [0.5]]) + 0.5
-    target = scale * (target + 0.1 * rng.normal(size=(60, 1)))
-    return local_model.FitProblem(
-        features=features,
-        multiplicity=rng.integers(1, 5, 60),
-        target=target,
-        kappa=0.7,
-        joined_rows=200,
-        strength=0.02,
-        centre=np.zeros(len(model.penalised)),
-        penalised=model.penalised,
-    )
-
-
-def ridge_of(problem: local_model.FitProblem) -> np.ndarray:
-    """The docstring of FitProblem, solved: the intercept is free."""
-    dense = np.hstack([problem.features.astype(float), np.ones((60, 1))])
-    scale = problem.kappa / problem.joined_rows
-    weighted = problem.multiplicity[:, None] * dense
-    penalty = problem.strength * np.diag([1.0, 1.0, 1.0, 0.0])
-    matrix = scale * dense.T @ weighted + penalty
-    right = scale * weighted.T @ problem.target + penalty @ problem.centre[:, None]
-    return np.linalg.solve(matrix, right).ravel()
 
 
 @pytest.mark.parametrize("scale", [1.0, 40.0])
 def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
     model = local_model.LinearModel(3, 1, intercept=True)
     centre = scale * np.array([1.0, 0.0, -1.0, 9.0])
-    problem = replace(problem_of(model, scale=scale), centre=centre)
+    problem = replace(fit_problem(model, scale=scale), centre=centre)
     fit_privately(model, problem, replace(EXACT, output_scale=scale), NoiseSource())
     np.testing.assert_allclose(model.parameters, ridge_of(problem), rtol=1e-3)
 
@@ -289,10 +258,10 @@ def test_without_noise_a_linear_fit_reaches_the_ridge(scale):
 def test_without_noise_it_is_the_loop_without_privacy():
     """Whole batches and no clip: torch's Adam on the documented objective."""
     model = linear(3, 1)
-    problem = problem_of(model)
+    problem = fit_problem(model)
     plan = PrivateFit(np.inf, 0.0, steps=30, learning_rate=0.05, row_norm=2.0)
     theta = torch.tensor(model.parameters, requires_grad=True)
-    dense = torch.tensor(np.hstack([problem.features, np.ones((60, 1))]))
+    dense = torch.tensor(with_ones(problem.features))
     count = torch.tensor(problem.multiplicity).double()
     adam = torch.optim.Adam([theta], lr=0.05)
     for _ in range(30):
@@ -318,7 +287,7 @@ fitted = pytest.mark.parametrize(
 def test_one_step_is_the_equation_of_the_docstring(make):
     """Poisson batch, clip, noise, division by q n, penalty: then Adam's first step."""
     model = make()
-    problem = problem_of(model)
+    problem = fit_problem(model)
     plan = PrivateFit(0.3, 0.8, sample_rate=0.4, steps=1, row_norm=1.5)
     again, theta = NoiseSource(KEY), model.parameters
     drawn = again.bernoulli(60, 0.4)
@@ -345,7 +314,7 @@ def test_one_step_is_the_equation_of_the_docstring(make):
 @fitted
 def test_no_rows_in_a_batch_are_noise_and_in_a_shard_a_move_to_the_centre(make):
     model = make()
-    theta, full = model.parameters, problem_of(model)
+    theta, full = model.parameters, fit_problem(model)
     names = ("features", "multiplicity", "target")
     problem = replace(full, **{name: getattr(full, name)[:0] for name in names})
     fit_privately(model, problem, PrivateFit(1.0, 5.0), NoiseSource())

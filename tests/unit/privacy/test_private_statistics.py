@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.examples.fits import with_ones
 from tp_flower.errors import SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import RidgeSolver, exact_update, gram
@@ -43,8 +44,7 @@ def rows_of(seed: int, count: int = 40, columns: int = 4, intercept: bool = True
 
 
 def dense(rows: Rows) -> np.ndarray:
-    wide = rows.features.astype(np.float64)
-    return np.hstack([wide, np.ones((len(wide), 1))]) if rows.intercept else wide
+    return with_ones(rows.features, rows.intercept)
 
 
 def without(rows: Rows, number: int) -> Rows:
