@@ -4,7 +4,8 @@ import pytest
 
 from strategies import TablePuppetADMM, TablePuppetSGD
 from tests.support.peers.faulty_runs import same_noise
-from tests.support.peers.hostile import FOREIGN, US, HostileGrid, train
+from tests.support.peers.hostile import US, HostileGrid, train
+from tests.support.peers.hostile_runs import check_refusals
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
 
@@ -57,10 +58,7 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
     disturbed = train(grid, method, **settings)
     assert disturbed.report.final_train == pytest.approx(expected, rel=1e-12)
     assert set(at) == set(known)
-    for answer in grid.answers:
-        assert not FOREIGN.match(answer.error), answer
-        if answer.error:
-            answer.check_nothing_left()
+    check_refusals(grid.answers)
     assert len(grid.answers) == len(known) * (len(known) - 1)
     accepted = {(a.what, a.action) for a in grid.answers if not a.error}
     # rows are asked for once, nobody trains before that is prepared, or goes back

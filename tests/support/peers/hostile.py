@@ -266,6 +266,12 @@ def arrays(part, **values) -> Change:
     return lambda packet: Packet(packet.header, {**packet.arrays, **own})
 
 
+def renumbered(packet: Packet) -> Packet:
+    """Speak of a part that the site does not have, in place of its first."""
+    arrays = {(7, name): values for (_, name), values in packet.arrays.items()}
+    return Packet(header("parts", 0, "id", value=7)(packet).header, arrays)
+
+
 def change_of(text: str) -> Change:
     """A change by its text, in which ``part.`` is short for ``parts.0.``.
 

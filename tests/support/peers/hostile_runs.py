@@ -1,12 +1,13 @@
 """Good runs in which the server sends one changed request, and tables of such cases."""
 
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD, VflSGD
-from tests.support.peers.hostile import SQL, HostileGrid, StoppedError, train
+from tests.support.peers.hostile import FOREIGN, SQL, HostileGrid, StoppedError, train
 
 # categories come in the order of their hashes, which differ from run to run: so would
 # the columns that the first weights of a network are of
@@ -36,10 +37,10 @@ def cases(file: Path, group: str) -> list[tuple[str, ...]]:
     ]
 
 
-def refusals(file: Path, group: str) -> pytest.MarkDecorator:
-    """One test for each case of a group."""
+def refusals(file: Path, *groups: str) -> pytest.MarkDecorator:
+    """One test for each case of the groups."""
     names = ("run", "site", "action", "change", "match")
-    own = cases(file, group)
+    own = [case for group in groups for case in cases(file, group)]
     ids = [f"{run}: {action} {change}" for run, _, action, change, _ in own]
     return pytest.mark.parametrize(names, own, ids=ids)
 
@@ -77,6 +78,22 @@ def refusal(folder, action, node, change, *method, **settings):
 def refused(*arguments, **settings):
     """Send one changed request in a good run; return the text of the refusal."""
     return refusal(*arguments, **settings).error
+
+
+def check_refusals(answers):
+    """Assert that what is refused is refused on purpose, and nothing leaves."""
+    for answer in answers:
+        assert not FOREIGN.match(answer.error), answer
+        if answer.error:
+            answer.check_nothing_left()
+
+
+def check_all_refused(answers, match=None):
+    """Assert that each answer is a refusal which says this, or what it is named."""
+    assert answers
+    for answer in answers:
+        answer.check_nothing_left()
+        assert re.search(match or answer.what, answer.error), answer
 
 
 def spread(changes, number, of):
