@@ -27,7 +27,6 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet, pack_bits
 
 PART = ("parts", 0)
-ONE_OF_3 = pack_bits(np.arange(3) == 1)
 OWN_LABELS = {
     "sql": "SELECT o.qty AS label, o.price, o.day FROM orders o",
     "test_fraction": 0.4,
