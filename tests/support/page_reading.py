@@ -1,10 +1,13 @@
-"""What is on a report's page, read from its HTML."""
+"""What is on a report's page, read from its HTML, and on a console."""
 
+import io
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
+
+from rich.console import Console, RenderableType
 
 VOID = {"meta", "br", "hr", "img", "input", "link", "source", "wbr"}
 Points = dict[str, list[tuple[float, float]]]
@@ -38,6 +41,13 @@ class Figure:
 
     def _all(self, tag, key):
         return [own for own in self.svg.iter(tag) if key in own.attrib]
+
+
+def console_text(view: RenderableType, width: int = 100) -> str:
+    """What a console of this width shows of a view."""
+    text = io.StringIO()
+    Console(file=text, width=width).print(view)
+    return text.getvalue()
 
 
 class Page(HTMLParser):

@@ -1,6 +1,5 @@
 """What a run leaves of its model: parts at the sites, a manifest at the server."""
 
-import io
 import json
 import re
 
@@ -8,7 +7,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from flwr.app import Message
-from rich.console import Console
 
 import strategies.app
 from client_apps.app import app
@@ -22,6 +20,7 @@ from strategies.run.replies import collect_replies
 from strategies.training.saving import make_manifest
 from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.files import case_table
+from tests.support.page_reading import console_text
 from tests.support.policies import OPEN, lenient
 from tests.support.predicted import scores_of
 from tp_flower.errors import ModelError, ReplyError, SourceError
@@ -322,9 +321,7 @@ def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
     query = Query.from_sql(SQL)
     view = strategies.app.train(query, settings, lambda _: None, grid, tmp_path)
-    console = Console(width=100, file=io.StringIO())
-    console.print(view)
     found = resolve(tmp_path / "home", "qty")
-    assert f"Model: {found.model}" in console.file.getvalue()
+    assert f"Model: {found.model}" in console_text(view)
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["model"] == str(found.model)

@@ -1,17 +1,15 @@
 """The ServerApp in modes predict and evaluate: what it writes, shows and refuses."""
 
-import io
 import json
 
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from client_apps.app import app
 from strategies.app import act, page_line
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import FEATURES, SOURCE, sharded, store, store_sql
-from tests.support.page_reading import Page
+from tests.support.page_reading import Page, console_text
 from tests.support.predicted import on
 from tp_flower.errors import ModelError, QueryError
 from tp_flower.settings import Settings
@@ -34,10 +32,8 @@ def run(tmp_path_factory):
             view = act(own, lambda _: None, grid, root / folder)
             page_line(root / folder)
         grid.close()
-        console = Console(width=200, record=True, file=io.StringIO())
-        console.print(view)
         report = json.loads((root / folder / "report.json").read_text())
-        return report, console.export_text(), root / folder
+        return report, console_text(view, width=200), root / folder
 
     run("train", sql=store_sql("logistic"), model_name="late", num_epochs=1)
     return run

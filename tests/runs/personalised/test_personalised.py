@@ -5,7 +5,6 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from strategies import Personalised, Predict
 from strategies.report_page.page import render, result_view
@@ -14,8 +13,9 @@ from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tests.support.files import case_table
+from tests.support.page_reading import console_text
 from tp_flower.errors import QueryError, SettingsError, SiteError
-from tp_flower.personalised.graph import SimilarityGraph, parse_edges
+from tp_flower.personalised.graph import parse_edges
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 from tp_flower.reports.console import format_value
@@ -26,7 +26,6 @@ CASES = case_table(__file__)
 SQL = "SELECT y AS label, a, b FROM t"
 CHAIN = "s0-s1, s1-s2"
 WHOLE = {"test_fraction": 0.0, "tolerance": 1e-7, "num_epochs": 80, "l2": 0.01}
-GRAPH = SimilarityGraph.from_pairs(["x", "y", "z"], np.array([[0, 1], [1, 2]]))
 
 
 def frames(sites: int = 3, rows: int = 30) -> dict[str, pd.DataFrame]:
@@ -307,13 +306,12 @@ def test_the_page_has_the_graph_and_every_site():
 
 def test_the_console_compares_with_one_model_and_with_each_alone():
     report = train().report
-    with (console := Console(width=100)).capture() as shown:
-        console.print(result_view(report_dict(report)))
+    text = console_text(result_view(report_dict(report)))
     means = report.personal["means"].values()
     values = [format_value(own["test"]["rmse"]) for own in means]
     row = r"mean of the sites +\d+ +" + " +".join(map(re.escape, values))
-    assert re.search(row, shown.get())
-    assert "one model for all" in " ".join(shown.get().split())
+    assert re.search(row, text)
+    assert "one model for all" in " ".join(text.split())
     # a page of odd facts is a page
     facts = {"sites": [{}, {"site": 3}], "graph": {"edges": [[0, 9], "x", [0, 1]]}}
     assert "2 sites, 1 edges" in render({"personal": facts})

@@ -5,18 +5,17 @@ A small federation in this process; the ledger is that of real sites, in memory.
 
 import dataclasses
 import functools
-import io
 
 import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from client_apps.privacy.ledger_entries import _SEALED as SEALED
 from strategies.report_page.page import result_view
 from tests.support import federated
 from tests.support.files import case_table
+from tests.support.page_reading import console_text
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
@@ -144,7 +143,6 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
     # balancing and over-relaxation rest where there is noise
     assert finished.strategy.chosen["over-relaxation"] == 1.0
-    assert finished.strategy.chosen["over-relaxation"] == 1.0
 
 
 @pytest.mark.parametrize("strategy", ["admm", "sgd"])
@@ -157,9 +155,7 @@ def test_clear_runs_reserve_nothing(strategy):
 
 def printed(report):
     """What the console shows of a run, in one line."""
-    console = Console(width=200, file=io.StringIO())
-    console.print(result_view(report_dict(report)))
-    return " ".join(console.file.getvalue().split())
+    return " ".join(console_text(result_view(report_dict(report)), width=200).split())
 
 
 @pytest.mark.parametrize("features", ["clear", "statistics"])

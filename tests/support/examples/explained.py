@@ -1,13 +1,11 @@
 """Small tables that a reader can join in the head, and explain's answer to a query."""
 
-import io
 import json
 from contextlib import closing
 
 import numpy as np
 import pandas as pd
 from flwr.app import Context, RecordDict
-from rich.console import Console
 
 from client_apps.app import app
 from strategies import Explain
@@ -16,6 +14,7 @@ from strategies.app import main as server_main
 from strategies.report_page.page import explanation_view
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import train
+from tests.support.page_reading import console_text
 
 
 def explain(sql, sites, **how):
@@ -31,10 +30,7 @@ def run_app(folder, **config):
 
 
 def printed(explanation, is_full=True) -> str:
-    file = io.StringIO()
-    view = explanation_view({**explanation, "privacy": {}}, is_full)
-    Console(file=file, width=CONSOLE_WIDTH).print(view)
-    return file.getvalue()
+    return console_text(explanation_view({**explanation, "privacy": {}}, is_full), CONSOLE_WIDTH)
 
 
 ORDERS = pd.DataFrame(

@@ -1,16 +1,15 @@
 """The console: each number in a form that is short and not wrong."""
 
-import io
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
 from strategies.report_page.page import result_view
 from tests.support.examples.reports import small_report
 from tests.support.files import case_table
+from tests.support.page_reading import console_text
 from tp_flower.reports.console import (
     epoch_line,
     format_bytes,
@@ -25,10 +24,8 @@ FORMS = {"bytes": format_bytes, "seconds": format_seconds, "value": format_value
 
 
 def lines_of(**changes: object) -> list[str]:
-    console = Console(file=io.StringIO(), width=100)
     report = replace(small_report(), **changes)  # type: ignore[arg-type]
-    console.print(result_view(report_dict(report)))
-    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console_text(result_view(report_dict(report)))
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
