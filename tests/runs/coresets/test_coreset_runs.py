@@ -2,7 +2,6 @@
 
 from functools import cache
 
-import duckdb
 import numpy as np
 import pytest
 from scipy.stats import chisquare
@@ -21,6 +20,7 @@ from tests.support.federated import (
 )
 from tests.support.peers.faulty_runs import same_noise
 from tests.support.peers.hostile import ORDERS, SHOP, US, US_PART, HostileGrid, array, header, train
+from tests.support.reference.joins import joined_positions
 from tp_flower.errors import ReplyError, SettingsError, SiteError
 from tp_flower.privacy.key_agreement import from_fixed, to_fixed
 from tp_flower.protocol.messages import Action
@@ -44,13 +44,7 @@ def one_hot(labels):
 
 def joined_numbers(sql: str) -> np.ndarray:
     """Rows of the tables behind each joined row, by DuckDB; -1 where none is."""
-    connection = duckdb.connect()
-    for name, frame in frames().items():
-        connection.register(name, frame)
-    numbers = ", ".join(f"COALESCE({alias}.number, -1)" for alias in TABLES)
-    source = sql[sql.index("FROM") :]
-    found = connection.execute(f"SELECT {numbers} {source}").fetchall()
-    return np.array(found)
+    return np.array(joined_positions(whole(frames()), TABLES, sql[sql.index("FROM") :]))
 
 
 def leverages(columns, weights, penalty) -> np.ndarray:

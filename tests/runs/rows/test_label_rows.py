@@ -1,6 +1,5 @@
 """Label rows that a join loses, and splits that do not fit the label, are warned of."""
 
-import duckdb
 import numpy as np
 import pandas as pd
 import pytest
@@ -8,7 +7,8 @@ import pytest
 from strategies.explain.explanation import Explain
 from tests.support.examples.explained import printed
 from tests.support.examples.store_runs import FRAMES, LEFT, trained
-from tests.support.federated import SOURCE, train
+from tests.support.federated import ALIASES, SOURCE, train, whole
+from tests.support.reference.joins import joined_positions
 
 NUMBERS = np.arange(10)
 SQL = "SELECT o.x AS label, c.z FROM o JOIN c ON o.k = c.k"
@@ -46,10 +46,7 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
 @pytest.mark.parametrize(("source", "lost"), [(SOURCE, "ci"), (LEFT, "")])
 def test_steps_lose_the_label_rows_that_the_join_lacks(source, lost):
     rows = trained("squared", "sharded", "cg", source, num_epochs=1).strategy.report.content("")
-    with duckdb.connect() as engine:
-        for name, frame in FRAMES.items():
-            engine.register(name, frame.reset_index())
-        joined = engine.sql(f"SELECT count(DISTINCT o.index) {source}").fetchall()[0][0]
+    joined = len({order for order, *_ in joined_positions(whole(FRAMES), ALIASES, source)})
     counts = rows["label-rows"]
     assert (counts["rows"], counts["joined"]) == (60, joined)
     assert [item["step"][0] for item in counts["lost"]] == list(lost)
