@@ -90,9 +90,7 @@ def run_app(tables: Path, folder: Path, caplog, capfd, **settings) -> Output:
     def seen(message):
         output.pieces.append(f"{message.metadata} {unpack(message.content)!r}")
 
-    grid = InProcessGrid(client_app, [tables], observe=seen)
-    for context in grid.contexts.values():
-        context.node_config["state-dir"] = str(folder / "state")
+    grid = InProcessGrid(client_app, [tables], observe=seen, state=folder / "state")
     config = {
         "sql": store_sql("squared"),
         "num-epochs": 2,

@@ -233,10 +233,7 @@ def site_files(folder):
         name: federated.write_site(folder / name, {name: frame}, policies)
         for name, frame in (("a", a), ("b", b))
     }
-    grid = WatchedGrid(sites)
-    for context in grid.contexts.values():
-        context.node_config["state-dir"] = str(folder / "state")
-    return grid
+    return WatchedGrid(sites, state=folder / "state")
 
 
 def test_a_rerun_uses_and_pays_for_the_same_labels(tmp_path):

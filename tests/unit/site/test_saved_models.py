@@ -33,9 +33,7 @@ def frames():
 def train(folder, method, **settings):
     orders, people = frames()
     sites = [{"orders": orders}, {"c": [people[:4], people[4:]]}]
-    grid = WatchedGrid(sites)
-    for context in grid.contexts.values():
-        context.node_config["state-dir"] = str(folder)
+    grid = WatchedGrid(sites, state=folder)
     settings = {"test_fraction": 0.0, "validation_fraction": 0.0, "encoders": ENCODERS, **settings}
     federated.train(grid, SQL, method, **settings)
     arrays = [item for seen in grid.seen for item in seen.arrays.items()]
@@ -43,7 +41,7 @@ def train(folder, method, **settings):
 
 
 def saved_parts(folder: Path) -> dict[int, SavedModel]:
-    paths = sorted((folder / "models").glob("*/*/part-*"))
+    paths = sorted(folder.glob("*/models/*/*/part-*"))
     return {int(path.name[len("part-") :]): SavedModel.load(path) for path in paths}
 
 
@@ -70,7 +68,7 @@ def test_saved_model_scores_as_the_run_did(tmp_path, method, settings):
 
 def test_saved_model_scores_what_it_never_saw_and_keeps_its_keys_to_the_site(tmp_path):
     train(tmp_path, Explain, mode="explain")
-    assert not (tmp_path / "models").exists()
+    assert not [*tmp_path.glob("*/models")]
     train(tmp_path, TablePuppetADMM, num_epochs=3)
     part = saved_parts(tmp_path)[1]
     _, people = frames()
@@ -79,14 +77,14 @@ def test_saved_model_scores_what_it_never_saw_and_keeps_its_keys_to_the_site(tmp
     # with one-hot(2) all but the most frequent category share "(other)"
     assert scores[0] == scores[1] != scores[2]
     assert scores[2] == pytest.approx(scores_of(part, people[2:3])[0])
-    (folder,) = (tmp_path / "models").glob("*/*/part-1")
+    (folder,) = tmp_path.glob("*/models/*/*/part-1")
     assert folder.stat().st_mode & 0o077 == 0
     assert json.loads((folder / "model.json").read_text())["encoder"]["keys"]
 
 
 def test_damaged_model_is_refused(tmp_path):
     train(tmp_path, TablePuppetADMM, num_epochs=1)
-    (folder,) = (tmp_path / "models").glob("*/*/part-1")
+    (folder,) = tmp_path.glob("*/models/*/*/part-1")
     digest = SavedModel.load(folder).keep(folder)
     another = "its digest differs"
     for name, change, match in (
