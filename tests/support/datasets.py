@@ -3,7 +3,6 @@
 import functools
 import os
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +64,6 @@ def run_prepared(output: Path, **changes: Any) -> RunReport:
     settings = Settings.from_run_config({**config, "num-epochs": 2, **changes})
     grid = InProcessGrid(app, 2, run_config={"tables": settings.tables})
     return train(grid, settings.sql, settings.method_name, settings=settings).report
-
-
-def prepared_once(main: Callable[[list[str]], int], write: Callable[[Path], Path]) -> Any:
-    """Return the fixture of a script's output folder, made once from written files."""
-
-    @pytest.fixture(scope="module")
-    def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        folder = tmp_path_factory.mktemp("prepared")
-        assert main([str(write(folder / "in")), str(folder / "out")]) == 0
-        return folder / "out"
-
-    return output
 
 
 def table(output: Path, name: str) -> pd.DataFrame:
