@@ -40,14 +40,15 @@ print(hashlib.sha256(b"\0".join(parts)).hexdigest())
 PYTHON
 }
 
-# ensure_environment [EXTRA...]: make or reuse the environment; `dev` adds the tools of tests, `docs` those of the site.
+# ensure_environment [EXTRA...]: make or reuse the environment with all that runs may need (extra `all`); `dev` adds
+# the tools of tests, `docs` those of the site.
 ensure_environment() {
-  local python stamp extra extras=("$@") missing=()
+  local python stamp extra extras=("${@:-all}") missing=()
   if [ -x "$venv/bin/python" ]; then
     stamp=$(environment_stamp "$venv/bin/python")
     # an environment with the tools of tests or of the site can do runs as well
-    for extra in "${extras[@]:-*}"; do
-      # shellcheck disable=SC2086 # without extras any stamp will do
+    for extra in "${extras[@]/#all/*}"; do
+      # shellcheck disable=SC2086 # the others have `all` within them: any stamp will do
       cat "$venv"/tp-flower-$extra.stamp 2>/dev/null | grep -qx "$stamp" || missing+=("$extra")
     done
     if [ ${#missing[@]} = 0 ]; then
@@ -67,9 +68,9 @@ ensure_environment() {
   done
   # twice quiet: without the warnings of indexes that lack a package
   "$venv/bin/python" -m pip install -qq --disable-pip-version-check \
-    --constraint "$root/constraints.txt" --editable "$root${extras[*]:+[$(IFS=,; echo "${extras[*]}")]}" ||
+    --constraint "$root/constraints.txt" --editable "$root[$(IFS=,; echo "${extras[*]}")]" ||
     fail "the installation into $venv failed; once the cause is gone, run this again"
-  for extra in "${extras[@]:-run}"; do
+  for extra in "${extras[@]}"; do
     printf '%s\n' "$stamp" >"$venv/tp-flower-$extra.stamp"
   done
 }

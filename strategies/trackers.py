@@ -19,7 +19,7 @@ from flwr.common.logger import log
 
 from strategies.inference.manifest import finite
 from strategies.report_page.page import PAGE_FILE, ReportError, read_report
-from tp_flower.errors import SettingsError
+from tp_flower.errors import SettingsError, install_hint
 from tp_flower.reports.records import REPORT_FILE, RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
@@ -118,10 +118,7 @@ def open_trackers(settings: Settings, folder: Path) -> list[Tracker]:
         try:
             trackers.append(TRACKERS[name](settings, folder))
         except ImportError as error:
-            raise SettingsError(
-                f"track = {name!r} needs packages that are not installed ({error}): "
-                f'pip install -c constraints.txt -e ".[{name}]"'
-            ) from error
+            raise SettingsError(f"track = {name!r}: {error.name} {install_hint(name)}") from error
         except Exception as error:
             # each library has its own errors
             raise SettingsError(f"track = {name!r} cannot be used: {error}") from error

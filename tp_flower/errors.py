@@ -112,6 +112,11 @@ def closest(name: str, choices: Collection[str]) -> str:
     return f" (did you mean {' or '.join(repr(spellings[m]) for m in matches)}?)"
 
 
+def install_hint(extra: str) -> str:
+    """Return what to do about a missing package of an extra of this project."""
+    return f'is not installed: pip install -c constraints.txt -e ".[{extra}]"'
+
+
 def failure_text(error: BaseException) -> str:
     """Return the last lines of a failed command: its reason, then what to do about it.
 

@@ -1,5 +1,6 @@
 """Addresses of databases: their parts arrive, their secrets show nowhere."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,14 @@ def test_refusals(text, match):
         parse(text)
     assert "s3cret" not in str(e.value)
     assert e.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "extra"),
+    [("postgres://h/d", "psycopg", "postgresql"), ("mariadb://h/d", "pymysql", "mysql")],
+)
+def test_a_missing_driver_is_named_with_its_extra(monkeypatch, text, package, extra):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SourceError, match=rf'{package}.* -e "\.\[{extra}\]"'):
+        parse(text)
+    assert parse("sqlite:///f.db").dialect == "sqlite"

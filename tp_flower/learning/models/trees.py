@@ -14,6 +14,8 @@ of a row that has been given f is G + H f.
 """
 
 from collections.abc import Sequence
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
-from tp_flower.errors import ModelError
+from tp_flower.errors import ModelError, install_hint
 from tp_flower.learning.models.local_model import Features, LocalModel, on_host
 from tp_flower.methods import Growth
 
@@ -74,6 +76,7 @@ class TreeModel(LocalModel):
 
     def start(self, categorical: Sequence[int]) -> None:
         """Begin without trees, over features of which some are codes."""
+        _lightgbm()  # if it is missing, before any training
         forest = Forest(tuple(categorical))
         self.parameters = forest.bytes()
 
@@ -99,14 +102,21 @@ class TreeModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return the sum of the trees' values, (n, d_c)."""
-        total = np.zeros((len(features), self.outputs))
-        if not len(features):
-            return total
-        rows = _tree_features(features)
-        for step, text in self.forest.rounds:
-            if text:
-                total += step * _values(_booster_of(text), rows, self.outputs)
+        return sum_of_trees(self.forest.rounds, features, self.outputs)
+
+
+def sum_of_trees(
+    trees: Sequence[tuple[float, str]], features: Features, outputs: int
+) -> FloatArray:
+    """Return the sum of the values of trees, each times its step, (n, d_c)."""
+    total = np.zeros((len(features), outputs))
+    if not len(features):
         return total
+    rows = _tree_features(features)
+    for step, text in trees:
+        if text:
+            total += step * _values(_booster_of(text), rows, outputs)
+    return total
 
 
 def grow(
@@ -131,9 +141,7 @@ def grow(
     rows, values = _tree_features(features), np.zeros((len(features), model.outputs))
     if not trained or not rows.shape[1]:
         return np.zeros(0, np.uint8), values
-    # loading it takes a third of a second, which only boosting pays
-    import lightgbm
-
+    lightgbm = _lightgbm()
     per_row = trained / max(joined_rows, 1.0)
     options = {
         "objective": "none",
@@ -190,12 +198,19 @@ def _values(booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs:
 
 
 def _booster_of(text: str) -> "lightgbm.Booster":
-    import lightgbm
-
+    lightgbm = _lightgbm()
     try:
-        return lightgbm.Booster(model_str=text)
+        return lightgbm.Booster(model_str=text)  # type: ignore[no-any-return]
     except lightgbm.basic.LightGBMError:
         raise ModelError("malformed trees") from None
+
+
+def _lightgbm() -> ModuleType:
+    """Load the library, a third of a second that only boosting pays; ModelError without it."""
+    try:
+        return import_module("lightgbm")
+    except ImportError:
+        raise ModelError(f"for boosted trees lightgbm {install_hint('boost')}") from None
 
 
 def _tree_features(features: Features) -> npt.NDArray[np.float32]:

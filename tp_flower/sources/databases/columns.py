@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
-from pymysql.constants import FIELD_TYPE, FLAG
 from sqlglot import exp
 
 from tp_flower.errors import SourceError
@@ -131,7 +130,7 @@ def _flags(values: Sequence[Any]) -> pa.Array:
 OneRow = Callable[[exp.Expr], Sequence[Any]]
 """Runs SELECT items over the shard's rows; returns its one row."""
 
-_BINARY_CHARSET: Final = 63
+_UNSIGNED_FLAG, _BINARY_CHARSET = 32, 63
 
 _FILE: Final = Path(__file__).with_name("types.toml")
 _TYPES: Final = {
@@ -139,9 +138,8 @@ _TYPES: Final = {
     for table, types in tomllib.loads(_FILE.read_text(encoding="utf-8")).items()
 }
 _PG_TYPES, _PG_UNUSABLE = _TYPES["postgresql"], _TYPES["postgresql-unusable"]
-_MY_INTEGERS, _MY_TIMES, _MY_TEXTS = (
-    {getattr(FIELD_TYPE, name): kind for name, kind in _TYPES[f"mysql-{which}"].items()}
-    for which in ("integers", "times", "texts")
+_MY_INTEGERS, _MY_TIMES, _MY_TEXTS, _MY_OTHERS = (
+    _TYPES[f"mysql-{which}"] for which in ("integers", "times", "texts", "others")
 )
 _PG_MONEY, _PG_NUMERIC, _PG_UUID = 790, 1700, 2950
 # smallint, integer, bigint, real, double precision, numeric
@@ -224,20 +222,20 @@ def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, Database
 
 def mysql_column(field: Any) -> DatabaseColumn:
     """Return a column in MySQL or MariaDB, from pymysql's description of it."""
-    code, name = field.type_code, field.name
-    is_unsigned = bool(field.flags & FLAG.UNSIGNED)
-    if code in (*_MY_INTEGERS, FIELD_TYPE.BIT):
+    code, name, other = field.type_code, field.name, _MY_OTHERS.get(field.type_code)
+    is_unsigned = bool(field.flags & _UNSIGNED_FLAG)
+    if code in _MY_INTEGERS or other == "BIT":
         return _mysql_integer(field, is_unsigned)
-    if code == FIELD_TYPE.YEAR:
+    if other == "YEAR":
         return DatabaseColumn.of(name, "SMALLINT")
-    if code in (FIELD_TYPE.DECIMAL, FIELD_TYPE.NEWDECIMAL):
+    if other == "DECIMAL":
         # the length counts the point and the sign
         precision = field.length - (field.scale > 0) - (not is_unsigned)
         digits = min(precision, MAX_DIGITS), min(field.scale, MAX_DIGITS)
         return DatabaseColumn.of(name, "DECIMAL({},{})".format(*digits))
-    if code == FIELD_TYPE.DOUBLE:
+    if other == "DOUBLE":
         return DatabaseColumn.of(name, "DOUBLE")
-    if code == FIELD_TYPE.FLOAT:
+    if other == "FLOAT":
         # otherwise it would arrive with six digits
         double = exp.Add(this=named(name), expression=exp.Literal.number("0e0"))
         return DatabaseColumn.of(name, "FLOAT", double)
@@ -245,21 +243,21 @@ def mysql_column(field: Any) -> DatabaseColumn:
         return DatabaseColumn.of(name, _MY_TIMES[code], _without_zero_date(name))
     if code in _MY_TEXTS and field.charsetnr != _BINARY_CHARSET:
         return DatabaseColumn.of(name, "VARCHAR")
-    kind = "TIME" if code == FIELD_TYPE.TIME else "BLOB"
+    kind = "TIME" if other == "TIME" else "BLOB"
     return DatabaseColumn(name, kind, named(name), "BLOB", is_exact=False)
 
 
 def _mysql_integer(field: Any, is_unsigned: bool) -> DatabaseColumn:
     name, is_flag = field.name, field.length == 1
-    if field.type_code == FIELD_TYPE.BIT:
+    if field.type_code not in _MY_INTEGERS:
         number = exp.Add(this=named(name), expression=exp.Literal.number(0))
         kind = "BOOLEAN" if is_flag else "UBIGINT"
         return DatabaseColumn.of(name, kind, number, is_exact=False)
-    if field.type_code == FIELD_TYPE.TINY and is_flag:
+    kind = _MY_INTEGERS[field.type_code]
+    if kind == "TINYINT" and is_flag:
         # it may hold numbers other than 0 and 1, which are refused when they are read
         return DatabaseColumn.of(name, "BOOLEAN", is_exact=False)
-    kind = ("U" if is_unsigned else "") + _MY_INTEGERS[field.type_code]
-    return DatabaseColumn.of(name, kind)
+    return DatabaseColumn.of(name, f"U{kind}" if is_unsigned else kind)
 
 
 def _without_zero_date(name: str) -> exp.Expr:

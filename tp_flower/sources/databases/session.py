@@ -9,16 +9,15 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
-import psycopg
-import pymysql
 import sqlalchemy as sa
-from pymysql.cursors import SSCursor
 
-from tp_flower.errors import SourceError, UnreachableError, closest
+from tp_flower.errors import SourceError, UnreachableError, closest, install_hint
 from tp_flower.query.fragment import spell
 from tp_flower.sources.entries import TABLES_THERE
 from tp_flower.sources.tables_file import SQLITE, DatabaseShard, ShardSource
@@ -42,6 +41,16 @@ _DIALECTS: Final[dict[str, tuple[Dialect, str]]] = {
 }
 _VARIABLE: Final = re.compile(r"\$\{([^}]*)\}")
 _PARTS: Final = re.compile(r"([^:/]+://)([^@]*@)?([^?]*)(\?.*)?", re.DOTALL)
+
+
+def _errors_of(driver: str, name: str) -> tuple[type[Any], ...]:
+    """Return a driver's class of errors, if the driver is installed."""
+    with suppress(ImportError):
+        return (getattr(import_module(driver), name),)
+    return ()
+
+
+_PG_ERRORS, _MY_ERRORS = _errors_of("psycopg", "Error"), _errors_of("pymysql", "MySQLError")
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,6 +127,10 @@ def parse_url(text: str, environment: Mapping[str, str], folder: Path, where: st
             f"use {', '.join(SUPPORTED)}"
         )
     dialect, known_driver = _DIALECTS[backend]
+    if dialect != SQLITE and find_spec(known_driver) is None:
+        raise SourceError(
+            f"for the 'uri' of {where} the driver {known_driver} {install_hint(dialect)}"
+        )
     if dialect == "sqlite":
         url = _sqlite_file(url, folder, where)
     elif not url.host and "host" not in url.query:
@@ -176,10 +189,10 @@ def _secrets(url: sa.URL, values: list[str]) -> set[str]:
 
 
 # the errors while reading
-DRIVER_ERRORS: Final = (
+DRIVER_ERRORS: Final[tuple[type[Exception], ...]] = (
     sa.exc.SQLAlchemyError,
-    psycopg.Error,
-    pymysql.MySQLError,
+    *_PG_ERRORS,
+    *_MY_ERRORS,
     sqlite3.Error,
     OSError,
     ValueError,  # for values that Python lacks, such as dates of the year 0
@@ -215,22 +228,22 @@ def safe_words(error: BaseException, database: DatabaseShard) -> str:
 
 
 def _code(cause: BaseException) -> str:
-    if isinstance(cause, psycopg.Error):
+    if isinstance(cause, _PG_ERRORS):
         return cause.sqlstate or ""
-    if isinstance(cause, pymysql.MySQLError) and cause.args:
+    if isinstance(cause, _MY_ERRORS) and cause.args:
         return str(cause.args[0]) if isinstance(cause.args[0], int) else ""
     return ""
 
 
 def _reason(cause: BaseException) -> str:
     code = _code(cause)
-    if isinstance(cause, psycopg.Error) and code:
+    if isinstance(cause, _PG_ERRORS) and code:
         matches = [state for state in _PG_STATES if code.startswith(state)]
         return _PG_STATES[max(matches, key=len)] if matches else ""
-    if isinstance(cause, pymysql.MySQLError):
+    if isinstance(cause, _MY_ERRORS):
         # an InterfaceError has no text: the connection is gone
         return _MY_CODES.get(int(code or 0), _LOST if code in ("", "0") else "")
-    if isinstance(cause, psycopg.DataError | ValueError):
+    if isinstance(cause, ValueError) or type(cause).__name__ == "DataError":
         return _DATA
     text = str(cause)
     return next((words for phrase, words in _PHRASES.items() if re.search(phrase, text)), "")
@@ -238,9 +251,9 @@ def _reason(cause: BaseException) -> str:
 
 def _first_line(cause: Any) -> str:
     """The server's text without the position and the statement that follow it."""
-    if isinstance(cause, psycopg.Error):
+    if isinstance(cause, _PG_ERRORS):
         return cause.diag.message_primary or ""
-    if isinstance(cause, pymysql.MySQLError):
+    if isinstance(cause, _MY_ERRORS):
         # MySQL quotes the statement from the point of failure, including literals
         return str(cause.args[-1]).partition(" near ")[0]
     return str(cause).partition("\n")[0]
@@ -354,6 +367,8 @@ class DatabaseSession:
             if self.dialect == "postgresql":
                 cursor = driver.cursor(name="tp_flower_shard")
             elif self.dialect == "mysql":
+                from pymysql.cursors import SSCursor
+
                 cursor = driver.cursor(SSCursor)
             else:
                 cursor = driver.cursor()
