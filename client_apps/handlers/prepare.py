@@ -460,5 +460,8 @@ def _coefficients(site: Site, part: participant.Participant) -> AnyArray | None:
     if not part.data.plan.is_private:
         ledger_entries.note(site, part.number, privacy_plan.COEFFICIENTS)
     if isinstance(model, TreeModel):
-        return model.gains(part.data.features.shape[1])
+        counts = part.data.multiplicity
+        return model.gains(
+            part.data.features.shape[1], float(counts.mean()) if len(counts) else 1.0
+        )
     return model.weights

@@ -1,5 +1,7 @@
 """A table's trees against those that LightGBM grows on the joined table."""
 
+import sys
+
 import lightgbm
 import numpy as np
 import pytest
@@ -64,6 +66,29 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
         )
         numbers = [np.array(line.partition("=")[2].split(), float) for line in (mine, theirs)]
         np.testing.assert_allclose(*numbers, atol=1e-6)
+
+
+@settings(max_examples=15)
+@given(number=st.integers(0, 2**32 - 1))
+def test_rare_categories_count_by_their_joined_rows(number):
+    rng = np.random.default_rng(number)
+    # five rows each, in ten joined rows each: too few rows for LightGBM, and enough joined ones
+    features = (np.arange(300) % 60)[:, None].astype(np.float32)
+    rows = TableRows(np.arange(3000) % 300, 300)
+    gradient = rng.normal(size=(3000, 1)) + rng.normal(size=60)[np.arange(3000) % 60, None]
+    hessian, model = np.ones((3000, 1)), TreeModel(1)
+    model.start([0])
+    sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
+    _, values = grow(model, features, *sums, 3000.0, GROWTH)
+    options = {"objective": "none", "num_leaves": 5, "learning_rate": 1.0, "min_data_in_leaf": 0}
+    options |= {"min_sum_hessian_in_leaf": 50.0, "verbosity": -1}
+    joined = features[rows.row_of]
+    data = lightgbm.Dataset(joined, categorical_feature=[0], params=options)
+    slow = lightgbm.Booster(options, data)
+    slow.update(fobj=lambda *_: (gradient[:, 0], hessian[:, 0]))
+    assert len(np.unique(values.round(9))) == 5
+    expected = slow.predict(joined, raw_score=True)
+    np.testing.assert_allclose(values[rows.row_of, 0], expected, atol=1e-6)
 
 
 def test_trees_of_a_round_follow_the_quadratic_model():
@@ -176,3 +201,9 @@ def test_a_step_is_at_most_one():
     boosting = Boosting(loss, labels, None, np.array([1.0]))
     direction = 0.1 * (labels[:, None] - 1.0)
     assert boosting.step([direction]) == [1.0]
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lightgbm", None)
+    with pytest.raises(ModelError, match=r'lightgbm is not installed: .* -e "\.\[boost\]"'):
+        TreeModel(1).start([])

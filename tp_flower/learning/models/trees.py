@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     import lightgbm
 
 GROUP_ROWS: Final = 100
-BIN_ROWS: Final = 3  # of a set of categories, and of a bin: LightGBM's
+SMOOTHING_ROWS: Final = 10
+BIN_ROWS: Final = 3
+"""LightGBM's joined rows: of a set of categories, to smooth categories by, and of a bin."""
 THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
 
 
@@ -88,17 +90,17 @@ class TreeModel(LocalModel):
         added = Forest(forest.categorical, (*forest.rounds, (step, text)))
         self.parameters = added.bytes()
 
-    def gains(self, features: int) -> FloatArray:
+    def gains(self, features: int, joined_rows: float) -> FloatArray:
         """Return by how much the splits at each feature lower the loss, (d, 1).
 
-        Summed over the joined rows, by the loss's second-order approximation, times the
-        steps that were taken.
+        Summed over the joined rows, so many for each row of the table, by the loss's
+        second-order approximation, times the steps that were taken.
         """
         total = np.zeros(features)
         for step, text in self.forest.rounds:
             if text:
                 total += step * _booster_of(text).feature_importance("gain")
-        return total.reshape(-1, 1)
+        return joined_rows * total.reshape(-1, 1)
 
     def scores(self, features: Features) -> FloatArray:
         """Return the sum of the trees' values, (n, d_c)."""
@@ -143,6 +145,8 @@ def grow(
         return np.zeros(0, np.uint8), values
     lightgbm = _lightgbm()
     per_row = trained / max(joined_rows, 1.0)
+    # of a table's row as much as of a joined one, which LightGBM's constants are about
+    gradient, hessian = per_row * gradient, per_row * hessian
     options = {
         "objective": "none",
         "num_class": model.outputs,
@@ -150,6 +154,8 @@ def grow(
         "learning_rate": growth.rate,
         # a leaf's rows are counted by their share of the Hessian
         "min_sum_hessian_in_leaf": growth.least_rows * hessian.mean() * per_row,
+        "cat_smooth": SMOOTHING_ROWS * per_row,
+        "cat_l2": SMOOTHING_ROWS * per_row,
         "min_data_in_leaf": 0,
         "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
         "min_data_in_bin": max(round(BIN_ROWS * per_row), 1),
