@@ -44,6 +44,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.DESCENT: "handlers.conjugate_gradients:descend",
     Action.DIRECTION: "handlers.conjugate_gradients:direct",
     Action.BOOST: "handlers.boosting:boost",
+    Action.BAG: "handlers.boosting:bag",
     Action.SGD: "handlers.sgd:sgd",
     Action.STEP: "handlers.sgd:step",
     Action.ROWS: "handlers.coreset:rows",

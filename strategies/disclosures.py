@@ -72,6 +72,8 @@ class Exposure:
         graph: the data that the graph of similar sites is made from.
         graph_epsilon: epsilon of the noise on these data; 0 for no noise.
         fitted: the tables whose shards told each other statistics of their rows.
+        bagged: the tables whose shards show each other trees.
+        scores_own_trees: whether scores of each shard's own trees leave.
     """
 
     label_table: str
@@ -91,6 +93,8 @@ class Exposure:
     graph: str = ""
     graph_epsilon: float = 0.0
     fitted: Collection[str] = ()
+    bagged: Collection[str] = ()
+    scores_own_trees: bool = True
     has_inner_rounds: bool = False
     is_masked: bool = False
     has_outer: bool = False
@@ -153,7 +157,7 @@ def disclosures(exposure: Exposure) -> list[Disclosure]:
 
 
 _PER: Final = "per row (or the privacy-unit of a policy) and run"
-_LISTED: Final = ("sharded", "gram", "grouped", "fitted")
+_LISTED: Final = ("sharded", "gram", "grouped", "fitted", "bagged")
 _SUMMARY: Final = {
     "data": "the mean of random features of each site's rows and labels",
     "features": "the covariance of each site's features",

@@ -1,46 +1,79 @@
-"""A site's round of boosting: grow trees, and reply with what they add."""
+"""A site's rounds of boosting: grow trees, average shards' trees, reply with what they add."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from client_apps.operator.participant import GROWN, Participant
+from client_apps.handlers.encoding import shared
+from client_apps.operator.participant import ADDED, BAGGED, GROWN, SCORES_NUMBER, Participant
+from client_apps.privacy import ledger_entries
 from client_apps.rounds.site import Site
-from tp_flower.arrays import AnyArray
-from tp_flower.errors import MessageError
-from tp_flower.learning.models.trees import TreeModel, grow
-from tp_flower.methods import Growth
+from tp_flower.arrays import AnyArray, FloatArray
+from tp_flower.errors import MessageError, PolicyError
+from tp_flower.learning.models.bagging import average, shown_trees
+from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
+from tp_flower.methods import CLEAR, Growth
 from tp_flower.privacy.plan import MODEL
-from tp_flower.protocol.boost_messages import BoostReply, BoostRequest, BoostStep, BoostUpdate
-from tp_flower.protocol.codec import check_sizes
+from tp_flower.privacy.shard_seals import TREES
+from tp_flower.protocol.boost_messages import (
+    BagPart,
+    BagReply,
+    BagRequest,
+    BagUpdate,
+    BoostReply,
+    BoostRequest,
+    BoostStep,
+    BoostUpdate,
+)
+from tp_flower.protocol.codec import check_sizes, required
 
 
 def boost(site: Site, request: BoostRequest) -> BoostReply:
-    """Add the last trees; grow more, and reply with their values of all rows."""
+    """Add the last trees; grow more, and reply with their values, or seal them, or both."""
     updates = {}
     for part in site.parts():
-        add_trees(part, request.lengths)
+        add_trees(part, request.lengths, is_bagged=request.is_bagged)
         if request.is_best:
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:
             part.begin_scores(request.scores_number)
-            updates[part.number] = BoostUpdate(_grown(part, body, request.growth))
+            values = _grow(part, body, request.growth)
+            updates[part.number] = BoostUpdate(
+                scores=part.release_values(values) if request.sends_scores else None,
+                sealed=_sealed(site, part, request) if part.data.table in request.bagged else None,
+            )
+            if request.bagged:
+                part.vectors[ADDED] = values
         site.save(part)
     return BoostReply(updates)
 
 
-def add_trees(part: Participant, lengths: Mapping[str, float]) -> None:
+def bag(site: Site, request: BagRequest) -> BagReply:
+    """Average the trees of each table's shards, and reply with their values of all rows."""
+    updates = {}
+    for part in site.parts():
+        body = request.parts.get(part.number)
+        if body is not None:
+            values = _average(site, part, body)
+            part.begin_scores(request.scores_number)
+            updates[part.number] = BagUpdate(part.release_values(values))
+            site.save(part)
+    return BagReply(updates)
+
+
+def add_trees(part: Participant, lengths: Mapping[str, float], *, is_bagged: bool) -> None:
     """Add the trees that grew last, times their table's length, if there is one."""
     if part.data.table not in lengths:
         return
-    if GROWN not in part.vectors or not isinstance(part.model, TreeModel):
-        raise MessageError("no trees have been grown")
-    part.model.add(lengths[part.data.table], part.vectors[GROWN])
+    name = BAGGED if is_bagged else GROWN
+    if name not in part.vectors or not isinstance(part.model, TreeModel):
+        raise MessageError("no trees have been grown, or none averaged")
+    part.model.add(lengths[part.data.table], part.vectors[name])
 
 
-def _grown(part: Participant, body: BoostStep, growth: Growth) -> AnyArray:
-    """Keep new trees, and return their values (n, d_c) as they leave."""
+def _grow(part: Participant, body: BoostStep, growth: Growth) -> FloatArray:
+    """Keep new trees, and return their values (n, d_c)."""
     data, model = part.data, part.model
     check_sizes(body, trained=len(data.multiplicity), outputs=model.outputs)
     if not isinstance(model, TreeModel):
@@ -56,4 +89,40 @@ def _grown(part: Participant, body: BoostStep, growth: Growth) -> AnyArray:
             raise MessageError("'hessian' must be above 0: a loss is convex")
     rows, model.binned = float(data.multiplicity.sum()), data.binned
     part.vectors[GROWN], values = grow(model, data.features, gradient, hessian, rows, growth)
-    return part.release_values(values)
+    return values
+
+
+def _sealed(site: Site, part: Participant, request: BoostRequest) -> AnyArray | None:
+    """Seal the new trees for the table's other shards; None if a policy keeps them."""
+    number, level = part.number, site.source(part.number).policy.releases.models
+    if level != CLEAR:
+        if request.sends_scores:
+            return None
+        raise PolicyError(
+            f"the table's policy (releases.models = {level}) refuses: the run asks for trees, for "
+            "the table's other shards; each shard may grow its own (lou = 'local', or 'auto')"
+        )
+    ledger_entries.note(site, number, ledger_entries.TREES)
+    seal, _ = shared(site, number)
+    text = shown_trees(part.vectors[GROWN], float(part.data.multiplicity.sum()))
+    name = TREES.format(request.scores_number)
+    return seal.seal(text, name, number, site.round.digest)
+
+
+def _average(site: Site, part: Participant, body: BagPart) -> FloatArray:
+    """Keep the average of the shards' new trees, and return its values (n, d_c)."""
+    data, outputs = part.data, part.model.outputs
+    if GROWN not in part.vectors:
+        raise MessageError("no trees have been grown for an average")
+    part.vectors[BAGGED] = part.vectors[GROWN]
+    if body.is_own:
+        return part.vectors[ADDED]
+    seal, _ = shared(site, part.number)
+    name = TREES.format(int(part.vectors[SCORES_NUMBER][0]))
+    documents = [
+        seal.open(required(body.trees.get(str(shard)), f"trees/{shard}"), name, shard)
+        for shard in seal.shards
+    ]
+    part.vectors[BAGGED] = average(documents, data.features.shape[1], outputs)
+    text = part.vectors[BAGGED].tobytes().decode()
+    return sum_of_trees([(1.0, text)], data.features, outputs)

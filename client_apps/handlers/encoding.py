@@ -83,7 +83,7 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
         return _fit(site, number, choice, [computed], describes=describes)[1]
     sent = msgspec.structs.replace(to_wire(computed), describes=describes)
     text = bytes_of(encode(ShardStatistics({number: sent})))
-    seal, _ = _shared(site, number)
+    seal, _ = shared(site, number)
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
 
 
@@ -168,7 +168,7 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
-    seal, choice = _shared(site, number)
+    seal, choice = shared(site, number)
     shards, describes = [], True
     for shard in seal.shards:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
@@ -188,7 +188,7 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     return msgspec.structs.replace(fitted, sealed=sealed)
 
 
-def _shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
+def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
     """Return the seal of a part's table, and the encoders that its features get."""
     name = _STATISTICS.format(number)
     meta = site.store.load(name).meta if site.store.has(name) else {}
@@ -236,7 +236,7 @@ def fitted_encoder(site: Site, number: int, sealed: AnyArray | None = None) -> S
     """
     name = _ENCODER.format(number)
     if not site.store.has(name):
-        seal, _ = _shared(site, number)
+        seal, _ = shared(site, number)
         text = seal.open(required(sealed, "encoder"), ENCODER, seal.shards[0])
         document = parse(text, "encoder", json.loads)
         encoder = parse(document, "encoder", TableEncoder.from_json)

@@ -407,7 +407,7 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
         for part in list(site.parts()):
             if request.step is not None:
                 part.advance(request.step.length, request.step.conjugacy)
-            add_trees(part, request.lengths)
+            add_trees(part, request.lengths, is_bagged=request.is_bagged)
             if not request.is_best:
                 part.return_to_best()
             if request.step is not None or request.lengths:

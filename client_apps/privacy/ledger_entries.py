@@ -29,7 +29,7 @@ OF_BASE_ROWS: Final = (
     "group adds, and is counted with that, twice what a group adds"
 )
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
-TIMES, FEATURES = "times", "features"
+TIMES, FEATURES, TREES = "times", "features", "trees"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
 UNMATCHED: Final = "unmatched"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
@@ -69,6 +69,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     FEATURES: "not covered: the share of each feature's missing values and of its rarer "
     "categories, in whole percents, how many categories there are, and whether nearly all "
     "texts are numbers or dates",
+    TREES: "not covered: trees, whose splits lie between values of single rows, and whose leaves "
+    "have sums of the loss's derivatives; sealed to the table's other shards",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "

@@ -5,35 +5,38 @@ joined rows of each row; what the new trees add to the scores comes up. The shar
 table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 """
 
-from collections.abc import Generator, Mapping, Sequence
-from typing import Any, Final
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Generator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 
+from strategies.disclosures import Exposure
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, RoundListener
 from strategies.setup.joined_rows import JoinedRows
-from strategies.setup.problem import TrainedTable, TrainingProblem
+from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, model_seed
 from strategies.training.traffic import TableSize, Traffic, boost_epoch
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import SettingsError
+from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
-from tp_flower.learning.boosting import Boosting
+from tp_flower.learning.boosting import Boosting, moved
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import TREES, Growth
+from tp_flower.methods import BAGGED, LARGE_SHARD, LOCAL, TREES, Growth
 from tp_flower.model_names import find_version
-from tp_flower.protocol.boost_messages import BoostRequest, BoostStep
+from tp_flower.protocol.boost_messages import BagPart, BagRequest, BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.settings import Settings
-from tp_flower.settings.run import STOP
+from tp_flower.settings.run import AUTO, STOP
 from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
@@ -48,6 +51,8 @@ class TablePuppetBoost(JoinStrategy):
     messages = (Action.PREPARE, Action.BOOST)
 
     _lengths: Mapping[str, float] = {}
+    _is_bagged = False
+    _bagged: Collection[str] = ()
     _start: tuple[FloatArray, FloatArray] | None = None
 
     def __init__(
@@ -65,8 +70,24 @@ class TablePuppetBoost(JoinStrategy):
 
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
-        further = (Action.SCORE,) if self.settings.boost_from else ()
-        return (*further, *super().run_messages(is_sharded=is_sharded))
+        first = (Action.SCORE,) if self.settings.boost_from else ()
+        last = (Action.BAG,) if is_sharded and self.settings.lou != LOCAL else ()
+        return (*first, *super().run_messages(is_sharded=is_sharded), *last)
+
+    def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
+        """Return the facts that decide who learns what."""
+        lou, rows = self.settings.lou, joined.train.joined_rows
+        self._bagged = [
+            name
+            for name, layout in joined.layouts.items()
+            if (shards := len(layout.parts)) > 1
+            and (lou == BAGGED or (lou == AUTO and rows < LARGE_SHARD * shards))
+        ]
+        return dataclasses.replace(
+            super().exposure(joined, *others),
+            bagged=self._bagged,
+            scores_own_trees=lou != BAGGED or not self._bagged,
+        )
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
@@ -83,7 +104,7 @@ class TablePuppetBoost(JoinStrategy):
         self._start = scores[is_train], scores[~is_train]
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
-        """Let every shard grow trees of its own."""
+        """Let every shard grow trees of its own, whatever becomes of them."""
         return Update.LOCAL
 
     def model_spec(self, preparation: Preparation, table: str) -> ModelSpec:
@@ -93,11 +114,12 @@ class TablePuppetBoost(JoinStrategy):
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
-        return boost_epoch(tables)
+        return boost_epoch(tables, self._growth, self._bagged)
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
-        return replace(super().last_request(), lengths=dict(self._lengths))
+        lengths = dict(self._lengths)
+        return replace(super().last_request(), lengths=lengths, is_bagged=self._is_bagged)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the validation rows say that it is enough.
@@ -106,41 +128,71 @@ class TablePuppetBoost(JoinStrategy):
         """
         weights, base = problem.weighting.train_rows, problem.base_score
         constant = np.tile(base, (len(problem.test_labels), 1))
-        start, test = self._start or (base, constant)
+        start, held_out = self._start or (base, constant)
         boosting = Boosting(problem.loss, problem.train_labels, weights, start)
-        growing, self._lengths = dict(problem.tables), {}
+        growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
+        choices: Counter[str] = Counter()
         for epoch in range(1, self.settings.epochs + 1):
-            request = BoostRequest(
-                growth=self._growth,
-                lengths=dict(self._lengths),
-                is_best=self.best.is_last,
-                scores_number=self.epoch,
-                parts=_steps(problem, growing, *boosting.derivatives()),
-            )
-            replies = yield self.request(ask(request, problem.parts))
-            scores = {name: table.gather_scores(replies) for name, table in growing.items()}
-            # of masked scores only the sum over all tables has a meaning
-            sums = [{name: values} for name, values in scores.items()]
-            sums = [scores] if problem.fixed_point else sums
-            directions = [problem.add_up(each) for each in sums]
-            lengths = boosting.step(directions)
-            if problem.test is not None:
-                for length, each in zip(lengths, sums, strict=True):
-                    test += length * problem.add_up(each, is_tested=True)
-            self._lengths = {
-                name: float(length)
-                for each, length in zip(sums, lengths, strict=True)
-                for name in each
-            }
-            held_out = problem.metrics_of_held_out(test)._asdict()
+            steps = yield from self._steps(problem, boosting, growing, held_out)
+            # of equals the later: no rows validate, or the trees are alike
+            step = min(reversed(steps), key=lambda each: each.validation_loss)
+            boosting.scores = moved(boosting.scores, step.lengths, step.directions)
+            self._lengths, self._is_bagged = step.by_table, step.is_bagged
+            choices[BAGGED if step.is_bagged else LOCAL] += 1
             train = problem.train_metrics(boosting.scores)
-            self.finish_epoch(EpochResult(epoch, train, **held_out))
+            held_out = step.held_out
+            self.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
             growing = {name: growing[name] for name, a in self._lengths.items() if a}
-            has_split = any(direction.any() for direction in directions)
+            has_split = any(direction.any() for direction in step.directions)
             if epoch == 1 and not has_split:
                 self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
             if self.best.is_over or not growing or not has_split:
-                return
+                break
+        if any(len(table.parts) > 1 for table in problem.tables.values()):
+            self.chosen["lou"] = ", ".join(f"{name} in {n} epochs" for name, n in choices.items())
+
+    def _steps(
+        self,
+        problem: TrainingProblem,
+        boosting: Boosting,
+        growing: Mapping[str, TrainedTable],
+        held_out: FloatArray,
+    ) -> Generator[Requests, Replies, list["Step"]]:
+        """Let the tables grow trees; return the steps that may be taken along them."""
+        bagged = [name for name in problem.exposure.bagged if name in growing]
+        number = 2 * self.epoch  # of scores: two in an epoch, each with a mask of its own
+        sends_scores = problem.exposure.scores_own_trees or not bagged
+        request = BoostRequest(
+            growth=self._growth,
+            lengths=dict(self._lengths),
+            is_bagged=self._is_bagged,
+            is_best=self.best.is_last,
+            sends_scores=sends_scores,
+            bagged=bagged,
+            scores_number=number,
+            parts=_derivatives(problem, growing, *boosting.derivatives()),
+        )
+        replies = yield self.request(ask(request, problem.parts))
+        steps = []
+        if sends_scores:
+            steps.append(_step(problem, boosting, growing, replies, held_out))
+        parts: dict[int, BagPart] = {}
+        for name, table in growing.items():
+            trees = {
+                str(part.number): sealed
+                for part in table.parts
+                if (sealed := getattr(replies.parts.get(part.number), "sealed", None)) is not None
+            }
+            is_own = name not in bagged or len(trees) < len(table.parts)
+            parts |= table.for_all(BagPart(is_own=is_own, trees={} if is_own else trees))
+        if not all(part.is_own for part in parts.values()):
+            bag = BagRequest(scores_number=number + 1, parts=parts)
+            replies = yield self.request(ask(bag, problem.parts))
+            averaged = _step(problem, boosting, growing, replies, held_out)
+            steps.append(averaged._replace(is_bagged=True))
+        if not steps:
+            raise ReplyError(f"a shard of {', '.join(bagged)} has sealed no trees for the others")
+        return steps
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the training loss of trees falls for ever."""
@@ -178,7 +230,45 @@ def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str)
         )
 
 
-def _steps(
+class Step(NamedTuple):
+    """A step along new trees: how far, by table and by direction, and where it leads."""
+
+    by_table: dict[str, float]
+    lengths: FloatArray
+    directions: list[FloatArray]
+    held_out: FloatArray
+    metrics: HeldOutMetrics
+    is_bagged: bool = False
+
+    @property
+    def validation_loss(self) -> float:
+        """The loss of the validation rows, 0 without any."""
+        return self.metrics.validation.get("loss", 0.0)
+
+
+def _step(
+    problem: TrainingProblem,
+    boosting: Boosting,
+    growing: Mapping[str, TrainedTable],
+    replies: Replies,
+    held_out: FloatArray,
+) -> Step:
+    """Return the best step along the values of new trees.
+
+    Of masked scores only the sum over all tables has a meaning.
+    """
+    scores = {name: table.gather_scores(replies) for name, table in growing.items()}
+    sums = [scores] if problem.fixed_point else [{name: values} for name, values in scores.items()]
+    directions = [problem.add_up(each) for each in sums]
+    lengths = boosting.lengths(directions)
+    if problem.test is not None:
+        tested = [problem.add_up(each, is_tested=True) for each in sums]
+        held_out = moved(held_out, lengths, tested)
+    by_table = dict(zip(growing, np.broadcast_to(lengths, len(growing)).tolist(), strict=True))
+    return Step(by_table, lengths, directions, held_out, problem.metrics_of_held_out(held_out))
+
+
+def _derivatives(
     problem: TrainingProblem,
     growing: Mapping[str, TrainedTable],
     gradient: FloatArray,

@@ -30,11 +30,12 @@ Notation:
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from strategies.run.strategy import ends_early, tests_every_epoch
+from tp_flower.methods import Growth
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
 from tp_flower.protocol import training_messages
@@ -44,6 +45,8 @@ from tp_flower.protocol.descent_messages import DescentUpdate
 from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
 from tp_flower.settings import Settings
+
+LEAF_BYTES: Final = 32  # of a tree that shards show each other
 
 
 @dataclass(frozen=True)
@@ -187,19 +190,24 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
 
 
-def boost_epoch(tables: Sequence[TableSize]) -> Traffic:
-    """Return the traffic of one round of boosting.
+def boost_epoch(tables: Sequence[TableSize], growth: Growth, bagged: Collection[str]) -> Traffic:
+    """Return the traffic of one epoch of boosting.
 
     One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
-    the new trees add comes up, 4 m d_c.
+    the new trees add comes up, 4 m d_c. Where shards average their trees, those of each go to all,
+    at most, and what the average adds comes up as well.
     """
     tally = Tally()
+    trees = LEAF_BYTES * growth.leaves * growth.trees
     for table, shard in _shards(tables):
         sizes = {**table.sizes(shard), "scored": shard.total}
         fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
         tally.add("down", table, sizes, BoostStep, *fields)
-        tally.add("up", table, sizes, BoostUpdate, "scores")
-    return tally.traffic(rounds=1)
+        tally.add("up", table, sizes, BoostUpdate, "scores", times=1 + bool(bagged))
+        if table.name in bagged:
+            tally.up[table.name] += trees * table.outputs
+            tally.down[table.name] += trees * table.outputs * len(table.shards)
+    return tally.traffic(rounds=1 + bool(bagged))
 
 
 def sgd_epoch(

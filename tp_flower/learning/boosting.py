@@ -59,17 +59,12 @@ class Boosting:
         in_threads(fill, len(self.scores), LEAST_ROWS)
         return gradient, np.maximum(hessian, LEAST_HESSIAN, out=hessian)
 
-    def step(self, directions: Sequence[FloatArray]) -> FloatArray:
-        """Take a step along each of some directions, (N, d_c); return the lengths."""
-        lengths = np.minimum(SHRINK * self._best(directions), LONGEST)
-        self.scores = self._moved(lengths, directions)
-        return lengths
-
-    def _best(self, directions: Sequence[FloatArray]) -> FloatArray:
+    def lengths(self, directions: Sequence[FloatArray]) -> FloatArray:
+        """Return how far to step along each of some directions, (N, d_c)."""
         from scipy.optimize import minimize
 
         def loss_and_slopes(lengths: FloatArray) -> tuple[float, FloatArray]:
-            scores = self._moved(lengths, directions)
+            scores = moved(self.scores, lengths, directions)
             gradient = self._loss.gradient(scores, self._labels)
             if self._weights is not None:
                 gradient *= self._weights[:, None]
@@ -82,10 +77,12 @@ class Boosting:
         best: FloatArray = minimize(
             loss_and_slopes, np.ones(count), jac=True, method="L-BFGS-B", bounds=bounds
         ).x
-        return best
+        return np.minimum(SHRINK * best, LONGEST)
 
-    def _moved(self, lengths: FloatArray, directions: Sequence[FloatArray]) -> FloatArray:
-        scores = self.scores.copy()
-        for length, direction in zip(lengths, directions, strict=True):
-            scores += length * direction
-        return scores
+
+def moved(scores: FloatArray, lengths: FloatArray, directions: Sequence[FloatArray]) -> FloatArray:
+    """Return scores after a step along each of some directions, (N, d_c)."""
+    after = scores.copy()
+    for length, direction in zip(lengths, directions, strict=True):
+        after += length * direction
+    return after

@@ -1,4 +1,4 @@
-"""The message of training by boosting, after ``prepare``."""
+"""The messages of training by boosting, after ``prepare``."""
 
 from typing import Annotated
 
@@ -6,6 +6,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import Growth
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.setup_messages import SealedText
 from tp_flower.protocol.training_messages import SCORES_DISCLOSED
 
 
@@ -25,13 +26,19 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     Attributes:
         lengths: by table, none before the first trees.
         parts: a participant that is not in them grows no more.
+        is_bagged: whether the last trees are the average of the shards', where there are several.
         is_best: whether the model after the step is the best so far, to be saved.
+        sends_scores: whether what each shard's own trees add comes up, masked.
+        bagged: the tables whose shards seal their trees for each other.
         scores_number: of the scores that answer it, in the run: it names their masks.
     """
 
     growth: Growth
     lengths: dict[str, f.NonNegative] = {}
+    is_bagged: bool = False
     is_best: bool = False
+    sends_scores: bool = True
+    bagged: list[f.Name] = []
     scores_number: f.Count
     parts: dict[int, BoostStep]
 
@@ -43,18 +50,74 @@ class BoostRequest(Request, frozen=True, kw_only=True):
             covered_by="messages",
         ),
     )
-    schedule = ("growth", "lengths", "is_best", "scores_number")
+    schedule = (
+        *("growth", "lengths", "is_bagged", "is_best"),
+        *("sends_scores", "bagged", "scores_number"),
+    )
 
 
-class BoostUpdate(PartBody, frozen=True):
-    """The values of a participant's new trees, which add to its rows' scores."""
+class BoostUpdate(PartBody, frozen=True, kw_only=True):
+    """The values of a participant's new trees, which add to its rows' scores.
+
+    ``sealed`` are the trees, which only the table's other shards can open; None if its
+    policy does not let models leave.
+    """
+
+    scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
+    sealed: SealedText | None = None
+
+
+class BoostReply(Reply, frozen=True):
+    """The values of every participant's new trees, or the trees, or both."""
+
+    parts: dict[int, BoostUpdate]
+
+    discloses = (
+        SCORES_DISCLOSED._replace(carries="{scored}, of new trees alone", when="scores_own_trees"),
+        Discloses(
+            "to the other shards of {bagged}: the trees that a shard has grown, whose splits lie "
+            "between values of its rows, and whose leaves have sums of the derivatives over at "
+            "least min-rows-per-leaf joined rows, which may be of one row",
+            fields=("sealed",),
+            covered_by="shards",
+            kinds=("trees",),
+            policy="models",
+            when="bagged",
+            reader=f.SITES,
+        ),
+    )
+
+
+class BagPart(PartBody, frozen=True):
+    """The sealed trees of all the table's shards, by number, unless it keeps its own."""
+
+    is_own: bool
+    trees: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
+
+
+class BagRequest(Request, frozen=True, kw_only=True):
+    """Average the trees that the shards have just grown (Breiman 1996)."""
+
+    scores_number: f.Count
+    parts: dict[int, BagPart]
+
+    # the message in which the trees were sealed discloses them
+    schedule = ("scores_number", "is_own", "trees")
+
+
+class BagUpdate(PartBody, frozen=True):
+    """The values of a table's averaged trees, of a participant's rows."""
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
 
 
-class BoostReply(Reply, frozen=True):
-    """The values of every participant's new trees."""
+class BagReply(Reply, frozen=True):
+    """The values of every table's averaged trees."""
 
-    parts: dict[int, BoostUpdate]
+    parts: dict[int, BagUpdate]
 
-    discloses = (SCORES_DISCLOSED._replace(carries="{scored}, of new trees alone", when=""),)
+    discloses = (
+        SCORES_DISCLOSED._replace(
+            carries="{scored}, of the average of the shards' new trees", when="bagged"
+        ),
+    )

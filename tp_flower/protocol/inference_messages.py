@@ -13,7 +13,7 @@ from tp_flower.protocol.training_messages import Masking, PrivacyTerms
 class FinishRequest(Request, frozen=True, kw_only=True):
     """End the run, after the last ``step`` of conjugate gradients, or of boosting.
 
-    The latter's are ``lengths``, by table.
+    The latter's are ``lengths``, by table, of trees that may be ``is_bagged``.
 
     Unless the last model ``is_best``, the one that was so far is saved, if any was.
     """
@@ -21,12 +21,16 @@ class FinishRequest(Request, frozen=True, kw_only=True):
     keep_models: bool = False
     step: LineStep | None = None
     lengths: dict[str, f.NonNegative] = {}
+    is_bagged: bool = False
     is_best: bool = False
     model_name: str | None = None
     model_version: str | None = None
 
     discloses = (Discloses("that the run is over, and its name"),)
-    schedule = (*("keep_models", "step", "lengths", "is_best"), *("model_name", "model_version"))
+    schedule = (
+        *("keep_models", "step", "lengths", "is_bagged", "is_best"),
+        *("model_name", "model_version"),
+    )
 
 
 class FinishedPart(PartBody, frozen=True):

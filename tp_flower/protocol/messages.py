@@ -50,6 +50,7 @@ class Action(StrEnum):
     DESCENT = "train.descent", descent.DescentRequest, descent.DescentReply
     DIRECTION = "train.direction", descent.DirectionRequest, descent.DirectionReply
     BOOST = "train.boost", boosting.BoostRequest, boosting.BoostReply
+    BAG = "train.bag", boosting.BagRequest, boosting.BagReply
     SGD = "train.sgd", training.SgdRequest, training.SgdReply
     STEP = "train.step", training.StepRequest, training.StepReply
     ROWS = "train.rows", coreset.RowsRequest, coreset.RowsReply

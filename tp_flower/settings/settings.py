@@ -179,8 +179,13 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"loss: {values.loss!r} does not fit task {values.task!r}: use "
             f"{', '.join((run.AUTO, *losses))}"
         )
-    solves_tables = values.method.solves_tables
-    if values.lou == training.GRAM and solves_tables and values.other_model:
+    choices = (run.AUTO, *training.BY_FAMILY.get(values.family, ()))
+    if len(choices) > 1 and values.lou not in choices:
+        yield (
+            f"lou: {values.lou!r} does not go with strategy {values.method_name!r}: "
+            f"use {', '.join(choices)}"
+        )
+    if values.lou == training.GRAM and values.method.solves_tables and values.other_model:
         yield (
             f"lou: 'gram' needs linear models, but {values.other_model!r} is set: "
             "use auto or consensus"

@@ -11,6 +11,11 @@ from tp_flower.settings.declare import Form, OneOf, Range, Readers, items_of, li
 from tp_flower.settings.run import AUTO, model_name
 
 GRAM: Final = "gram"
+BY_FAMILY: Final = {
+    methods.ADMM: (GRAM, "consensus"),
+    methods.BOOST: (methods.LOCAL, methods.BAGGED),
+}
+"""How the shards of a table may train together, by family of methods."""
 
 _SGD: Final = Readers(methods.of_families(methods.SGD))
 _BATCHES: Final = Readers(("sgd", "vfl-sgd"))
@@ -35,9 +40,13 @@ class AdmmSettings:
     )
     lou: str = setting(
         AUTO,
-        'ADMM over the shards of a table: "gram" (exact, linear models), "consensus" '
-        '(any model), or "auto": gram where the table\'s model is linear.',
-        OneOf((AUTO, GRAM, "consensus")),
+        'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" (any '
+        'model); "auto": gram where its model is linear. "boost": "local" (each shard grows its '
+        'own trees), "bagged" (the average of all shards\' trees, which they show each other); '
+        f'"auto": local from {methods.LARGE_SHARD:,} joined rows a shard on, or else what the '
+        "validation rows prefer in each round (bagged without any).",
+        OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
+        Readers(methods.of_families(*BY_FAMILY)),
     )
     inner_rounds: int = setting(1, "Rounds of consensus between shards per epoch.", Range(1))
     local_epochs: int = setting(

@@ -9,6 +9,7 @@ import pytest
 
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Predict
+from strategies.training import boosting
 from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
@@ -76,13 +77,11 @@ def test_trees_without_a_split_are_warned_of(caplog):
 def test_a_table_whose_step_is_zero_grows_no_more(monkeypatch):
     steps = []
 
-    def step(self, directions):
+    def lengths(_, directions):
         steps.append(len(directions))
-        lengths = np.linspace(0.0, 0.5, len(directions))
-        self.scores = self._moved(lengths, directions)
-        return lengths
+        return np.linspace(0.0, 0.5, len(directions))
 
-    monkeypatch.setattr(Boosting, "step", step)
+    monkeypatch.setattr(Boosting, "lengths", lengths)
     sites = one_per_site(whole(FRAMES))
     run = run_query(store_sql("squared"), sites, privacy=CLEAR, **HOW)
     assert steps == [3, 2, 1]
@@ -218,3 +217,91 @@ def test_codes_are_for_trees_alone():
     sites = one_per_site(whole(FRAMES))
     with pytest.raises(Exception, match=r"codes.* is for trees"):
         run_query(store_sql("squared"), sites, "cg", encoders="c.region=codes")
+
+
+BOTH = pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()], ids=["clear", "masked"])
+SHARDED = one_per_site(sharded(FRAMES))
+
+
+def boosted(lou, sites=SHARDED, change=None, **settings):
+    how = {**HOW, "min_rows_per_leaf": 3, "validation_fraction": 0.2, "patience": 9, **settings}
+    return run_query(store_sql("squared"), sites, change=change, lou=lou, **how)
+
+
+@BOTH
+def test_the_average_of_equal_shards_is_what_each_has_grown(privacy):
+    orders = FRAMES["orders"]
+    twins = one_per_site({**whole(FRAMES), "orders": [orders, orders]})
+    for sites, rounds in ((one_per_site(whole(FRAMES)), 0), (twins, 3)):
+        how = {"validation_fraction": 0.0, "patience": 0, "test_fraction": 0.0, "privacy": privacy}
+        local, bagged = (boosted(lou, sites, **how) for lou in ("local", "bagged"))
+        np.testing.assert_allclose(bagged.losses, local.losses, rtol=1e-5)
+        assert len({seen.round for seen in bagged.sent(Action.BAG)}) == rounds
+
+
+@BOTH
+def test_auto_takes_what_the_validation_rows_prefer(privacy):
+    runs = {lou: boosted(lou, privacy=privacy) for lou in ("local", "bagged", "auto")}
+    first = {
+        lou: next(each.validation["loss"] for each in run.history if each.validation)
+        for lou, run in runs.items()
+    }
+    assert first["local"] != first["bagged"]
+    assert first["auto"] == min(first["local"], first["bagged"])
+    assert " in " in runs["auto"].strategy.chosen["lou"]
+    own = runs["bagged"].arrays(Action.BOOST, replies=True)
+    assert {name for _, name in own} == {"sealed"}
+
+
+def test_large_shards_keep_their_trees(monkeypatch):
+    monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
+    run = boosted("auto")
+    assert not run.sent(Action.BAG)
+    assert run.strategy.chosen["lou"] == "local in 3 epochs"
+    assert "the trees that a shard has grown" not in str(report_dict(run.strategy.report))
+
+
+@pytest.mark.parametrize("lou", ["auto", "bagged"])
+def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
+    policy = "releases = {{ models = '{}', scores = 'masked' }}"
+    for level, count in (("clear", 1), ("sealed", 0)):
+        sites = {
+            f"{name}-{place}": write_site(
+                tmp_path / level / f"{name}-{place}", {name: frame}, {name: policy.format(level)}
+            )
+            for name, frames in sharded(FRAMES).items()
+            for place, frame in enumerate(frames)
+        }
+        if lou == "bagged" and not count:
+            with pytest.raises(Exception, match=r"releases.models = sealed.*lou = 'local'"):
+                boosted(lou, sites)
+            continue
+        run = boosted(lou, sites)
+        assert len({seen.round for seen in run.sent(Action.BAG)}) == 3 * count
+        whats = {
+            line["release"]["what"] for lines in run.strategy.ledgers.values() for line in lines
+        }
+        assert ("trees" in whats) == bool(count)
+
+
+@pytest.mark.parametrize("how", ["replayed", "swapped", "missing"])
+def test_sealed_trees_that_belong_elsewhere_are_refused(how):
+    earlier = {}
+
+    def change(seen):
+        if seen.action != Action.BAG or seen.is_reply:
+            return
+        for key in list(seen.arrays):
+            if how == "missing":
+                del seen.arrays[key]
+                return
+            if how == "replayed" and key in earlier:
+                seen.arrays[key] = earlier[key]
+            if how == "swapped":
+                other = next(each for each in seen.arrays if each[0] == key[0] and each != key)
+                seen.arrays[key] = seen.arrays[other]
+        earlier.update(seen.arrays)
+
+    message = "trees/" if how == "missing" else "the sealed trees .* cannot be opened"
+    with pytest.raises(Exception, match=message):
+        boosted("bagged", change=change)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tp_flower.arrays import MISSING
 from tp_flower.errors import ModelError
 from tp_flower.joins.mapping import TableRows
-from tp_flower.learning.boosting import SHRINK, Boosting
+from tp_flower.learning.boosting import SHRINK, Boosting, moved
 from tp_flower.learning.models.trees import Forest, TreeModel, grow
 from tp_flower.losses import make_loss
 from tp_flower.methods import Growth
@@ -165,22 +165,19 @@ def test_the_step_is_a_share_of_the_best(name, classes):
     start, (gradient, hessian) = boosting.scores.copy(), boosting.derivatives()
     slow = loss.gradient(start, labels) * weights[:, None]
     np.testing.assert_allclose(gradient, slow)
-    moved = loss.gradient(start + 1e-5, labels) - loss.gradient(start - 1e-5, labels)
+    change = loss.gradient(start + 1e-5, labels) - loss.gradient(start - 1e-5, labels)
     if name != "softmax":
-        np.testing.assert_allclose(hessian, moved / 2e-5 * weights[:, None], rtol=1e-4)
+        np.testing.assert_allclose(hessian, change / 2e-5 * weights[:, None], rtol=1e-4)
     # long enough that no step is cut
     fit = 1000.0 * -gradient
     for directions in ([fit], [fit, 0.3 * fit + 9.0 * rng.normal(size=fit.shape), -fit]):
-        boosting.scores = start.copy()
-        lengths = boosting.step(directions)
-        moved = start + sum_of(lengths, directions)
-        np.testing.assert_allclose(boosting.scores, moved)
+        lengths = boosting.lengths(directions)
         assert (lengths >= 0.0).all()
         assert (lengths < 1.0).all()
         best = lengths / SHRINK
 
         def value(lengths, directions=directions):
-            return loss.value(start + sum_of(lengths, directions), labels, weights)
+            return loss.value(moved(start, lengths, directions), labels, weights)
 
         for place in range(len(directions)):
             for change in (-1e-4, 1e-4):
@@ -189,18 +186,11 @@ def test_the_step_is_a_share_of_the_best(name, classes):
                 assert value(best) <= value(other) + 1e-9
 
 
-def sum_of(lengths, directions):
-    total = np.zeros_like(directions[0])
-    for length, direction in zip(lengths, directions, strict=True):
-        total += length * direction
-    return total
-
-
 def test_a_step_is_at_most_one():
     labels, loss = np.array([0.0, 2.0]), make_loss("squared", 0)
     boosting = Boosting(loss, labels, None, np.array([1.0]))
     direction = 0.1 * (labels[:, None] - 1.0)
-    assert boosting.step([direction]) == [1.0]
+    assert boosting.lengths([direction]) == [1.0]
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch):

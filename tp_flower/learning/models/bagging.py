@@ -1,0 +1,130 @@
+"""Trees that the shards of a table show each other, and the average of their forests.
+
+They leave a shard without what LightGBM writes beside them, such as the columns' ranges.
+Those of another shard are checked before LightGBM reads them, which trusts its files:
+every node is in one place of one tree, and splits a column that there is.
+
+The average is one forest of all trees, whose leaves are scaled by their shard's share
+of the joined rows (Breiman 1996, "Bagging predictors", with shards for samples).
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Final, Self
+
+import msgspec
+import numpy as np
+
+from tp_flower.arrays import AnyArray
+from tp_flower.errors import ModelError
+
+_Child = Annotated[int, msgspec.Meta(ge=-(1 << 16), lt=1 << 16)]
+_Code = Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+
+
+class Tree(msgspec.Struct, frozen=True, array_like=True):
+    """A tree in LightGBM's terms: of a child below 0, ~child is the number of a leaf.
+
+    The threshold of a split by categories is the number of a set, whose bits are in
+    ``cat_threshold``, from one of ``cat_boundaries`` to the next.
+    """
+
+    leaf_value: list[float]
+    split_feature: list[_Code]
+    split_gain: list[float]
+    threshold: list[float]
+    decision_type: list[Annotated[int, msgspec.Meta(ge=0, lt=16)]]
+    left_child: list[_Child]
+    right_child: list[_Child]
+    cat_boundaries: list[_Code]
+    cat_threshold: list[_Code]
+
+    @classmethod
+    def of(cls, section: str) -> Self:
+        """Return the tree of a section of LightGBM's text."""
+        values = dict(line.partition("=")[::2] for line in section.splitlines())
+        fields = [values.get(name, "").split() for name in cls.__struct_fields__]
+        return msgspec.convert(fields, cls, strict=False)
+
+    def is_valid(self, columns: int) -> bool:
+        """Whether it is a tree, and over so many columns."""
+        splits, sets = len(self.leaf_value) - 1, len(self.cat_boundaries) - 1
+        lengths = {len(getattr(self, name)) for name in _OF_SPLITS}
+        if lengths != {splits}:
+            return False
+        if not splits:
+            return bool(np.isfinite(self.leaf_value).all())
+        children = np.array([self.left_child, self.right_child])
+        named = np.array(self.threshold)[np.array(self.decision_type) % 2 == 1]
+        return bool(
+            np.array_equal(np.sort(children, None), [*range(~splits, 0), *range(1, splits)])
+            # a node comes after the one above it: there is no circle
+            and ((children < 0) | (children > np.arange(splits))).all()
+            and max(self.split_feature) < columns
+            and np.isin(named, np.arange(sets)).all()
+            and self.cat_boundaries[:1] in ([], [0])
+            and (np.diff(self.cat_boundaries) > 0).all()
+            and sum(self.cat_boundaries[-1:]) == len(self.cat_threshold)
+            and np.isfinite([*self.leaf_value, *self.split_gain]).all()
+            and not np.isnan(self.threshold).any()
+        )
+
+    def text(self, number: int, share: float) -> Iterator[str]:
+        """Yield the lines of LightGBM's text, with leaves scaled by a share."""
+        sets = max(len(self.cat_boundaries) - 1, 0)
+        yield from (f"Tree={number}", f"num_leaves={len(self.leaf_value)}", f"num_cat={sets}")
+        for name in self.__struct_fields__:
+            values = np.array(getattr(self, name))
+            scaled = values * share if name in ("leaf_value", "split_gain") else values
+            yield f"{name}={' '.join(map(str, scaled.tolist()))}"
+        yield from ("is_linear=0", "shrinkage=1", "")
+
+
+_OF_SPLITS: Final = Tree.__struct_fields__[1:7]
+
+
+class ShardTrees(msgspec.Struct, frozen=True):
+    """The trees that a shard has grown on the joined rows of its own."""
+
+    joined_rows: Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+    trees: list[Tree]
+
+
+def shown_trees(grown: AnyArray, joined_rows: float) -> bytes:
+    """Return trees (their text's bytes) as another shard may see them."""
+    sections = grown.tobytes().decode().partition("end of trees")[0].split("\nTree=")[1:]
+    return msgspec.msgpack.encode(ShardTrees(joined_rows, [Tree.of(each) for each in sections]))
+
+
+def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
+    """Return the average of the shards' forests, as the bytes of LightGBM's text.
+
+    Raises:
+        ModelError: they are not trees over the columns, for so many outputs.
+    """
+    try:
+        shards = [msgspec.msgpack.decode(each, type=ShardTrees) for each in documents]
+    except msgspec.DecodeError:
+        raise ModelError("malformed trees") from None
+    total = sum(shard.joined_rows for shard in shards if shard.trees)
+    lines: list[str] = []
+    number = 0
+    for shard in shards:
+        if len(shard.trees) % outputs or not all(tree.is_valid(columns) for tree in shard.trees):
+            raise ModelError("malformed trees")
+        for tree in shard.trees:
+            lines += tree.text(number, shard.joined_rows / total)
+            number += 1
+    header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns))
+    text = "\n".join([header, *lines, "end of trees", ""]) if lines else ""
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+_HEADER: Final = """tree
+version=v4
+num_class={0}
+num_tree_per_iteration={0}
+label_index=0
+max_feature_idx={1}
+feature_names={2}
+feature_infos={2}
+"""
