@@ -223,7 +223,7 @@ class Kept:
 
 def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
-    seal, _ = encoding._shared(Site(grid.contexts[node], grid.run_name), part)
+    seal, _ = encoding.shared(Site(grid.contexts[node], grid.run_name), part)
     return seal
 
 

@@ -8,7 +8,7 @@ The average is one forest of all trees, whose leaves are scaled by their shard's
 of the joined rows (Breiman 1996, "Bagging predictors", with shards for samples).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Final, Self
 
 import msgspec
@@ -65,18 +65,21 @@ class Tree(msgspec.Struct, frozen=True, array_like=True):
             and (np.diff(self.cat_boundaries) > 0).all()
             and sum(self.cat_boundaries[-1:]) == len(self.cat_threshold)
             and np.isfinite([*self.leaf_value, *self.split_gain]).all()
-            and not np.isnan(self.threshold).any()
+            and (np.array(self.threshold) > -np.inf).all()
         )
 
-    def text(self, number: int, share: float) -> Iterator[str]:
-        """Yield the lines of LightGBM's text, with leaves scaled by a share."""
+    def text(self, number: int, share: float) -> bytes:
+        """Return LightGBM's text, with leaves scaled by a share."""
         sets = max(len(self.cat_boundaries) - 1, 0)
-        yield from (f"Tree={number}", f"num_leaves={len(self.leaf_value)}", f"num_cat={sets}")
+        lines = [b"Tree=%d\nnum_leaves=%d\nnum_cat=%d" % (number, len(self.leaf_value), sets)]
         for name in self.__struct_fields__:
-            values = np.array(getattr(self, name))
-            scaled = values * share if name in ("leaf_value", "split_gain") else values
-            yield f"{name}={' '.join(map(str, scaled.tolist()))}"
-        yield from ("is_linear=0", "shrinkage=1", "")
+            values = getattr(self, name)
+            if name in ("leaf_value", "split_gain"):
+                values = [share * value for value in values]
+            # the shortest texts that are read as the same numbers, much faster than str
+            text = msgspec.json.encode(values)[1:-1].replace(b",", b" ").replace(b"null", b"inf")
+            lines.append(name.encode() + b"=" + text)
+        return b"\n".join([*lines, b"is_linear=0\nshrinkage=1\n\n"])
 
 
 _OF_SPLITS: Final = Tree.__struct_fields__[1:7]
@@ -105,18 +108,16 @@ def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
         shards = [msgspec.msgpack.decode(each, type=ShardTrees) for each in documents]
     except msgspec.DecodeError:
         raise ModelError("malformed trees") from None
-    total = sum(shard.joined_rows for shard in shards if shard.trees)
-    lines: list[str] = []
-    number = 0
+    total = sum(shard.joined_rows for shard in shards if shard.trees) or 1.0
+    trees: list[bytes] = []
     for shard in shards:
         if len(shard.trees) % outputs or not all(tree.is_valid(columns) for tree in shard.trees):
             raise ModelError("malformed trees")
-        for tree in shard.trees:
-            lines += tree.text(number, shard.joined_rows / total)
-            number += 1
-    header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns))
-    text = "\n".join([header, *lines, "end of trees", ""]) if lines else ""
-    return np.frombuffer(text.encode(), np.uint8)
+        share = shard.joined_rows / total
+        trees += (tree.text(number, share) for number, tree in enumerate(shard.trees, len(trees)))
+    header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns)).encode()
+    text = b"".join([header, *trees, b"end of trees\n"]) if trees else b""
+    return np.frombuffer(text, np.uint8)
 
 
 _HEADER: Final = """tree
@@ -127,4 +128,5 @@ label_index=0
 max_feature_idx={1}
 feature_names={2}
 feature_infos={2}
+
 """
