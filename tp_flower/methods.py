@@ -82,6 +82,11 @@ METHODS: Final[Mapping[str, Method]] = {
 }
 
 
+SHARED_TREES: Final = 3
+FEWEST_TREES: Final = 8
+"""All trees of shards that average them, over one's own; of each shard, at least."""
+
+
 class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How trees are grown: how many, of how many leaves, and by which rate.
 
@@ -93,6 +98,17 @@ class Growth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     rate: Annotated[float, msgspec.Meta(gt=0, le=1)]
     least_rows: Annotated[int, msgspec.Meta(ge=1, le=(1 << 31) - 1)]
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+
+    def of_shards(self, shards: int) -> "Growth":
+        """Return the growth where shards average their trees: fewer of each, and bolder ones.
+
+        >>> growth = Growth(trees=30, leaves=127, rate=0.1, least_rows=20)
+        >>> [growth.of_shards(n).trees for n in (2, 5, 50)]
+        [30, 18, 8]
+        """
+        trees = min(max(SHARED_TREES * self.trees // shards, FEWEST_TREES), self.trees)
+        rate = 1.0 - (1.0 - self.rate) ** (self.trees / trees)
+        return msgspec.structs.replace(self, trees=trees, rate=rate)
 
 
 def of_families(*families: str) -> tuple[str, ...]:

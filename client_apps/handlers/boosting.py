@@ -38,10 +38,13 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
         body = request.parts.get(part.number)
         if body is not None:
             part.begin_scores(request.scores_number)
-            values = _grow(part, body, request.growth)
+            is_bagged, growth = part.data.table in request.bagged, request.growth
+            if is_bagged:
+                growth = growth.of_shards(len(shared(site, part.number)[0].shards))
+            values = _grow(part, body, growth)
             updates[part.number] = BoostUpdate(
                 scores=part.release_values(values) if request.sends_scores else None,
-                sealed=_sealed(site, part, request) if part.data.table in request.bagged else None,
+                sealed=_sealed(site, part, request) if is_bagged else None,
             )
             if request.bagged:
                 part.vectors[ADDED] = values

@@ -198,15 +198,15 @@ def boost_epoch(tables: Sequence[TableSize], growth: Growth, bagged: Collection[
     at most, and what the average adds comes up as well.
     """
     tally = Tally()
-    trees = LEAF_BYTES * growth.leaves * growth.trees
     for table, shard in _shards(tables):
         sizes = {**table.sizes(shard), "scored": shard.total}
         fields = ("gradient", "hessian") if table.has_hessian else ("gradient",)
         tally.add("down", table, sizes, BoostStep, *fields)
         tally.add("up", table, sizes, BoostUpdate, "scores", times=1 + bool(bagged))
         if table.name in bagged:
-            tally.up[table.name] += trees * table.outputs
-            tally.down[table.name] += trees * table.outputs * len(table.shards)
+            trees = table.outputs * growth.of_shards(len(table.shards)).trees
+            tally.up[table.name] += LEAF_BYTES * growth.leaves * trees
+            tally.down[table.name] += LEAF_BYTES * growth.leaves * trees * len(table.shards)
     return tally.traffic(rounds=1 + bool(bagged))
 
 

@@ -6,7 +6,6 @@ the sites' trees; its time is that of DuckDB's join and of training on pandas' f
 
 import os
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from scripts.bench.datasets import Dataset, at_hand, lahman
+from scripts.bench.datasets import Dataset, Tables, at_hand, lahman
 from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
 from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
@@ -36,6 +35,7 @@ SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_
 SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
 """By column of the flights, the AUC that shards may lose."""
+ALIKE: Final = 10
 
 
 def measure_boost(options: Options) -> Outcome:
@@ -54,6 +54,7 @@ def measure_boost(options: Options) -> Outcome:
         for title, split in SALARIES.items():
             _measure_split(outcome, salaries, title, split)
     _measure_shards(outcome, flights)
+    _measure_alike(outcome, next(dataset for dataset in datasets if dataset.name == "store"))
     return outcome
 
 
@@ -176,16 +177,36 @@ def _measure_shards(outcome: Outcome, flights: Dataset) -> None:
     settings = Settings.from_run_config({**flights.settings, "strategy": "boost"})
     whole = _final(flights, settings)
     for column, most in SHARDED.items():
-        frame = flights.tables["flights"]
-        shards: Sequence[Any] = [part for _, part in frame.groupby(column)]
-        sites = flights.join_only()
-        del sites["flights"]
-        sites |= {
-            f"flights-{number}": {"flights": part.reset_index(drop=True)}
-            for number, part in enumerate(shards)
-        }
+        sites = split_by(flights, "flights", flights.tables["flights"][column])
         lost = whole - _final(flights, settings, sites)
-        outcome.check(f"flights in {len(shards)} shards: AUC lost", lost, most)
+        count = len(sites) - len(flights.tables) + 1
+        outcome.check(f"flights in {count} shards: AUC lost", lost, most)
+
+
+def _measure_alike(outcome: Outcome, store: Dataset) -> None:
+    """Compare how shards train that are alike: random parts of the store's orders."""
+    rows = len(store.tables["orders"])
+    code = np.random.default_rng(1).integers(0, ALIKE, rows)
+    config = {**store.settings, "strategy": "boost"}
+    settings = Settings.from_run_config(config)
+    whole, parts = _final(store, settings), split_by(store, "orders", code)
+    values = {
+        lou: _final(store, settings.with_fields(lou=lou), parts) for lou in ("local", "bagged")
+    }
+    name = f"store, orders in {ALIKE} random shards: RMSE"
+    outcome.facts[f"{name} of one shard, each shard's own trees, their average"] = [
+        *(whole, *values.values())
+    ]
+    auto = _final(store, settings, parts)
+    outcome.check(f"{name} of what is chosen, over that of one shard", auto / whole, 1.01)
+
+
+def split_by(dataset: Dataset, table: str, codes: Any) -> dict[str, Tables]:
+    """Return one site per table, and one for each code of a table's rows."""
+    sites = dataset.join_only()
+    for number, (_, part) in enumerate(sites.pop(table)[table].groupby(codes)):
+        sites[f"{table}-{number}"] = {table: part.reset_index(drop=True)}
+    return sites
 
 
 def _final(dataset: Dataset, settings: Settings, sites: Sites | None = None) -> float:
