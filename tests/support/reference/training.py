@@ -332,4 +332,5 @@ def length_of(problem: Centralised, theta: np.ndarray, direction: np.ndarray) ->
     # at the minimum, where all is rounding, the objective may fall for ever
     if slope(0.0) >= 0.0 or slope(64.0) <= 0.0:
         return 0.0
-    return brentq(slope, 0.0, 64.0, xtol=1e-15, rtol=1e-14)
+    # a slope that rounding makes of steps takes up to the square of a bisection's 56 iterations
+    return brentq(slope, 0.0, 64.0, xtol=1e-15, rtol=1e-14, maxiter=56**2)
