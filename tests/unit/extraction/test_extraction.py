@@ -257,8 +257,7 @@ def test_blocks_are_the_rows_of_the_columns(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("width", "rows"), [(1, 1 << 14), (64, 1 << 14), (512, 2048)])
 def test_batches_are_of_one_size_in_bytes(tmp_path, width, rows):
     columns = {f"x{number}": f"i + {number}" for number in range(width)}
-    sql = f"SELECT i FROM range({rows + 1}) t(i)"
-    shard = of_sql(tmp_path, sql, fragment(columns))
+    shard = of_sql(tmp_path, f"SELECT i FROM range({rows + 1}) t(i)", fragment(columns))
     assert shard.contents.starts == [0, rows, rows + 1]
 
 
@@ -285,8 +284,7 @@ def test_vectors(tmp_path, kind):
 
 
 def grouped(**changed) -> Fragment:
-    columns = (Feature("c", '"c"'), Feature("total", 'SUM("x")'))
-    subquery = SubQuery(columns, groups=('"c"',))
+    subquery = SubQuery((Feature("c", '"c"'), Feature("total", 'SUM("x")')), groups=('"c"',))
     whole = fragment({"total": '"total"'}, [('"c"',)], filters=['"total" > 3'])
     return replace(whole, subquery=replace(subquery, **changed))
 
@@ -305,8 +303,7 @@ def test_order_of_groups_is_that_of_their_contents_and_the_key_of_the_site():
     numbers = np.random.default_rng(3).integers(0, 9_000, 50_000)
     frame = pd.DataFrame({"c": numbers, "x": numbers % 7 * 1.0})
     first, again = (contents(run(frame, grouped())) for _ in range(2))
-    mixed = run(frame.sample(frac=1, random_state=1), grouped())
-    assert first == again == contents(mixed)
+    assert first == again == contents(run(frame.sample(frac=1, random_state=1), grouped()))
     # it tells nothing of the contents
     frame = pd.DataFrame({"c": np.arange(200), "x": np.arange(4.0, 204.0)})
     first, second, again = (
@@ -350,8 +347,7 @@ def test_order_of_rows_does_not_depend_on_the_label(features):
         run(frame, fragment(features, label=sql)).label.values for sql in ('"y"', '1 - "y"')
     )
     np.testing.assert_array_equal(other, 1 - label)
-    changes = np.count_nonzero(np.diff(label))
-    assert changes == pytest.approx(500, abs=5 * np.sqrt(250))
+    assert np.count_nonzero(np.diff(label)) == pytest.approx(500, abs=5 * np.sqrt(250))
 
 
 def test_hashes_and_digests_are_those_of_the_texts():

@@ -26,8 +26,7 @@ NO_TABLE = (
 
 def shard(table="t", site="a", index=0, kind="DOUBLE", columns="x", empty=()):
     named = {"table": table, "site": site, "index": index}
-    types = dict.fromkeys(columns, kind)
-    return {**named, "columns": types, "rows": 3, "all-null": list(empty)}
+    return {**named, "columns": dict.fromkeys(columns, kind), "rows": 3, "all-null": list(empty)}
 
 
 def description(shards, **changes):
@@ -64,8 +63,7 @@ class Nodes(InProcessGrid):
 
         @app.query("describe")
         def describe(message, context):
-            answer = Packet(dict(answers[context.node_id]))
-            return Message(pack(answer), reply_to=message)
+            return Message(pack(Packet(dict(answers[context.node_id]))), reply_to=message)
 
         super().__init__(app, len(answers))
         self.started = time.monotonic()
@@ -109,9 +107,8 @@ def test_sites_that_never_come(nodes, wanted, settings, match, seconds):
 
 
 def test_site_that_cannot_describe_its_tables():
-    grid = Nodes("a", error="the file does not exist", kind="refused")
     with pytest.raises(SiteError, match=r"^node 2: query.describe failed: the file d"):
-        find(grid, "a")
+        find(Nodes("a", error="the file does not exist", kind="refused"), "a")
 
 
 def test_known_node_that_does_not_come_is_warned_of(monkeypatch):
@@ -147,9 +144,8 @@ def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
 
 
 def test_description_without_the_key_that_it_names():
-    header = description([shard()], keys="pinned")
     with pytest.raises(ReplyError, match=r"node 5 .* but its keys are 'pinned'"):
-        read_inventory({5: Packet(header)})
+        read_inventory({5: Packet(description([shard()], keys="pinned"))})
 
 
 A, B = [shard()], [shard(site="b", kind="DATE")]
@@ -180,8 +176,7 @@ def test_columns_that_shards_do_not_share(nodes, columns, match):
     """They matter to a query only where it reads them."""
     schema = read(*nodes).schemas()["t"]
     assert "".join(schema) == columns
-    reason = next(iter(schema.unread.values()))
-    assert re.search(match, reason)
+    assert re.search(match, next(iter(schema.unread.values())))
     schemas = {"t": schema, "u": {"k": "DOUBLE", "v": "DOUBLE"}}
     if columns:
         Query.from_sql("SELECT v AS label, t.* FROM t JOIN u ON x = k").bind(schemas)

@@ -38,8 +38,7 @@ AMOUNTS = fragment("amount", "person")
 
 
 def bounded(source: ShardSource, rows: int, *unit: str) -> ShardSource:
-    policy = replace(source.policy, privacy_unit=unit, rows_per_unit=rows)
-    return replace(source, policy=policy)
+    return replace(source, policy=replace(source.policy, privacy_unit=unit, rows_per_unit=rows))
 
 
 def parquet(folder, frame: pd.DataFrame, rows: int, *unit: str) -> ShardSource:
@@ -113,10 +112,8 @@ def test_another_persons_rows_change_nothing(tmp_path):
     """So a person's going changes their own rows alone, as the bounds assume."""
     frame = claims()
     whole = set(drawn(parquet(tmp_path, frame, 3, "person")))
-    without = frame[frame["person"] != 17]
-    left = set(drawn(parquet(tmp_path, without, 3, "person")))
-    gone = set(frame["amount"][frame["person"] == 17])
-    assert left == whole - gone
+    left = set(drawn(parquet(tmp_path, frame[frame["person"] != 17], 3, "person")))
+    assert left == whole - set(frame["amount"][frame["person"] == 17])
 
 
 def test_every_row_is_drawn_as_often_as_any_other(tmp_path):
@@ -149,8 +146,7 @@ def test_rows_without_a_unit_are_one_unit(tmp_path):
     # NaN is no other unit than NULL
     rows = "(NULL, 0), (1.0, 1), (NULL, 2), ('nan'::DOUBLE, 3), (1.0, 4), (NULL, 5)"
     sql = f"SELECT * FROM (VALUES {rows}) AS t(person, amount)"
-    source = of_sql(tmp_path, sql, 2, "person")
-    amounts = drawn(source, wanted=fragment("amount"))
+    amounts = drawn(of_sql(tmp_path, sql, 2, "person"), wanted=fragment("amount"))
     assert len(set(amounts) - {1.0, 4.0}) == 2
     assert {1.0, 4.0} < set(amounts)
 
@@ -164,8 +160,7 @@ def test_several_columns_name_a_unit_and_spellings_of_a_text_are_one(tmp_path):
             "amount": [0.0, 1.0, 2.0, 3.0, 4.0],
         }
     )
-    source = parquet(tmp_path, frame, 1, "NAME", "born")
-    amounts = drawn(source, wanted=fragment("amount"))
+    amounts = drawn(parquet(tmp_path, frame, 1, "NAME", "born"), wanted=fragment("amount"))
     assert len(amounts) == 3
     assert 2.0 in amounts
 
@@ -192,8 +187,7 @@ def test_every_source_is_bounded(tmp_path, request, kind):
         source = parquet(tmp_path, frame, 5, "person")
     shard = extract(source, AMOUNTS, order_key=KEY)
     expected = np.minimum(frame["person"].value_counts(), 5)
-    people = pd.Series(values(shard, "person")).value_counts()
-    assert people.to_dict() == expected.to_dict()
+    assert pd.Series(values(shard, "person")).value_counts().to_dict() == expected.to_dict()
     # a filter, which a database would apply by itself, brings no other rows
     few = drawn(source, wanted=fragment("amount", filters=('"day" < 9',)))
     assert set(few) < set(values(shard, "amount"))
@@ -250,6 +244,5 @@ def test_groups_of_several_units_are_refused(tmp_path):
 
 def test_a_unit_is_of_a_type_that_can_be_compared(tmp_path):
     source = of_sql(tmp_path, "SELECT [1] AS b, 1 AS amount", 1, "b")
-    match = r"'b' is of type INTEGER\[\], which cannot be used"
-    with pytest.raises(SourceError, match=match):
+    with pytest.raises(SourceError, match=r"'b' is of type INTEGER\[\], which cannot be used"):
         extract(source, fragment("amount"))

@@ -41,8 +41,7 @@ KIND = r"encoder one-hot\(256\) .* of c\.kind .* 'c\.kind=<encod.*categories"
 def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
     high = low + width
     columns = {"x": numeric(*values)}
-    spec = f"range({low!r}, {high!r}){missing}"
-    encoded = encoder_of(columns, x=spec).transform(columns)
+    encoded = encoder_of(columns, x=f"range({low!r}, {high!r}){missing}").transform(columns)
     # missing values stand in the middle, or where zero is, or at the end next to it
     filled = np.clip(0.0, low, high) if missing else (low + high) / 2
     inside = [filled if v is None else np.clip(v, low, high) for v in values]
@@ -52,14 +51,12 @@ def test_a_range_is_the_place_between_its_ends(low, width, values, missing):
 
 
 def test_declared_ends_and_categories():
-    summer = DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01")
-    assert summer.low % 86_400 == 82_800
+    assert DeclaredRange.parse("2013-01-01T00:00+01:00, 2014-01-01").low % 86_400 == 82_800
     assert number_categories(("1", "2.50", "true")) == ("1.0", "2.5", "1.0")
     encoder = encoder_of({"x": numeric(1)}, x="categories(1)")
     with pytest.raises(SchemaError, match="'x' is not numeric"):
         encoder.transform({"x": categorical("1")})
-    columns = {"c": categorical("a")}
-    encoder = encoder_of(columns, c="categories(b, a)")
+    encoder = encoder_of({"c": categorical("a")}, c="categories(b, a)")
     assert encoder.encoder.feature_names == ("c=b", "c=a")
     assert encoder.keys == {}
 
@@ -112,8 +109,7 @@ def released(report, what):
 
 
 def test_nothing_of_a_value_leaves_for_encoders(sealed):
-    sites = one_per_site(sharded(store()))
-    finished = run("squared", sites, num_epochs=1, encoders=DECLARED)
+    finished = run("squared", one_per_site(sharded(store())), num_epochs=1, encoders=DECLARED)
     assert len(sealed) == 7
     assert all(facts.keys() == {"name", "kind"} for part in sealed for facts in part)
     assert released(finished.strategy.report, "keys")
@@ -123,8 +119,7 @@ def test_nothing_of_a_value_leaves_for_encoders(sealed):
     # other rows, other values: the very same replies, and the same encoders
     others = store(seed=1)
     others["customers"] = others["customers"].assign(region="FR", age=50.0)
-    shards = one_per_site(sharded(others))
-    again = run("squared", shards, num_epochs=1, encoders=DECLARED)
+    again = run("squared", one_per_site(sharded(others)), num_epochs=1, encoders=DECLARED)
     assert read_by_server(again) == read_by_server(finished)
     assert sealed[:7] == sealed[7:]
     assert again.strategy.training_problem.encoders == encoders
@@ -161,20 +156,17 @@ def test_a_column_that_is_all_null_at_its_source_fits(region, sealed):
     finished = run("squared", shards, num_epochs=1, encoders=encoders)
     features = [facts for part in sealed for facts in part]
     assert sorted(f["kind"] for f in features if f["name"] == "region") == ["", "text"]
-    ages = finished.features["c"][:4, :2]
     # not in the order of the source, but all alike: the middle, and missing
-    assert (ages == [0, 1]).all(axis=1).sum() >= 3
+    assert (finished.features["c"][:4, :2] == [0, 1]).all(axis=1).sum() >= 3
 
 
 def test_a_filter_cannot_ask_whether_a_value_is_missing(sealed):
     sql = store_sql("squared") + " WHERE c.region IS NULL"
     settings = {"task": "regression", "num_epochs": 1, "test_fraction": 0.0}
-    shards = one_per_site(sharded(store()))
-    finished = run_query(sql, shards, encoders=DECLARED, **settings)
+    finished = run_query(sql, one_per_site(sharded(store())), encoders=DECLARED, **settings)
     facts = [part for part in sealed if part[-1]["name"] == "region"]
     assert [part[-1] for part in facts] == [{"name": "region", "kind": "text"}] * 2
-    encoder = finished.strategy.training_problem.encoders["c"]
-    assert encoder.features == COLUMNS["c"]
+    assert finished.strategy.training_problem.encoders["c"].features == COLUMNS["c"]
 
 
 def test_vectors_leave_their_length_alone(sealed):
@@ -189,8 +181,7 @@ def test_vectors_leave_their_length_alone(sealed):
     finished = run_query(sql, shards, **settings)
     vector = {"name": "v", "kind": "vector", "width": 3}
     assert sealed == [[vector], [vector]]
-    names = finished.strategy.training_problem.encoders["a"].names
-    assert names == ("v[0]", "v[1]", "v[2]")
+    assert finished.strategy.training_problem.encoders["a"].names == ("v[0]", "v[1]", "v[2]")
 
 
 @pytest.mark.parametrize("policies", [NEVER, BUDGET])

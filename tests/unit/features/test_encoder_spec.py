@@ -41,8 +41,7 @@ arguments = {
 def specs(draw):
     kind = draw(st.sampled_from(ENCODERS))
     argument = str(draw(arguments.get(kind, st.just(""))))
-    rules = ["mean", "category", "middle", "zero", "apart"]
-    for missing in draw(st.permutations(rules)):
+    for missing in draw(st.permutations(["mean", "category", "middle", "zero", "apart"])):
         try:
             return EncoderSpec(kind, argument, missing, draw(st.booleans()))
         except ValueError:

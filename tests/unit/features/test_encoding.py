@@ -122,8 +122,7 @@ def test_scaling_equals_scikit_learn(values, missing, kind):
     scaler = dict(zip(SCALES, scalers, strict=True))[kind]().fit(present[:, None])
     fills = {"mean": present.mean(), "zero": 0.0}
     filled = np.array([fills[missing] if v is None else v for v in values])[:, None]
-    expected = scaler.transform(filled)
-    np.testing.assert_allclose(encoder.transform(columns), expected, 1e-6, 1e-6)
+    np.testing.assert_allclose(encoder.transform(columns), scaler.transform(filled), 1e-6, 1e-6)
 
 
 DAY = 86400.0
@@ -275,8 +274,7 @@ def test_rare_values_and_rows_left_out_do_not_count():
     assert encoder.transform(columns)[-1].tolist() == [0, 0, 1]
     columns = {"x": numeric(1, 3, 100)}
     train = CountedRows(HASHER, rows=np.array([True, True, False]))
-    statistics = statistics_of(choice_of(columns), columns, train)
-    encoder = fit("t", statistics).at_site(HASHER)
+    encoder = fit("t", statistics_of(choice_of(columns), columns, train)).at_site(HASHER)
     rows = encoder.transform({"x": columns["x"].take(np.array([1, 0, 1]))})
     assert rows[:, 0].tolist() == [1, -1, 1]
     assert encoder.transform(columns)[2].tolist() == [98]
@@ -290,8 +288,7 @@ def test_blocks_do_not_show(monkeypatch):
     out = np.full((1000, 1), 7, np.float32)
     encoder = encoder_of(columns)
     assert encoder.transform(columns, out=out) is out
-    expected = (values - values.mean()) / values.std()
-    np.testing.assert_allclose(out[:, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(out[:, 0], (values - values.mean()) / values.std(), rtol=1e-6)
     backwards = encoder.transform({"x": NumericColumn(values[::-1])})
     np.testing.assert_array_equal(backwards, out[::-1])
 
@@ -355,9 +352,8 @@ def test_refuses_values_and_outputs_that_do_not_fit():
     columns = {"x": numeric(1, 2, 3)}
     with pytest.raises(ValueError, match=r"out must be float32 \(3, 1\)"):
         encoder_of(columns).transform(columns, out=np.empty((2, 1), np.float32))
-    large = {"x": numeric(0, 1e40)}
     with pytest.raises(SchemaError, match=r"'x' of table 't': .* too large .* standa"):
-        encoder_of(large, x="none")
+        encoder_of({"x": numeric(0, 1e40)}, x="none")
 
 
 SQL_PARTS = {part: part for part in ("hour", "minute", "month")}
@@ -381,15 +377,13 @@ def test_parts_of_a_time_are_those_of_sql(seconds):
 @pytest.mark.parametrize("argument", [*TIME_PARTS, 12, 0.5])
 def test_what_is_missing_has_no_place(argument):
     place, _ = cycle_of(argument)
-    actual = place(np.array([np.nan, 3601.5]))
-    assert np.isnan(actual).tolist() == [True, False]
+    assert np.isnan(place(np.array([np.nan, 3601.5]))).tolist() == [True, False]
 
 
 @given(st.lists(st.none() | st.text(), max_size=8))
 def test_lengths_are_characters(texts):
     expected = [np.nan if text is None else len(text) for text in texts]
-    lengths = text_lengths(categorical(*texts))
-    np.testing.assert_array_equal(lengths.values, np.array(expected))
+    np.testing.assert_array_equal(text_lengths(categorical(*texts)).values, np.array(expected))
 
 
 @given(st.lists(st.none() | st.floats(allow_nan=False, allow_infinity=False)))

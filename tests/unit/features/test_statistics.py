@@ -63,8 +63,7 @@ def test_merged_statistics_of_any_sharding_are_those_of_the_whole(shards):
 
 
 def test_only_what_is_needed_is_computed():
-    actual = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS)
-    x, c, v = actual.values()
+    x, c, v = statistics_of(choice_of(COLUMNS, x="hash(4)", c="length"), COLUMNS).values()
     assert np.isnan([x.mean, x.m2, x.low, x.high, c.low, c.high, v.mean]).all()
     assert not any(len(each.categories.counts) for each in (x, c, v))
     assert (x.rows, x.count, x.is_declared) == (0, 0, True)
@@ -133,9 +132,8 @@ def test_refuses_facts_that_cannot_be(number, key, value, message, monkeypatch):
 
 
 def test_refuses_another_number_of_features():
-    packet = Packet({"parts": [{"id": 0, "statistics": []}]})
     with pytest.raises(SchemaError, match="statistics of 0 features, expected 3"):
-        from_wire(received(packet), CHOICE, 4)
+        from_wire(received(Packet({"parts": [{"id": 0, "statistics": []}]})), CHOICE, 4)
 
 
 NAMES = [*"abcdefgh"]
@@ -165,8 +163,7 @@ def test_merged_counts_are_those_of_the_union(members, min_count):
     merged = merge_categories(parts)
     assert named(merged) == expected
     assert merged.hashes.tolist() == sorted(merged.hashes.tolist())
-    again = merge_categories([*parts[1:], parts[0]])
-    assert named(again) == expected
+    assert named(merge_categories([*parts[1:], parts[0]])) == expected
 
 
 @given(shards, st.integers(1, 4), st.integers(1, 3))
@@ -194,8 +191,7 @@ def test_a_long_tail_is_no_obstacle(monkeypatch):
     second = counted("aaaabbbbefgh")
     merged = merge_categories([first, second])
     assert (named(merged), merged.tail) == ({"a": 9, "b": 8}, 2)
-    chosen = merged.most_frequent(1)
-    assert BY_HASH[merged.hashes[chosen[0]].tobytes()] == "a"
+    assert BY_HASH[merged.hashes[merged.most_frequent(1)[0]].tobytes()] == "a"
     merged.most_frequent(2)
     with pytest.raises(SchemaError, match=r"more than 2 different values in a shard"):
         merged.most_frequent(3)

@@ -98,8 +98,7 @@ def test_left_and_inner_joins_are_duckdbs(query):
     assert mapping.joined_rows == len(expected)
     for rows, numbers in zip(mapping.tables.values(), columns, strict=True):
         assert rows.row_of.dtype == np.int32
-        counts = [numbers.count(row) for row in range(rows.rows)]
-        assert rows.multiplicity.tolist() == counts
+        assert rows.multiplicity.tolist() == [numbers.count(row) for row in range(rows.rows)]
     # the order: the label table's rows, then the tables' in the order of joining
     assert steps[0].table == label
     in_order = [mapping.tables[step.table].row_of.tolist() for step in steps]
@@ -122,8 +121,7 @@ def check_steps(mapping, steps, outer):
     assert last.fan_out_min == min(fan_out)
     assert last.fan_out_median == np.median(fan_out)
     assert last.fan_out_max == max(fan_out)
-    missing = int((rows.row_of < 0).sum())
-    assert last.unmatched_before == fan_out.count(0) + missing
+    assert last.unmatched_before == fan_out.count(0) + int((rows.row_of < 0).sum())
     assert last.unmatched_rows == int((rows.multiplicity == 0).sum())
 
 
@@ -146,7 +144,6 @@ def test_too_many_rows_are_refused_before_they_are_made():
     # 1000 * 1000 rows of one key, and three of them again: 3 * 10**12 would not fit
     many = [(1, 1)] * 100_000
     tables = {"t0": [[(1, 1)] * 3], "t1": [many], "t2": [many]}
-    chain = [*LEFT, ("t2", "t1", "b", "b")]
     with pytest.raises(
         MappingError,
         match=r"the join multiplies rows: t2 on t2\.b = t1\.b: 300000 rows become "
@@ -154,7 +151,7 @@ def test_too_many_rows_are_refused_before_they_are_made():
         r"max-joined-rows allows 400000\. Before it: t0: 3 rows; t1 on t1\.a = t0\.a: "
         r"3 rows become 300000 \(.*\)\. Aggregate t2 in a sub-query .* or raise",
     ):
-        build(tables, chain, max_joined_rows=400_000)
+        build(tables, [*LEFT, ("t2", "t1", "b", "b")], max_joined_rows=400_000)
     # the limit itself is allowed
     tables = {"t0": [[(1, 0)] * 3], "t1": [[(1, 0)] * 4]}
     assert build(tables, LEFT, max_joined_rows=12)[0].joined_rows == 12
@@ -222,8 +219,7 @@ def test_equal_hashes_need_both_halves(left, right):
 def table_rows(draw):
     rows = draw(st.integers(1, 9))
     if draw(st.booleans()):
-        numbers = draw(st.permutations(range(rows)))
-        row_of = numbers[: draw(st.integers(1, rows))]
+        row_of = draw(st.permutations(range(rows)))[: draw(st.integers(1, rows))]
     else:
         row_of = draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=20))
     # -1: a joined row without a row of the table
@@ -261,8 +257,7 @@ def rows_of(row_of, rows):
 def test_a_missing_row_adds_nothing_to_the_scores():
     mapping = TableMapping({"l": rows_of([0, 1, 2], 3), "r": rows_of([1, -1, 1], 2)})
     local = {"l": np.array([[1.0], [2.0], [3.0]]), "r": np.array([[10.0], [20.0]])}
-    scores = mapping.sum_scores(np.array([0.5]), local)
-    assert scores.ravel().tolist() == [21.5, 2.5, 23.5]
+    assert mapping.sum_scores(np.array([0.5]), local).ravel().tolist() == [21.5, 2.5, 23.5]
     chosen = mapping.select(np.array([True, False, True]))
     assert chosen.tables["l"].row_of.tolist() == [0, 2]
     assert chosen.tables["l"].rows == 3
@@ -289,8 +284,7 @@ def mappings(draw):
     for name in ("a", "b"):
         rows = draw(st.integers(1, 8))
         # -1: a joined row without a row of the table
-        numbers = st.integers(-1, rows - 1)
-        row_of = draw(st.lists(numbers, min_size=total, max_size=total))
+        row_of = draw(st.lists(st.integers(-1, rows - 1), min_size=total, max_size=total))
         tables[name] = TableRows(np.array(row_of, np.int32), rows)
     return TableMapping(tables)
 

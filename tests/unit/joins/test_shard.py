@@ -39,8 +39,7 @@ def test_a_row_counts_in_a_fit_as_often_as_it_is_joined():
     theta = exact_update(solver, start, moments, kappa, part.data.l2)
     rows, targets = np.repeat(features, counts, 0), np.repeat(target, counts, 0)
     matrix = kappa / 3 * rows.T @ rows + part.data.l2 * np.eye(2)
-    expected = np.linalg.solve(matrix, kappa / 3 * rows.T @ targets)
-    np.testing.assert_allclose(theta, expected)
+    np.testing.assert_allclose(theta, np.linalg.solve(matrix, kappa / 3 * rows.T @ targets))
 
 
 def test_a_step_has_momentum_and_spares_the_bias():
