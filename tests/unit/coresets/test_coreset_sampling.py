@@ -106,8 +106,7 @@ def test_scores_over_a_join_are_the_leverages_of_the_materialised_join(weighted)
     np.testing.assert_allclose(actual + uniform, scores, rtol=1e-9)
     # their sums are the ranks, which the server knows a bound of
     pairs = zip(join.local_scores, join.masses, strict=True)
-    totals = [local @ mass for local, mass in pairs]
-    np.testing.assert_allclose(totals, [5, 4, 2], rtol=1e-9)
+    np.testing.assert_allclose([local @ mass for local, mass in pairs], [5, 4, 2], rtol=1e-9)
 
 
 @both
@@ -118,8 +117,7 @@ def test_draws_follow_the_importance_distribution_of_the_materialised_join(weigh
     actual = np.bincount(draws, minlength=join.rows)
     assert stats.chisquare(actual, DRAWS * density).pvalue > 0.001
     # the test has the power to see a law that is slightly different
-    other = 0.9 * density + 0.1 / join.rows
-    assert stats.chisquare(actual, DRAWS * other).pvalue < 1e-6
+    assert stats.chisquare(actual, DRAWS * (0.9 * density + 0.1 / join.rows)).pvalue < 1e-6
 
 
 @both
@@ -149,8 +147,7 @@ def test_the_penalty_is_as_many_more_joined_rows(weighted):
     join, penalty = _Join(weighted=weighted), 0.3
     rows, mass = join.columns[0], join.masses[0]  # three features, 1, the label
     root = np.sqrt(join.row_weights)[:, None] * join.expanded(0)
-    extended = np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]])
-    basis, _ = np.linalg.qr(extended)
+    basis, _ = np.linalg.qr(np.vstack([root, np.sqrt(penalty) * np.eye(5)[:3]]))
     reference = (basis[: join.rows] ** 2).sum(axis=1) / join.row_weights
     actual = regression_scores(rows, mass, features=3, penalty=penalty)
     np.testing.assert_allclose(join.tables[0].expand(actual), reference, rtol=1e-9)
@@ -236,8 +233,7 @@ def test_masks_cancel_in_the_sum_of_all_parts_alone():
     total = np.sum(masked, axis=0, dtype=np.uint64)
     np.testing.assert_allclose(from_fixed(total, 500), scores.sum(axis=0), atol=4 / 500 * 2**-25)
     # what lacks a part is uniform over 64 bits: its top byte is, too
-    partial = np.sum(masked[:3], axis=0, dtype=np.uint64)
-    for seen in (*masked, partial):
+    for seen in (*masked, np.sum(masked[:3], axis=0, dtype=np.uint64)):
         top = np.bincount((seen >> np.uint64(60)).astype(np.intp), minlength=16)
         assert stats.chisquare(top).pvalue > 1e-4
 
@@ -246,8 +242,7 @@ def test_masks_differ_by_secret_context_and_part():
     cases = [(b"a", 0, b"x"), (b"b", 0, b"x"), (b"a", 1, b"x"), (b"a", 0, b"y")]
     actual = {pair_masks(s, part, 3, 2, c).tobytes() for s, part, c in cases}
     assert len(actual) == len(cases)
-    again = pair_masks(b"a", 0, 3, 2, b"x")
-    assert again.tobytes() in actual
+    assert pair_masks(b"a", 0, 3, 2, b"x").tobytes() in actual
     assert pair_masks(b"a", 0, 1, 2, b"x").tolist() == [0, 0]
 
 

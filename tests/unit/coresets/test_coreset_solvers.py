@@ -40,8 +40,7 @@ def test_ridge_is_the_weighted_normal_equations(l2):
     shares = weights / weights.sum()
     penalty = l2 * np.diag([1.0] * 4 + [0.0])
     exact = np.linalg.solve(full.T * shares @ full + penalty, full.T @ (shares * targets))
-    actual = solve(design, targets, weights, l2=l2)
-    np.testing.assert_allclose(actual, exact, rtol=1e-8)
+    np.testing.assert_allclose(solve(design, targets, weights, l2=l2), exact, rtol=1e-8)
     saga = solve(design, targets, weights, l2=l2, solver="saga")
     np.testing.assert_allclose(saga, exact, atol=2e-3)
 
@@ -65,13 +64,10 @@ def test_l1_reaches_the_minimum_of_the_house_objective(l2):
 
     def split(z):
         theta = np.append(z[:4] - z[4:8], z[8])
-        value = objective(theta, design, targets, weights, l2)
-        return value + l1 * z[:8].sum()
+        return objective(theta, design, targets, weights, l2) + l1 * z[:8].sum()
 
-    bounds = [(0, None)] * 8 + [(None, None)]
-    exact = minimize(split, np.ones(9), bounds=bounds, tol=1e-12).fun
-    reached = objective(actual, design, targets, weights, l2, l1)
-    assert reached == pytest.approx(exact, rel=1e-5)
+    exact = minimize(split, np.ones(9), bounds=[(0, None)] * 8 + [(None, None)], tol=1e-12).fun
+    assert objective(actual, design, targets, weights, l2, l1) == pytest.approx(exact, rel=1e-5)
 
 
 def test_units_and_copies_of_columns_do_not_matter_without_a_penalty():
@@ -92,8 +88,7 @@ def test_saga_converges_where_some_rows_outweigh_the_others():
     design, targets, _ = problem(60)
     weights = np.where(np.arange(60) % 12 == 0, 20.0, 0.2)
     actual = solve(design, targets, weights, l2=0.01, solver="saga")
-    exact = solve(design, targets, weights, l2=0.01)
-    np.testing.assert_allclose(actual, exact, atol=1e-3)
+    np.testing.assert_allclose(actual, solve(design, targets, weights, l2=0.01), atol=1e-3)
     with pytest.raises(ValueError, match="l1 must be 0"):
         solve(*problem(), l2=0.1, l1=0.1, solver="saga")
 
@@ -176,8 +171,7 @@ def test_shards_are_scored_as_one_table_with_all_their_centres():
     for shard, part in zip(shards, parts, strict=True):
         actual = kmeans_scores(shard, cost)
         np.testing.assert_allclose(actual, whole[part], rtol=1e-12)
-        total = kmeans_total(shard.cost, cost, shard.used)
-        assert actual @ copies[part] == pytest.approx(total)
+        assert actual @ copies[part] == pytest.approx(kmeans_total(shard.cost, cost, shard.used))
 
 
 def test_more_clusters_than_distinct_rows_that_count():
@@ -185,8 +179,7 @@ def test_more_clusters_than_distinct_rows_that_count():
     clusters = cluster_shard(points, np.array([1, 2, 3]), 10, generator())
     assert (clusters.used, clusters.cost) == (2, 0.0)
     # each of the three joined rows of a cluster scores 2 alpha / 3
-    scores = kmeans_scores(clusters, clusters.cost).tolist()
-    assert scores == pytest.approx([2 * ALPHA / 3] * 3)
+    assert kmeans_scores(clusters, clusters.cost).tolist() == pytest.approx([2 * ALPHA / 3] * 3)
     assert len(weighted_kmeans(points, np.ones(3), 2, generator())) == 2
     # a row that counts nothing has no cluster of its own
     points = np.array([[0.0], [1.0], [1000.0]])
@@ -224,8 +217,7 @@ def test_clustering_is_a_stationary_point_and_finds_separated_groups():
         members = labels == place
         mean = weights[members] @ points[members] / weights[members].sum()
         np.testing.assert_allclose(centres[place], mean, atol=1e-6)
-    order = np.lexsort(np.round(centres / 9).T)
-    np.testing.assert_allclose(centres[order], middle, atol=0.6)
+    np.testing.assert_allclose(centres[np.lexsort(np.round(centres / 9).T)], middle, atol=0.6)
 
 
 def test_distdim_clusters_the_combinations_of_local_centres():

@@ -132,8 +132,7 @@ def slope(loss, base, direction, step) -> np.ndarray:
 def test_curvature_is_the_mean_diagonal_of_the_hessian(loss):
     base = np.linspace(-0.7, 0.4, loss.outputs)
     hessian = [slope(loss, base, unit, 1e-5) for unit in np.eye(loss.outputs)]
-    expected = np.mean(np.diag(hessian))
-    assert loss.curvature(base) == pytest.approx(expected, rel=1e-6)
+    assert loss.curvature(base) == pytest.approx(np.mean(np.diag(hessian)), rel=1e-6)
 
 
 @each_loss
@@ -276,8 +275,7 @@ def test_no_noise_is_no_correction(case):
     ):
         np.testing.assert_array_equal(one, other)
     assert evaluate(loss, scores, labels) == evaluate(plain, scores, labels)
-    base = plain.base_score(labels)
-    np.testing.assert_allclose(loss.base_score(labels), base, atol=1e-14)
+    np.testing.assert_allclose(loss.base_score(labels), plain.base_score(labels), atol=1e-14)
 
 
 @each
@@ -369,18 +367,16 @@ def test_the_auc_of_a_class_that_noise_alone_shows_is_unknown():
     noise = ClassNoise(2, 0.7)
     labels = np.repeat([0.0, 1.0], [80, 20])
     scores = np.linspace(-1, 1, 100)[:, None]
-    actual = evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)
-    assert np.isnan(actual["auc"])
+    assert np.isnan(evaluate(corrected(losses.LogisticLoss(), noise), scores, labels)["auc"])
     assert auc(scores[:, 0], labels > 0.5) == 1.0
 
 
 def test_noise_of_another_kind_is_refused():
     noise = ClassNoise(2, 0.9)
-    twice = corrected(losses.LogisticLoss(), noise)
     for loss, other in (
         (losses.LogisticLoss(), NumberNoise(1.0)),
         (losses.SquaredLoss(), noise),
-        (twice, noise),
+        (corrected(losses.LogisticLoss(), noise), noise),
     ):
         with pytest.raises(TypeError, match="is not noise for"):
             corrected(loss, other)

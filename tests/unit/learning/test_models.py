@@ -62,8 +62,7 @@ def test_linear_model_is_a_matrix_product(rows, columns, outputs, intercept, see
             np.testing.assert_allclose(actual, pulled, atol=1e-10)
             actual = model.pullback(features, messages)
             np.testing.assert_allclose(actual, pulled.ravel(), atol=1e-10)
-            scores = model.scores(features)
-            np.testing.assert_allclose(scores, dense @ theta, atol=1e-12)
+            np.testing.assert_allclose(model.scores(features), dense @ theta, atol=1e-12)
 
 
 def test_linear_model_starts_at_zero_and_spares_the_intercept():
@@ -104,8 +103,7 @@ def test_mlp_scores_by_hand():
         parameter.detach().numpy().astype(np.float64) for parameter in model.module.parameters()
     )
     features = normal_rows(6, 3)
-    hidden = np.maximum(features @ w1.T + b1, 0.0)
-    expected = 1.5 * (hidden @ w2.T + b2)
+    expected = 1.5 * (np.maximum(features @ w1.T + b1, 0.0) @ w2.T + b2)
     np.testing.assert_allclose(model.scores(features), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -163,8 +161,7 @@ def test_unusable_factories_are_refused(kind, message):
 
 @pytest.mark.parametrize("strength", [0.0, 0.05])
 def test_fit_of_a_linear_module_reaches_the_weighted_ridge(strength):
-    spec = ModelSpec("torch.nn:Linear", intercept=True)
-    model = build_model(spec, 3, "cpu")
+    model = build_model(ModelSpec("torch.nn:Linear", intercept=True), 3, "cpu")
     problem = fit_problem(model, strength=strength)
     budget = FitBudget(passes=1500, batch_rows=60, learning_rate=0.05)
     fit_least_squares(model, problem, budget, np.random.default_rng(0))
@@ -196,8 +193,7 @@ def test_scores_of_centres_are_the_squared_distances(rows, width, clusters):
     model = build_model(ModelSpec("centres", outputs=clusters), width)
     centres = rng.normal(size=(clusters, width))
     model.parameters = centres.ravel()
-    wide = features.astype(np.float64)
-    expected = ((wide[:, None] - centres) ** 2).sum(axis=2)
+    expected = ((features.astype(np.float64)[:, None] - centres) ** 2).sum(axis=2)
     np.testing.assert_allclose(model.scores(features), expected, atol=1e-12)
     # never below zero
     far = np.full((1, width), 12345.678, np.float32)
@@ -252,15 +248,13 @@ def problem(rows, columns, outputs, seed):
     features = rng.normal(size=(rows, columns)).astype(np.float32)
     multiplicity = rng.integers(0, 6, rows)
     multiplicity[0] = 1
-    target = rng.normal(size=(rows, outputs))
-    return features, multiplicity, target, int(multiplicity.sum())
+    return features, multiplicity, rng.normal(size=(rows, outputs)), int(multiplicity.sum())
 
 
 def solve(features, multiplicity, target, joined, kappa, l2, intercept):
     matrix = gram(features, multiplicity, intercept=intercept)
     moments = with_ones(features, intercept).T @ (multiplicity[:, None] * target)
-    solver = RidgeSolver.from_gram(matrix, joined, intercept=intercept)
-    return solver.solve(moments, kappa, l2)
+    return RidgeSolver.from_gram(matrix, joined, intercept=intercept).solve(moments, kappa, l2)
 
 
 def reference(features, multiplicity, target, joined, kappa, l2, intercept):
@@ -268,8 +262,7 @@ def reference(features, multiplicity, target, joined, kappa, l2, intercept):
     columns = features.shape[1]
     root = np.sqrt(kappa * multiplicity / joined)[:, None]
     data = root * with_ones(features, intercept)
-    penalty = np.sqrt(l2) * np.eye(columns, columns + intercept)
-    stacked = np.vstack([data, penalty])
+    stacked = np.vstack([data, np.sqrt(l2) * np.eye(columns, columns + intercept)])
     right = np.vstack([root * target, np.zeros((columns, target.shape[1]))])
     return np.linalg.lstsq(stacked, right, rcond=None)[0]
 

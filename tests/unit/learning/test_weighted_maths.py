@@ -49,8 +49,7 @@ def test_whole_weights_repeat_rows(loss):
     value = loss.value(scores, labels, weights)
     assert value == pytest.approx(loss.value(*repeated), rel=1e-12)
     actual = evaluate(loss, scores, labels, weights)
-    expected = evaluate(loss, *repeated)
-    assert actual == pytest.approx(expected, rel=1e-9, nan_ok=True)
+    assert actual == pytest.approx(evaluate(loss, *repeated), rel=1e-9, nan_ok=True)
     is_noisy_class = loss.name != "squared" and hasattr(loss, "noise")
     if not is_noisy_class:  # whose least rate is by how sure the rows are
         np.testing.assert_allclose(
@@ -78,8 +77,7 @@ def test_metrics_of_a_regression_are_scikit_learns_whatever_the_loss(is_weighted
     )
     for loss, value in ((SquaredLoss(), squares / 2), (AbsoluteLoss(), distances)):
         expected = {"loss": value, "rmse": squares**0.5, "mae": distances, "r2": r2}
-        actual = evaluate(loss, scores, labels, weights)
-        assert actual == pytest.approx(expected, rel=1e-12)
+        assert evaluate(loss, scores, labels, weights) == pytest.approx(expected, rel=1e-12)
 
 
 @given(classes=st.integers(2, 40), rows=st.integers(1, 300), seed=st.integers(0, 99))
@@ -126,8 +124,7 @@ def test_metrics_of_classes_are_scikit_learns():
     assert {name: actual[name] for name in expected} == pytest.approx(expected)
     scores, is_late = scores.round(1)[:, :1], classes > 0  # ties
     two = evaluate(LogisticLoss(), scores, is_late * 1.0, weights)
-    area = known.roc_auc_score(is_late, scores[:, 0], **sample)
-    assert two["auc"] == pytest.approx(area)
+    assert two["auc"] == pytest.approx(known.roc_auc_score(is_late, scores[:, 0], **sample))
     unweighted = known.roc_auc_score(is_late, scores[:, 0])
     assert auc(scores[:, 0], is_late) == pytest.approx(unweighted)
 
@@ -141,8 +138,7 @@ def test_metrics_of_classes_are_scikit_learns():
 def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
     rng = np.random.default_rng(seed)
     rows = TableRows(np.array(row_of, np.int32), 4)
-    drawn = rng.gamma(1.0, size=len(row_of)) + 0.01
-    weights = RowWeights.of(drawn, TableMapping({"t": rows}))
+    weights = RowWeights.of(rng.gamma(1.0, size=len(row_of)) + 0.01, TableMapping({"t": rows}))
     assert weights.rows.mean() == pytest.approx(1.0)
     column = [[w] for w in weights.rows]
     expected = np.array(segment_sum(row_of, 4, column), np.float32)[:, 0]
@@ -165,21 +161,18 @@ def test_score_steps_row_by_row(is_weighted, row_of, outputs, seed):
 
 def test_weighted_residuals_are_those_of_rows_repeated():
     """Whole runs of weighted rows, are in tests/runs."""
-    rng = np.random.default_rng(1)
-    z, duals, scores, before = rng.normal(size=(4, ROWS, 1))
+    z, duals, scores, before = np.random.default_rng(1).normal(size=(4, ROWS, 1))
     again = np.repeat(np.arange(ROWS), COPIES)
     state = AdmmState(z, duals, 0.6)
     wide = AdmmState(z[again], duals[again], 0.6)
-    weights = COPIES / COPIES.mean()
-    one = residuals(state, scores, before, np.zeros(1), weights)
+    one = residuals(state, scores, before, np.zeros(1), COPIES / COPIES.mean())
     other = residuals(wide, scores[again], before[again], np.zeros(1))
     assert one.primal == pytest.approx(other.primal)
     assert one.dual == pytest.approx(other.dual)
 
 
 def test_fits_take_weights_for_counts():
-    rng = np.random.default_rng(2)
-    features = rng.normal(size=(ROWS, 2)).astype(np.float32)
+    features = np.random.default_rng(2).normal(size=(ROWS, 2)).astype(np.float32)
     again = np.repeat(np.arange(ROWS), COPIES)
     one = gram(features, COPIES * 1.0, intercept=True)
     two = gram(features[again], np.ones(len(again), np.int64), intercept=True)
@@ -195,8 +188,7 @@ def test_fits_take_weights_for_counts():
 def test_entity_counts_once():
     rows = TableRows(np.array([2, 0, 2, 2, 0, 3], np.int32), 5)
     weights = rows.inverse_multiplicity[rows.row_of]
-    sums = np.bincount(rows.row_of, weights, 5)
-    np.testing.assert_allclose(sums, [1, 0, 1, 1, 0])
+    np.testing.assert_allclose(np.bincount(rows.row_of, weights, 5), [1, 0, 1, 1, 0])
     assert effective_rows(np.ones(9)) == 9.0
     assert np.isnan(auc(np.zeros(2), np.array([True, True]), np.ones(2)))
 

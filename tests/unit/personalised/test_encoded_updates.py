@@ -69,8 +69,7 @@ def test_short_updates_reach_the_objective_of_long_ones():
     lengths = []
 
     def encoded(gradient, at):
-        update = piecewise_update(gradient, penalty_of_round(0.03, at, 40))
-        code = encode_update(update, 32)
+        code = encode_update(piecewise_update(gradient, penalty_of_round(0.03, at, 40)), 32)
         lengths.append(len(code))
         return decode_update(code, 1000)
 
@@ -102,8 +101,7 @@ def test_a_code_is_read_as_it_was_written(size, length):
 
 @pytest.mark.parametrize("codes", [1, 2, 3, 16, MOST_CODES])
 def test_a_code_book_has_so_many_entries_and_takes_so_many_bits(codes):
-    rng = np.random.default_rng(6)
-    values = rng.normal(size=5000)
+    values = np.random.default_rng(6).normal(size=5000)
     code = encode_update(values, codes)
     decoded = decode_update(code, 5000)
     assert len(np.unique(decoded)) <= codes

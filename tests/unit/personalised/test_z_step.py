@@ -51,8 +51,7 @@ def generic(graph, targets, penalty, norm, weights=None):
     models = cp.Variable(targets.shape)
     distances = [cp.norm(models[i] - models[j], ORDERS[norm]) for i, j in graph.edges]
     factors = np.ones(len(distances)) if weights is None else weights
-    total = cp.hstack(distances) @ factors
-    cost = 0.5 * cp.sum_squares(models - targets) + penalty * total
+    cost = 0.5 * cp.sum_squares(models - targets) + penalty * (cp.hstack(distances) @ factors)
     cp.Problem(cp.Minimize(cost)).solve(solver="CLARABEL", **EXACT)
     return models.value
 
@@ -76,8 +75,7 @@ def test_a_z_step_is_what_a_convex_solver_finds(norm, penalty, seed):
     graph = random_graph(9, 14, seed)
     targets = np.random.default_rng(10 + seed).normal(size=(9, 3))
     actual = ZStep(graph, norm, **EXACT_STEP).solve(targets, penalty)
-    worst = max(actual.primal_residual, actual.dual_residual)
-    assert worst <= EXACT_STEP["tolerance"]
+    assert max(actual.primal_residual, actual.dual_residual) <= EXACT_STEP["tolerance"]
     expected = generic(graph, targets, penalty, norm)
     assert np.abs(actual.models - expected).max() < 1e-6
     gap = objective(graph, actual.models, targets, penalty, norm)
@@ -91,8 +89,7 @@ def test_edges_count_what_they_weigh(norm):
     targets = np.random.default_rng(12).normal(size=(9, 3))
     weights = row_weights(graph, np.array([1, 5, 20, 400, 0, 9, 9, 70, 3000]))
     actual = ZStep(graph, norm, weights, **EXACT_STEP).solve(targets, 0.2)
-    expected = generic(graph, targets, 0.2, norm, weights)
-    assert np.abs(actual.models - expected).max() < 1e-6
+    assert np.abs(actual.models - generic(graph, targets, 0.2, norm, weights)).max() < 1e-6
     assert weights.mean() == pytest.approx(1.0)
     # the weights matter, and equal ones do not
     ones = np.ones(len(graph.edges))
@@ -132,16 +129,14 @@ def test_a_large_penalty_on_a_connected_graph_makes_one_model(norm):
     mean = targets.mean(axis=0)
     # a flow along the ring's edges that carries all differences to the mean
     flow = np.linalg.pinv(graph.incidence.T.toarray()) @ (targets - mean)
-    enough = edge_norms(flow, EdgeNorm.ONE).max()
-    actual = ZStep(graph, norm).solve(targets, enough)
+    actual = ZStep(graph, norm).solve(targets, edge_norms(flow, EdgeNorm.ONE).max())
     assert actual.models == pytest.approx(np.tile(mean, (7, 1)), abs=1e-14)
     assert (actual.models == actual.models[0]).all()
 
 
 def test_sites_that_agree_stay_and_no_edge_changes_nothing():
     same = np.full((4, 2), 3.25)
-    actual = ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0)
-    assert (actual.models == same).all()
+    assert (ZStep(ring(4), EdgeNorm.TWO).solve(same, 1.0).models == same).all()
     alone = SimilarityGraph.from_pairs("ab", np.empty((0, 2), np.int64))
     targets = np.array([[1.0], [2.0]])
     assert ZStep(alone, EdgeNorm.ONE).solve(targets, 1.0).models is targets
@@ -153,8 +148,7 @@ def test_a_warm_start_takes_a_fraction_of_the_iterations():
     targets = rng.normal(size=(60, 4))
     step = ZStep(graph, EdgeNorm.TWO)
     first = step.solve(targets, 0.2)
-    again = step.solve(targets, 0.2, first.pull)
-    assert again.iterations <= first.iterations // 4
+    assert step.solve(targets, 0.2, first.pull).iterations <= first.iterations // 4
     moved = targets + 1e-4 * rng.normal(size=targets.shape)
     warm, cold = step.solve(moved, 0.2, first.pull), step.solve(moved, 0.2)
     assert warm.iterations < cold.iterations
@@ -193,8 +187,7 @@ def test_incidence_takes_differences_along_the_edges():
 
 def test_edges_are_kept_once_and_none_leads_to_itself():
     pairs = np.array([[2, 1], [1, 2], [0, 0], [3, 1]])
-    graph = SimilarityGraph.from_pairs("abcd", pairs)
-    assert graph.edges.tolist() == [[1, 2], [1, 3]]
+    assert SimilarityGraph.from_pairs("abcd", pairs).edges.tolist() == [[1, 2], [1, 3]]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -247,15 +240,13 @@ def test_edges_that_cannot_be_read(text, message):
 
 
 def kernel(left, right, bandwidth):
-    squares = np.sum((left[:, None] - right) ** 2, axis=2)
-    return np.exp(-squares / (2 * bandwidth**2))
+    return np.exp(-np.sum((left[:, None] - right) ** 2, axis=2) / (2 * bandwidth**2))
 
 
 def test_embeddings_have_the_gaussian_kernel_and_norm_one():
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(30, 4))
-    features = RandomFeatures(rng.standard_normal((20_000, 4)) / 1.5)
-    embedded = features.embed(rows)
+    embedded = RandomFeatures(rng.standard_normal((20_000, 4)) / 1.5).embed(rows)
     assert np.linalg.norm(embedded, axis=1) == pytest.approx(EMBEDDING_BOUND)
     # a mean of 20,000 cosines, each of deviation below 1
     assert embedded @ embedded.T == pytest.approx(kernel(rows, rows, 1.5), abs=0.03)
@@ -290,8 +281,7 @@ def test_distances_of_moments_are_those_of_covariance_matrices():
     answers = np.array([mean_moments(rows) for rows in sites])
     matrices = np.array([np.cov(rows.T, bias=True) for rows in sites])
     expected = np.linalg.norm(matrices[:, None] - matrices, axis=(2, 3))
-    actual = pairwise_distances(covariances(answers))
-    np.testing.assert_allclose(actual, expected, atol=1e-9)
+    np.testing.assert_allclose(pairwise_distances(covariances(answers)), expected, atol=1e-9)
 
 
 @pytest.mark.parametrize("clip", [0.5, 3.0])
@@ -314,8 +304,7 @@ def test_sites_of_one_kind_are_neighbours_even_with_noise():
     kind = np.repeat([0, 1, 2], 5)
     answers = []
     for site in range(15):
-        rows = rng.normal(1.5 * kind[site], 1.0, size=(400, 4))
-        mean = features.mean(rows)
+        mean = features.mean(rng.normal(1.5 * kind[site], 1.0, size=(400, 4)))
         answers.append(noisy_mean(mean, EMBEDDING_BOUND, 400, 4.0, noise))
     graph = nearest_neighbours(range(15), pairwise_distances(np.array(answers)), 3)
     assert (kind[graph.edges[:, 0]] == kind[graph.edges[:, 1]]).all()
