@@ -149,8 +149,7 @@ def test_epsilon_at_the_ends_of_noise_and_sampling(accountant):
     assert sampled == sorted(sampled)
     assert sampled[-1] == epsilon([Gaussian(2.0, 100)], DELTA)
     # the example of docs/reference/mechanisms.md
-    amplified = epsilon([Gaussian(6.0, 900, 0.04)], DELTA)
-    assert amplified == pytest.approx(0.81, abs=5e-3)
+    assert epsilon([Gaussian(6.0, 900, 0.04)], DELTA) == pytest.approx(0.81, abs=5e-3)
 
 
 @pytest.mark.parametrize("accountant", [RDP, PRV])
@@ -168,8 +167,7 @@ def test_the_noise_for_a_target_is_just_enough(target, count, rate, accountant):
 
 @pytest.mark.parametrize("delta", [1e-300, 0.5, 0.999999])
 def test_the_noise_for_any_delta_is_enough(delta):
-    multiplier = noise_multiplier(1.0, delta)
-    assert epsilon([Gaussian(multiplier)], delta) <= 1.0
+    assert epsilon([Gaussian(noise_multiplier(1.0, delta))], delta) <= 1.0
     assert noise_multiplier(1.0, delta, count=0) == 0.0
     assert noise_multiplier(math.inf, delta, count=5) == 0.0
 

@@ -81,8 +81,7 @@ def test_seal_is_hkdf_of_the_four_exchanges():
     ends = leader.run.public + leader.site.public + site.run.public + site.site.public
     info = b"tp_flower sealed secret v3, pinned" + ends + b"77 run"
     key = HKDF(hashes.SHA256(), 32, None, info).derive(shared)
-    text = ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None)
-    assert text == b"r" + SECRET.value
+    assert ChaCha20Poly1305(key).decrypt(sealed[:12], sealed[12:], None) == b"r" + SECRET.value
 
 
 @pytest.mark.parametrize("place", [0, 11, 12, 20, -1])
@@ -111,8 +110,7 @@ def test_simulated_secret_follows_the_seed_and_says_so(pinned):
     secret = GroupSecret.of_simulation(3)
     assert secret == GroupSecret.of_simulation(3)
     assert secret != GroupSecret.of_simulation(4)
-    opened = site.open(leader.seal(secret, site.public, RUN), leader.public, RUN)
-    assert opened.is_simulated
+    assert site.open(leader.seal(secret, site.public, RUN), leader.public, RUN).is_simulated
     assert not GroupSecret.random().is_simulated
     assert secret.of_run(1, [bytes(32)]) == secret.of_run(2, []) == secret.value
 

@@ -29,8 +29,7 @@ def integrated_keep(classes: int, epsilon: float) -> float:
         below = tail if x < -1 else 1 - tail
         return math.exp(-abs(x) / b) / (2 * b) * below ** (classes - 1)
 
-    edges = [-1 - 50 * b, -1 - 5 * b, -1, 0, b, 5 * b, 50 * b]
-    pieces = itertools.pairwise(edges)
+    pieces = itertools.pairwise([-1 - 50 * b, -1 - 5 * b, -1, 0, b, 5 * b, 50 * b])
     return sum(quad(integrand, *piece, epsabs=1e-14)[0] for piece in pieces)
 
 
@@ -75,8 +74,7 @@ def test_likelihoods_are_within_e_to_the_epsilon(classes, epsilon):
 
 def test_blocks_of_the_argmax_cover_all_rows():
     classes = 1000
-    rows = 2 * label_noise.NOISE_VALUES // classes + 7
-    true = np.arange(rows) % classes
+    true = np.arange(2 * label_noise.NOISE_VALUES // classes + 7) % classes
     noisy = label_noise.noisy_argmax(true, classes, label_noise.MAX_EPSILON, NoiseSource(KEY))
     np.testing.assert_array_equal(noisy, true)
     # a response is a class whatever the uniform numbers

@@ -143,8 +143,7 @@ def noisy(scores, clip, multiplier, source):
 def test_noise_is_that_of_the_source_with_multiplier_times_clip_and_new_every_time():
     scores = np.full((500, 2), 0.5)
     expected = NoiseSource(KEY).with_gaussian(np.full((500, 2), 0.5), 30.0)
-    released = noisy(scores, 10.0, 3.0, NoiseSource(KEY))
-    np.testing.assert_array_equal(released, expected)
+    np.testing.assert_array_equal(noisy(scores, 10.0, 3.0, NoiseSource(KEY)), expected)
     source, scores = NoiseSource(), np.array([[1e9, -3.0]])
     first, second = (noisy(scores, 1.0, 1.0, source) for _ in range(2))
     assert not np.isin(first, second).any()

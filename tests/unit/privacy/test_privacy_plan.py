@@ -44,8 +44,7 @@ def spent(plan, kinds):
 )
 @pytest.mark.parametrize("target", [0.3, 2.0])
 def test_the_uses_of_a_model_cost_its_epsilon(features, outline, kinds, target):
-    settings = PrivacySettings(features=features, epsilon=target, delta=1e-6)
-    made = plan(settings, outline)
+    made = plan(PrivacySettings(features=features, epsilon=target, delta=1e-6), outline)
     assert {use.what for use in made.uses if use.mechanism} == kinds
     assert epsilon(spent(made, kinds), 1e-6) == pytest.approx(target, rel=1e-3)
     assert made.is_private
@@ -80,8 +79,7 @@ def test_the_scores_that_a_row_shows_cost_their_epsilon(outline, first):
 
 def test_a_row_of_sgd_pays_for_every_batch_that_it_is_in():
     """By hand: a table of 3 rows; row 1 is in 4 of the 10 batches of each epoch."""
-    rows = np.array([0, 1, 1, 2, 1, 1])
-    assert np.bincount(rows).max() == SGD.row_batches
+    assert np.bincount(np.array([0, 1, 1, 2, 1, 1])).max() == SGD.row_batches
     settings = PrivacySettings(features="dp-sgd", noise_multiplier=5.0)
     assert plan(settings, ADMM).fit.noise_multiplier == 5.0
     made = plan(settings, SGD)
@@ -100,8 +98,7 @@ def test_no_amplification_is_claimed_against_the_server():
 
 def test_what_nothing_covers_is_a_use_too():
     made = plan(PrivacySettings(), ADMM)
-    limits = {use.what: use.limit for use in made.uses}
-    assert limits == {"gram": 1, "moments": 6, "scores": 6}
+    assert {use.what: use.limit for use in made.uses} == {"gram": 1, "moments": 6, "scores": 6}
     assert not any(use.mechanism for use in made.uses)
     assert (made.fit, made.gradients, made.statistics, made.scores) == (None,) * 4
 

@@ -181,8 +181,7 @@ def test_a_sum_is_the_pullback_with_noise_and_no_rows_are_noise_alone(make):
 def test_sums_do_not_depend_on_the_size_of_the_blocks(make, rows, monkeypatch):
     model, features, messages = make(), normal_rows(rows, 4), messages_of(rows)
     whole = clipped_sum(model, features, messages, 0.5)
-    values = 3 * len(model.parameters)
-    monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", values)
+    monkeypatch.setattr(torch_gradients, "CHUNK_VALUES", 3 * len(model.parameters))
     parts = [
         clipped_sum(model, features[cut], messages[cut], 0.5)
         for cut in (slice(0, 7), slice(7, None))

@@ -67,8 +67,7 @@ class TestWithoutNoise:
         clear = gram(rows.features, rows.multiplicity, intercept=intercept)
         solver = RidgeSolver.from_gram(clear, joined, intercept=intercept)
         weighted = rows.multiplicity[:, None] * target
-        moments = moment(rows.features, weighted, intercept=intercept)
-        expected = solver.solve(moments, KAPPA, L2)
+        expected = solver.solve(moment(rows.features, weighted, intercept=intercept), KAPPA, L2)
 
         residual = KAPPA * (target - dense(rows) @ theta)
         # bounds that no row reaches change nothing
@@ -148,8 +147,7 @@ class TestNoise:
         assert upper.std() == pytest.approx(expected, rel=4 / math.sqrt(2 * upper.size))
         assert abs(upper.mean()) < 4 * expected / math.sqrt(upper.size)
         # the noise is isotropic in the Frobenius norm: p (p + 1) / 2 dimensions
-        squared = (errors**2).sum(axis=(1, 2)).mean()
-        assert squared == pytest.approx(s**2 * 30 * 31 / 2, rel=0.02)
+        assert (errors**2).sum(axis=(1, 2)).mean() == pytest.approx(s**2 * 30 * 31 / 2, rel=0.02)
 
     def test_deviation_of_the_moments(self):
         """The noise of the source, whose law is tested there; anew at every use."""
@@ -161,8 +159,7 @@ class TestNoise:
             residual = np.ones((len(rows.features), 200))
             exact = noisy_moments(clear, rows, residual, noise())
             expected = again.with_gaussian(exact, 2.0 * 1.5 * 0.4)
-            sums = noisy_moments(plan, rows, residual, source)
-            np.testing.assert_array_equal(sums, expected)
+            np.testing.assert_array_equal(noisy_moments(plan, rows, residual, source), expected)
         assert np.abs(noisy_gram(plan, no_rows, noise())).min() > 0
 
 
@@ -192,8 +189,7 @@ class TestUsableGram:
         solver = RidgeSolver.from_gram(matrix, joined, intercept=True)
         theta = np.zeros((5, 1))
         for _ in range(200):
-            residual = KAPPA * (target - dense(rows) @ theta)
-            moments = noisy_moments(plan, rows, residual, noise())
+            moments = noisy_moments(plan, rows, KAPPA * (target - dense(rows) @ theta), noise())
             theta = exact_update(solver, theta, moments / KAPPA, KAPPA, L2)
         best = RidgeSolver.from_gram(exact, joined, intercept=True).solve(
             dense(rows).T @ (rows.multiplicity[:, None] * target), KAPPA, L2
@@ -215,8 +211,7 @@ class TestPlan:
 
     @pytest.mark.parametrize("changes", [{"epsilon": 0.5}, {"noise_multiplier": 7.0}])
     def test_the_gram_matrix_has_its_share_of_the_budget(self, changes):
-        settings = PrivacySettings(features="statistics", **changes)
-        plan = plan_statistics(settings, self.schedule)
+        plan = plan_statistics(PrivacySettings(features="statistics", **changes), self.schedule)
         of_gram = 1 / plan.gram_multiplier**2
         total = of_gram + 12 / plan.moments_multiplier**2
         assert of_gram / total == pytest.approx(GRAM_SHARE)
@@ -239,8 +234,7 @@ class TestRefusals:
         ],
     )
     def test_a_plan_that_bounds_nothing(self, change, words):
-        statistics = StatisticsPlan(2.0, 0.5, 6.8, 15.4)
-        data = msgspec.to_builtins(PartPlan(statistics=statistics))
+        data = msgspec.to_builtins(PartPlan(statistics=StatisticsPlan(2.0, 0.5, 6.8, 15.4)))
         data["statistics"] |= change
         with pytest.raises((SiteError, ValueError), match=words):
             msgspec.convert(data, PartPlan)

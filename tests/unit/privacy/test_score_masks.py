@@ -83,8 +83,7 @@ class Join:
                 keys = [self.key_of(edge, table, r) for r in range(self.rows[table])]
                 codes = np.array([-1 if k is None else k for k in keys], np.int32)
                 tags = np.arange(8, dtype=np.uint64).reshape(4, 2)
-                secret = bytes([edge]) * 32
-                masks.append(JoinMask("", secret, tags, codes, is_positive))
+                masks.append(JoinMask("", bytes([edge]) * 32, tags, codes, is_positive))
         return tuple(masks)
 
 
@@ -192,13 +191,11 @@ def test_of_a_cycle_the_server_can_form_more():
 
 @pytest.mark.parametrize("outputs", [1, 4, 5])
 def test_no_two_scores_share_a_mask_and_a_repeat_is_the_same(outputs):
-    keys = {(0, 0): np.arange(4), (0, 1): np.arange(4)}
-    join = Join([(0, 1)], keys, [4, 4], None)
+    join = Join([(0, 1)], {(0, 0): np.arange(4), (0, 1): np.arange(4)}, [4, 4], None)
     point, scores = FixedPoint(20, 2), np.zeros((4, outputs))
     names = ["1 scores", "2 scores", "1 tested-scores", "11 scores"]
     words = [words_of(join, 0, scores, point, name) for name in names]
-    again = words_of(join, 0, scores, point, names[0])
-    np.testing.assert_array_equal(words[0], again)
+    np.testing.assert_array_equal(words[0], words_of(join, 0, scores, point, names[0]))
     # one word in 2^32 is equal by chance
     together = np.concatenate([own.ravel() for own in words])
     assert len(np.unique(together)) == len(together)
@@ -224,8 +221,7 @@ def test_a_batch_has_the_masks_of_its_rows(outputs):
     # none, fewer rows than keys, and more
     for size in (0, 10, 100):
         rows = np.sort(rng.choice(300, size, replace=False))
-        of_rows = mask.of_rows(rows, outputs, "1 scores")
-        np.testing.assert_array_equal(of_rows, every[rows])
+        np.testing.assert_array_equal(mask.of_rows(rows, outputs, "1 scores"), every[rows])
 
 
 @pytest.mark.parametrize(("unit", "tables"), [(1.0, 2), (37.5, 3), (1e-6, 7)])

@@ -30,13 +30,11 @@ def union(shards: int, key: bytes = bytes(32), group: str = "table-0") -> list[S
 
 def arrays(shards: int, size: int = 5, seed: int = 0) -> np.ndarray:
     """An array for each shard: (shards, size), multiples of the last bit."""
-    rng = np.random.default_rng(seed)
-    return rng.integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
+    return np.random.default_rng(seed).integers(-(2**50), 2**50, (shards, size)) / 2.0**BITS
 
 
 def sealed(shards: list[ShardUnion], numbers: np.ndarray, name: str = "1") -> list:
-    pairs = zip(shards, numbers, strict=True)
-    return [shard.share(own, name) for shard, own in pairs]
+    return [shard.share(own, name) for shard, own in zip(shards, numbers, strict=True)]
 
 
 @pytest.mark.parametrize("group", ["table-0", CLEAR])
@@ -54,8 +52,7 @@ def test_the_sum_of_shares_is_the_sum(group, shards, size, seed):
 def test_sums_of_gram_matrices_are_exact_for_features_of_any_scale(
     group, shards, width, power, seed
 ):
-    rng = np.random.default_rng(seed)
-    rows = rng.normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
+    rows = np.random.default_rng(seed).normal(size=(shards, 7, width)) * 2.0 ** (power / 4)
     grams = [own.T @ own for own in rows]
     members = union(shards, group=group)
     pairs = zip(members, grams, strict=True)
@@ -81,8 +78,7 @@ def test_no_two_arrays_have_one_mask():
     words = np.concatenate(masks)
     assert len(np.unique(words)) == len(words)
     # nor is the mask of one the difference of others
-    differences = words[:, None] - words[None, :]
-    off = differences[~np.eye(len(words), dtype=bool)]
+    off = (words[:, None] - words[None, :])[~np.eye(len(words), dtype=bool)]
     assert len(np.unique(off)) > 0.999 * len(off)
 
 
@@ -118,8 +114,7 @@ def as_words(numbers):
 
 
 def one_forged(words):
-    rng = np.random.default_rng(5)
-    return [*words[1:], rng.integers(0, 2**64, words[0].shape, np.uint64)]
+    return [*words[1:], np.random.default_rng(5).integers(0, 2**64, words[0].shape, np.uint64)]
 
 
 def one_of_another_round(words):

@@ -64,8 +64,7 @@ def planned(features: str, schedule: Schedule, **privacy: float) -> PartPlan:
 
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_epsilon_of_statistics_is_the_persons(rows):
-    schedule = Schedule(epochs=6, columns=8, rows_per_unit=rows)
-    made = planned("statistics", schedule)
+    made = planned("statistics", Schedule(epochs=6, columns=8, rows_per_unit=rows))
     plan = made.statistics
     quiet = replace(plan, gram_multiplier=0.0, moments_multiplier=0.0)
     features, messages, units = of_person(rows)
@@ -110,8 +109,7 @@ def test_a_persons_rows_may_be_in_as_many_batches_as_they_are(rows):
 @pytest.mark.parametrize("rows", ROWS)
 def test_the_epsilon_of_scores_is_that_of_all_of_a_persons_scores(rows):
     clear = PrivacySettings(predictions=3.0, delta=DELTA)
-    schedule = replace(SGD, rows_per_unit=rows)
-    made = plan_part(clear, schedule, sends=(), is_linear=True)
+    made = plan_part(clear, replace(SGD, rows_per_unit=rows), sends=(), is_linear=True)
     # every score of the person as large as the clip: in one vector their norm
     scores = clip_rows(np.full((rows, 1), 1e6), made.scores.clip)
     ratio = made.scores.deviation / np.linalg.norm(scores)

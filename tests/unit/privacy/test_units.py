@@ -41,8 +41,7 @@ def people(seed: int, rows: int = 40) -> tuple[np.ndarray, ...]:
     features[codes == 1] = features[0]
     messages = rng.normal(size=(rows, 2)) * rng.gamma(0.5, 4.0, (rows, 1))
     messages[codes == 1] = messages[0]
-    counts = rng.integers(0, 9, rows)
-    return codes, features.astype(np.float32), messages, counts
+    return codes, features.astype(np.float32), messages, rng.integers(0, 9, rows)
 
 
 def linear() -> local_model.LinearModel:
@@ -57,8 +56,7 @@ def mlp(kind="mlp"):
 def largest_change(statistic, codes) -> float:
     """The largest change of a statistic of rows (a bool mask) without one unit."""
     whole = statistic(np.ones(len(codes), bool))
-    changes = [np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes)]
-    return float(max(changes))
+    return float(max(np.linalg.norm(whole - statistic(codes != u)) for u in np.unique(codes)))
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -82,8 +80,7 @@ def test_a_clip_of_rows_would_not_bound_a_unit():
     def statistic(stays):
         return clipped_sum(linear(), features[stays], 1e3 * messages[stays], CLIP)
 
-    change = largest_change(statistic, codes)
-    assert 2 * CLIP < change <= most * CLIP * SLACK
+    assert 2 * CLIP < largest_change(statistic, codes) <= most * CLIP * SLACK
 
 
 def test_the_bounds_are_reached():
@@ -95,8 +92,7 @@ def test_the_bounds_are_reached():
         assert np.linalg.norm(total) == pytest.approx(CLIP, rel=1e-4)
     rows = Rows(features, counts, intercept=True, units=units)
     assert np.linalg.norm(noisy_gram(PLAN, rows, noise())) == pytest.approx(9.0)
-    moments = noisy_moments(PLAN, rows, messages, noise())
-    assert np.linalg.norm(moments) == pytest.approx(2.1)
+    assert np.linalg.norm(noisy_moments(PLAN, rows, messages, noise())) == pytest.approx(2.1)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -106,8 +102,7 @@ def test_a_row_that_is_not_finite_changes_no_bound(make, value):
     messages[np.flatnonzero(codes == 1)[0]] = value
 
     def statistic(stays):
-        units = Units(codes[stays])
-        return clipped_sum(make(), features[stays], messages[stays], CLIP, units)
+        return clipped_sum(make(), features[stays], messages[stays], CLIP, Units(codes[stays]))
 
     assert largest_change(statistic, codes) <= CLIP * SLACK
 
@@ -152,8 +147,7 @@ def test_statistics_equal_a_loop_over_units(seed):
         sums += part * min(1.0, 2.1 / max(np.linalg.norm(part), 1e-30))
     rows = Rows(features, counts, intercept=True, units=Units(codes))
     np.testing.assert_allclose(noisy_gram(PLAN, rows, noise()), matrix, atol=1e-9)
-    moments = noisy_moments(PLAN, rows, residual, noise())
-    np.testing.assert_allclose(moments, sums, atol=1e-9)
+    np.testing.assert_allclose(noisy_moments(PLAN, rows, residual, noise()), sums, atol=1e-9)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
@@ -164,8 +158,7 @@ def test_units_of_one_row_are_clipped_as_rows(make):
     by_row = clipped_sum(make(), features, messages, CLIP)
     np.testing.assert_allclose(by_unit, by_row, rtol=1e-6, atol=1e-7)
     both = [Rows(features, counts, True, own) for own in (units, None)]
-    grams = [noisy_gram(PLAN, own, noise()) for own in both]
-    np.testing.assert_allclose(*grams, rtol=1e-9)
+    np.testing.assert_allclose(*[noisy_gram(PLAN, own, noise()) for own in both], rtol=1e-9)
 
 
 @pytest.mark.parametrize("make", [linear, mlp])
