@@ -55,8 +55,7 @@ def test_every_note_of_the_ledger_is_declared():
 def test_every_declared_kind_is_written_into_a_ledger():
     sources = [*(ROOT / "client_apps").rglob("*.py"), Path(plan_module.__file__)]
     code = "".join(path.read_text("utf-8") for path in sources)
-    missing = {kind for kind in KINDS if f'"{kind}"' not in code}
-    assert not missing, (
+    assert not {kind for kind in KINDS if f'"{kind}"' not in code}, (
         "no site writes these down: give them a scope in ledger_entries.py and `note` "
         "them in the handler, or plan them (tp_flower/privacy/plan.py)"
     )
@@ -69,8 +68,7 @@ def test_policies_have_a_level_for_what_messages_tell():
 
 @pytest.mark.parametrize("action", LEAVE_WITH)
 def test_a_release_is_booked_under_the_message_it_leaves_with(action):
-    actions = {ledger_entries._action_of(*release) for release in LEAVE_WITH[action]}
-    assert actions == {action}
+    assert {ledger_entries._action_of(*release) for release in LEAVE_WITH[action]} == {action}
 
 
 def test_placeholders_are_facts_of_a_run():

@@ -105,8 +105,7 @@ def refusal(read, *arguments) -> str:
 @settings(max_examples=5, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_is_not_declared_is_refused(kind, data):
-    message = data.draw(message_values.messages(kind))
-    for wrong in message_values.malformed(kind, message):
+    for wrong in message_values.malformed(kind, data.draw(message_values.messages(kind))):
         error = refusal(decode, kind, wrong.packet)
         assert error, wrong.what
         assert wrong.field in error, wrong.what
@@ -121,8 +120,7 @@ def read(kind, values):
 def test_envelopes_and_failures_are_checked_as_messages_are(kind):
     good = {"run": "0f" * 16, "round": 3, "seconds": 0.5, "error": "no"}
     good |= {"kind": "refused", "part": 3}
-    layout = layout_of(kind)
-    values = {name: good[name] for name in layout.values if name in good}
+    values = {name: good[name] for name in layout_of(kind).values if name in good}
     assert msgspec.to_builtins(read(kind, values)).items() >= values.items()
     wrong = [{**values, message_values.EXTRA: 1}] if kind is Failure else []
     for field in msgspec.structs.fields(kind):
@@ -229,8 +227,7 @@ def test_an_array_beside_its_family_or_where_none_is_declared_is_refused(names):
         decode(FinishRequest, Packet({}, {(0, "x"): COUNTS}))
     good, family = encode(categories({}, {})), "category-counts"
     arrays = {(4, name.format(family)): COUNTS for name in names}
-    match = f"it has array '{family}', which is not decl"
-    with pytest.raises(MessageError, match=match):
+    with pytest.raises(MessageError, match=f"it has array '{family}', which is not decl"):
         decode(ShardStatistics, Packet(good.header, arrays))
 
 
@@ -250,8 +247,7 @@ def test_sizes_that_the_reader_knows_are_compared():
 
 
 def test_members_of_a_family_have_sizes_of_their_own():
-    hashes = {"0": HASHES[:2], "1": HASHES}
-    message = categories(hashes, {"0": COUNTS[:2], "1": COUNTS})
+    message = categories({"0": HASHES[:2], "1": HASHES}, {"0": COUNTS[:2], "1": COUNTS})
     received = decode(ShardStatistics, encode(message)).parts[4].category_hashes
     assert {key: len(array) for key, array in received.items()} == {"0": 2, "1": 3}
 

@@ -95,8 +95,7 @@ def peak_of(function):
     """Return the result, and the most bytes that were held on the way to it."""
     tracemalloc.start()
     try:
-        result = function()
-        return result, tracemalloc.get_traced_memory()[1]
+        return function(), tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
 

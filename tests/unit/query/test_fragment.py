@@ -108,8 +108,7 @@ def check_changed(change, *, inside):
 @pytest.mark.parametrize(("sql", "reason"), CASES["hostile"])
 @pytest.mark.parametrize("place", PLACES)
 def test_hostile_pieces_are_refused_by_name(sql, reason, place):
-    message = f"table 'p': {place} is refused: .*({reason})"
-    with pytest.raises(QueryError, match=message):
+    with pytest.raises(QueryError, match=f"table 'p': {place} is refused: .*({reason})"):
         check_changed(PLACES[place](sql), inside="sub-query" in place)
 
 
@@ -136,8 +135,7 @@ def test_a_fragment_over_a_sub_query_sees_its_outputs_alone():
 
 @pytest.mark.parametrize(("field", "pieces", "message"), CASES["sub_query"])
 def test_refused_sub_queries(field, pieces, message):
-    is_column = field == "columns"
-    values = [Feature("k", sql) for sql in pieces] if is_column else pieces
+    values = [Feature("k", sql) for sql in pieces] if field == "columns" else pieces
     with pytest.raises(QueryError, match=f"table 'p': .*{message}"):
         check_changed({field: tuple(values)}, inside=True)
 
@@ -148,8 +146,7 @@ def test_refused_names(names):
     same = tuple(Feature(name, '"Id"') for name in names)
     with pytest.raises(QueryError, match="feature names must differ and not be empty"):
         check_changed({"features": same}, inside=False)
-    message = "sub-query column names must differ and not be empty"
-    with pytest.raises(QueryError, match=message):
+    with pytest.raises(QueryError, match="sub-query column names must differ and not be empty"):
         check_changed({"columns": same}, inside=True)
 
 
@@ -172,5 +169,4 @@ def test_any_name_is_a_name(names):
     assert checked.subquery is not None
     relation = checked.subquery.to_sql("(SELECT 7 AS k)")
     items = ", ".join(feature.sql for feature in checked.features)
-    rows = duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall()
-    assert rows == [(7,) * len(names)]
+    assert duckdb.sql(f"SELECT {items} FROM ({relation})").fetchall() == [(7,) * len(names)]

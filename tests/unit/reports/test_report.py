@@ -52,8 +52,7 @@ def test_the_docstring_lists_every_key() -> None:
     from strategies import disclosures
     from tp_flower.reports import records as report
 
-    text = f"{report.__doc__} {disclosures.__doc__}"
-    documented = set(re.findall(r"[a-z_-]+", text))
+    documented = set(re.findall(r"[a-z_-]+", f"{report.__doc__} {disclosures.__doc__}"))
 
     free = {"settings", "chosen", "site-seconds", "bytes-up", "bytes-down", "train"}
     free |= {"test"}
@@ -73,9 +72,8 @@ def test_a_report_replaces_the_old_one_or_keeps_it(tmp_path: Path) -> None:
     assert path == folder / "report.json"
     assert json.loads(path.read_text()) == report_dict(small_report())
     write_json(report_dict(replace(small_report(), seconds=4.5)), folder)
-    wrong = replace(small_report(), chosen={"rho": object()})
     with pytest.raises(TypeError, match="of type object cannot be written to a report"):
-        write_json(report_dict(wrong), folder)
+        write_json(report_dict(replace(small_report(), chosen={"rho": object()})), folder)
     assert [path.name for path in folder.iterdir()] == ["report.json"]
     assert json.loads(path.read_text())["seconds"] == 4.5
 

@@ -95,8 +95,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_plot_has_its_data(name: str) -> None:
-    page = Page(render(EXAMPLES[name]))
-    for title, figure in page.figures.items():
+    for title, figure in Page(render(EXAMPLES[name])).figures.items():
         drawn = [*figure.points.values(), *figure.bars.values()]
         assert all(map(len, drawn)), title
         # a head and at least one row
@@ -155,8 +154,7 @@ def test_commands_repeat_the_run_and_go_on(mode, model, verbs) -> None:
 def test_drawings_are_to_scale() -> None:
     entries = [("age", -2.0), ("seats", 1.0)]
     named = [{"feature": n, "output": "score", "value": value} for n, value in entries]
-    report = made_report(epochs=9, coefficients={"p": named})
-    figures = Page(render(report)).figures
+    figures = Page(render(made_report(epochs=9, coefficients={"p": named}))).figures
     dots = list(figures["Loss by epoch"].svg.iter("circle"))[:9]
     for place, value in (("cx", "data-x"), ("cy", "data-y")):
         at = np.diff([float(dot.attrib[place]) for dot in dots])

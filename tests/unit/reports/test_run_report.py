@@ -56,8 +56,7 @@ def test_an_epsilon_beside_scores_says_what_they_tell():
 def test_rows_of_different_sources_have_totals_of_their_own():
     other = msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
     totals = report([LABELS, {"release": other}])["totals"]
-    by_source = {total["source"]: total["epsilon"] for total in totals}
-    assert by_source == {"s1": 0.5, "s2": 2.0}
+    assert {total["source"]: total["epsilon"] for total in totals} == {"s1": 0.5, "s2": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ def read_events(folder):
             data = data[16 + size :]
             for value in event.summary.value:
                 if value.HasField("simple_value"):
-                    point = event.step, value.simple_value
-                    curves.setdefault(value.tag, []).append(point)
+                    curves.setdefault(value.tag, []).append((event.step, value.simple_value))
                 else:
                     texts[value.tag] = value.tensor.string_val[0].decode()
     return curves, texts

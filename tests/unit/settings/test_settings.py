@@ -40,8 +40,7 @@ def test_pyproject_and_settings_have_the_same_keys_and_defaults() -> None:
 
 
 def test_a_resumed_run_waits_and_logs_otherwise_and_computes_the_same() -> None:
-    free = {item.key for item in SETTINGS if item.may_change}
-    assert free == {
+    assert {item.key for item in SETTINGS if item.may_change} == {
         *("resume", "tables", "site-timeout", "on-missing", "min-sites"),
         *("wait-seconds", "progress", "track", "channel", "session-seconds"),
     }
