@@ -145,8 +145,7 @@ def test_predictions_match_what_training_reports(way):
     for actual in epochs[:-1]:
         check(epoch, actual, within)
     check(without(run, set_up + epoch * (last - 1)), epochs[-1], within)
-    before = [item for item in report.history if not item.epoch]
-    check(set_up, sent(before) + more, within)
+    check(set_up, sent([item for item in report.history if not item.epoch]) + more, within)
     check(run, sent(report.history), within)
     assert sum(run.up.values()) == pytest.approx(report.bytes_up, rel=WITHIN)
     assert sum(run.down.values()) == pytest.approx(report.bytes_down, rel=WITHIN)
@@ -164,7 +163,6 @@ def test_what_drawing_sends_is_predicted_within_what_is_drawn(layout):
     assert [item.phase for item in drawing] == ["measure", "draw", "weigh"]
     check(set_up, sent(before) + first_sums(history), within=0.1)
     # what the first round sends is known
-    plain = {**how, "coreset_size": 0}
-    other_set_up, other_epoch, _ = explained(layout, STORE_SQL, **plain)
+    other_set_up, other_epoch, _ = explained(layout, STORE_SQL, **how | {"coreset_size": 0})
     assert set_up.rounds == other_set_up.rounds + 3
     assert sum(epoch.up.values()) < sum(other_epoch.up.values())

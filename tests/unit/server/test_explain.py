@@ -63,8 +63,7 @@ def test_the_report_is_json_and_right_by_hand(small):
     assert content["mode"] == "explain"
     tables = content["tables"]
     # of o, same is constant; c has two kinds
-    described = ("table", "names", "sites", "rows", "features", "dropped")
-    assert columns(tables, *described) == [
+    assert columns(tables, "table", "names", "sites", "rows", "features", "dropped") == [
         ["o", ["orders"], ["shop"], [5], 1, ["same"]],
         ["i", ["items"], ["maker"], [4], 1, []],
         ["c", ["customers"], ["uk", "us"], [2, 2], 0, ["kind"]],

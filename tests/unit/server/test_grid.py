@@ -24,8 +24,7 @@ class Echo:
         @app.query("echo")
         def echo(message: Message, context: Context) -> Message:
             self.received.append((message, context))
-            counted = context.state.config_records.get("n", {"n": 0})
-            count = int(counted["n"]) + 1
+            count = int(context.state.config_records.get("n", {"n": 0})["n"]) + 1
             context.state["n"] = ConfigRecord({"n": count})
             echoed = ConfigRecord({"node": context.node_id, "count": count})
             return Message(RecordDict({"echo": echoed}), reply_to=message)
@@ -49,8 +48,7 @@ class Echo:
 
 @pytest.fixture
 def two():
-    sites = {"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}
-    return Echo(sites, run_config={"seed": 3})
+    return Echo({"us": {"t": FRAME}, "uk": {"t": [FRAME, FRAME]}}, run_config={"seed": 3})
 
 
 def test_every_site_answers_for_itself_with_its_tables_and_keeps_its_state(two):
@@ -121,8 +119,7 @@ def test_flowers_fedavg_runs_on_it():
         (array,) = message.content["arrays"].to_numpy_ndarrays()
         new = ArrayRecord([array + 1.0 + number])
         metrics = MetricRecord({"num-examples": 1 + 2 * number})
-        content = RecordDict({"arrays": new, "metrics": metrics})
-        return Message(content, reply_to=message)
+        return Message(RecordDict({"arrays": new, "metrics": metrics}), reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, _context: Context) -> Message:

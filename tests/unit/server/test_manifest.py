@@ -85,8 +85,7 @@ def test_what_is_no_manifest_is_refused(data, match):
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, '{"a": 1'])
 def test_a_file_that_is_no_json_is_refused(tmp_path, text):
-    path = manifests.write_manifest(tmp_path, small_manifest())
-    path.write_text(text)
+    manifests.write_manifest(tmp_path, small_manifest()).write_text(text)
     with pytest.raises(ModelError, match=rf"model delays@{FIRST}: .* it is not JSON"):
         manifests.resolve(tmp_path, "delays")
 

@@ -77,8 +77,7 @@ def test_showing_a_model_says_what_it_is_and_who_keeps_it(home):
     assert row_of(text, "f (flights)")[:4] == ["linear", "1", "0.7500", "0.8500"]
     assert "EWR (abababab), JFK (kept nothing)" in " ".join(text.split())
     # names are text, not markup
-    query = "SELECT '[red]x' AS label FROM t"
-    write_manifest(home, small_manifest("age", query=query))
+    write_manifest(home, small_manifest("age", query="SELECT '[red]x' AS label FROM t"))
     assert "[red]x" in operator(home, "show", "age")
 
 

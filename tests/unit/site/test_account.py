@@ -68,10 +68,8 @@ def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables):
         (mechanisms.SCORE_SUMS, "0.0000"),
         (mechanisms.SCORES_TELL, "none: scores in the clear tell the features"),
     ):
-        run = str(scope == mechanisms.SCORES_TELL)
-        ledger.note(run, [replace(scores, scope=scope)])
-        line = " ".join(spent(tables)["orders"])
-        assert line.startswith(words)
+        ledger.note(str(scope == mechanisms.SCORES_TELL), [replace(scores, scope=scope)])
+        assert " ".join(spent(tables)["orders"]).startswith(words)
 
 
 def test_the_ledger_is_printed_and_begun_anew(tables, tmp_path):

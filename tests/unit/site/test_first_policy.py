@@ -19,8 +19,7 @@ NOTE = "came on foot and left by taxi"
 @pytest.fixture
 def tables(tmp_path):
     rows = [f"{k},{k % 4}.5,{NOTE} {k % 2},{'ab'[k % 2]}" for k in range(60)]
-    orders = "\n".join(["customerId,amount,note,state", *rows])
-    (tmp_path / "orders.csv").write_text(orders)
+    (tmp_path / "orders.csv").write_text("\n".join(["customerId,amount,note,state", *rows]))
     header = ",".join('"' + name.replace('"', '""') + '"' for name in ODD)
     for name, columns in (("odd", header), ("more", f"{header},x")):
         row = "1,2,3,4" + ",5" * (name == "more")

@@ -82,8 +82,7 @@ def test_a_reservation_counts_in_full_while_it_is_open_and_then_as_it_was_used(l
 
 
 def test_a_message_spends_what_is_reserved_or_nothing(ledger):
-    planned = [Reservation(release(), 3), Reservation(release("gram"), 9)]
-    ledger.reserve(RUN, planned, {})
+    ledger.reserve(RUN, [Reservation(release(), 3), Reservation(release("gram"), 9)], {})
     twice = [(1, "gradients", 7)] * 2
     ledger.spend(RUN, [*twice, (1, "gradients", 8)])
     used_up = (
@@ -119,8 +118,7 @@ def test_all_of_a_source_composes_and_sources_are_apart(ledger):
     ]
     ledger.reserve(RUN, planned, {})
     ledger.charge(RUN, release("labels", PureDp(0.5)), {})
-    everything = {Gaussian(6.0, 20), Gaussian(3.0, 5, 0.1), PureDp(0.5)}
-    assert set(ledger.spent("F")) == everything
+    assert set(ledger.spent("F")) == {Gaussian(6.0, 20), Gaussian(3.0, 5, 0.1), PureDp(0.5)}
     assert ledger.spent("P") == [Gaussian(6.0, 16)]
 
 
@@ -232,8 +230,7 @@ def spent_in(root):
 
 
 def rows_of(root):
-    query = "SELECT seq, checksum, line FROM ledger ORDER BY seq"
-    return rows_in(Path(root) / FILE, query)
+    return rows_in(Path(root) / FILE, "SELECT seq, checksum, line FROM ledger ORDER BY seq")
 
 
 def test_it_is_kept_for_the_next_process(root):
@@ -325,8 +322,7 @@ def test_no_byte_of_a_line_can_be_changed(root):
 
 
 def test_a_damaged_file_is_refused_or_changes_nothing(root, tmp_path):
-    ledger = example(root)
-    spent = ledger.spent("F")
+    spent = example(root).spent("F")
     forget_processes()
     text = (tmp_path / "state" / FILE).read_bytes()
     rng = np.random.default_rng(3)
@@ -499,8 +495,7 @@ def long_example(root, runs=6):
     rng = np.random.default_rng(0)
     ledger = Ledger(root)
     for run in map(str, range(runs)):
-        planned = [Reservation(release(part=part), 60) for part in range(3)]
-        ledger.reserve(run, planned, {})
+        ledger.reserve(run, [Reservation(release(part=part), 60) for part in range(3)], {})
         ledger.charge(run, release("labels", PureDp(0.5)), {}, f"draw {int(run) // 2}")
         ledger.note(run, [release("scores", None)])
         for _ in range(60):

@@ -168,8 +168,7 @@ def test_labels_are_drawn_once_and_paid_for_once(tmp_path):
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
     assert (tmp_path / "state").stat().st_mode & 0o077 == 0
     # the later run has a line that says what left, and that costs nothing
-    events = [line["event"] for line in site.ledger.lines(name_of(2))]
-    assert events == ["note"]
+    assert [line["event"] for line in site.ledger.lines(name_of(2))] == ["note"]
     (line,) = site.ledger.lines(name_of(1))
     assert line["event"] == "charge"
     assert line["release"]["what"] == "labels"
@@ -217,11 +216,9 @@ def test_a_lost_draw_is_paid_for_again_and_a_damaged_one_is_not_drawn(tmp_path):
     forget_processes()
     site = make_site(tmp_path, run=2)
     np.testing.assert_array_equal(release(site, booleans()).values, first.values)
-    lines = site.ledger.lines(name_of(2))
-    assert [line["event"] for line in lines] == ["charge"]
+    assert [line["event"] for line in site.ledger.lines(name_of(2))] == ["charge"]
     rows_in(tmp_path / "state" / FILE, "DELETE FROM entries WHERE run = 'labels'")
-    second = release(site, booleans())
-    assert (first.values != second.values).any()
+    assert (first.values != release(site, booleans()).values).any()
     assert spent(site) == [PureDp(1.0, count=2)]
     ((name, data),) = kept_draws(tmp_path)
     query = "UPDATE entries SET data = ? WHERE run = 'labels' AND name = ?"

@@ -21,8 +21,7 @@ ENCODERS = (("c", "kind", "one-hot(2) indicator"), ("o", "price", "bins(3)"))
 
 
 def frames():
-    rng = np.random.default_rng(5)
-    price = rng.normal(size=ROWS)
+    price = np.random.default_rng(5).normal(size=ROWS)
     customer = np.arange(ROWS) % 6
     orders = pd.DataFrame({"c": customer, "price": price, "qty": price + customer})
     kinds = ["a", "b", "b", None, "c", "b"]
@@ -55,15 +54,13 @@ def saved_parts(folder: Path) -> dict[int, SavedModel]:
     ],
 )
 def test_saved_model_scores_as_the_run_did(tmp_path, method, settings):
-    privacy = PrivacySettings(scores="clear")
-    sent = train(tmp_path, method, privacy=privacy, **settings)
+    sent = train(tmp_path, method, privacy=PrivacySettings(scores="clear"), **settings)
     orders, people = frames()
     parts = saved_parts(tmp_path)
     assert sorted(parts) == [0, 1, 2]
     assert [part.table for part in parts.values()] == ["o", "c", "c"]
     for number, frame in enumerate([orders, people[:4], people[4:]]):
-        again = scores_of(parts[number], frame)
-        assert again == pytest.approx(sent[number], abs=1e-5)
+        assert scores_of(parts[number], frame) == pytest.approx(sent[number], abs=1e-5)
 
 
 def test_saved_model_scores_what_it_never_saw_and_keeps_its_keys_to_the_site(tmp_path):

@@ -53,8 +53,7 @@ def started(flower, monkeypatch):
 
 @pytest.mark.parametrize("place", [0, 4, len(OPTIONS)])
 def test_flowers_options_pass(place, apps, started):
-    ours = ["--allowed-apps", str(apps)]
-    main([*OPTIONS[:place], *ours, *OPTIONS[place:]])
+    main([*OPTIONS[:place], "--allowed-apps", str(apps), *OPTIONS[place:]])
     (arguments,) = started
     assert arguments == ["flower-supernode", *OPTIONS]
     read = _parse_args_run_supernode().parse_args(arguments[1:])
@@ -130,5 +129,4 @@ def test_releases_of_the_version_are_taken(apps, started, monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda _: "1.42.7")
     main(["--allowed-apps", str(apps)])
     assert started
-    constraints = (ROOT / "constraints.txt").read_text()
-    assert f"flwr=={supernode.FLOWER_VERSIONS[0]}." in constraints
+    assert f"flwr=={supernode.FLOWER_VERSIONS[0]}." in (ROOT / "constraints.txt").read_text()

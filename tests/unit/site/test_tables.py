@@ -84,8 +84,7 @@ def test_features_are_of_whole_columns(tmp_path, source, monkeypatch, most_rows)
         features = tables.encode(0, encoder(tables), ROWS)
         assert features.dtype == np.float32
         np.testing.assert_array_equal(features, expected(tables))
-        none = tables.encode(0, encoder(tables), ROWS[:0])
-        assert none.shape == (0, features.shape[1])
+        assert tables.encode(0, encoder(tables), ROWS[:0]).shape == (0, features.shape[1])
 
 
 def test_second_message_reads_no_source(tmp_path, source):
@@ -149,8 +148,7 @@ def test_frames_are_of_one_run(tmp_path):
     assert site.tables.extract(0, source, WANTED).rows == 500
     site.tables.encode(0, encoder(site.tables), ROWS)
     site.features.release()
-    left = [p for p in tmp_path.glob("cache/*") if p.name[0] != "."]
-    assert [p.name for p in left] == ["uses"]
+    assert [p.name for p in tmp_path.glob("cache/*") if p.name[0] != "."] == ["uses"]
     release(token)
 
 
@@ -200,5 +198,4 @@ def test_the_key_of_the_order_is_the_sites_and_stays(tmp_path):
     assert first.order_key == again.order_key
     assert len(first.order_key) == 32
     assert (tmp_path / "row-order-key").stat().st_mode & 0o777 == 0o600
-    simulated = SiteTables(Site(tmp_path, 3).features, is_simulated=True)
-    assert simulated.order_key == b""
+    assert SiteTables(Site(tmp_path, 3).features, is_simulated=True).order_key == b""
