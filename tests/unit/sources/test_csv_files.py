@@ -39,11 +39,9 @@ def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
     relation = csv_call(path, NULLS, csv_format(path, NULLS).dialect, types(path))
-    sql = f"SELECT a FROM {relation} LIMIT 1 OFFSET {ROWS}"
-    actual = duckdb.execute(sql).fetchall()
+    actual = duckdb.execute(f"SELECT a FROM {relation} LIMIT 1 OFFSET {ROWS}").fetchall()
     value = None if late in NULLS else late.replace("25/12/2013", "2013-12-25")
-    typed = duckdb.execute(f"SELECT CAST(? AS {expected})", [value])
-    assert actual == typed.fetchall()
+    assert actual == duckdb.execute(f"SELECT CAST(? AS {expected})", [value]).fetchall()
 
 
 @pytest.mark.parametrize(("late", "expected"), CASES["late-lines"])
@@ -56,9 +54,8 @@ def test_late_line_decides_how_the_file_is_written(tmp_path, late, expected):
 
 @pytest.mark.parametrize("late", ["2", "2,y,z", "2,y\r", "# c"])
 def test_line_that_does_not_fit(tmp_path, late):
-    path = write(tmp_path, "1,x", late)
     with pytest.raises(duckdb.Error):
-        csv_format(path, NULLS)
+        csv_format(write(tmp_path, "1,x", late), NULLS)
 
 
 def test_rows_and_empty_columns_of_a_file_that_changed(tmp_path):
@@ -87,8 +84,7 @@ def test_one_text_among_numbers_is_told(tmp_path):
 @pytest.mark.parametrize(("values", "row"), CASES["nearly-numbers"])
 def test_columns_that_are_nearly_numbers(tmp_path, values, row):
     path = tmp_path / "t.csv"
-    rows = (f"{value},1\n" for value in values.split(" "))
-    path.write_text("a,b\n" + "".join(rows))
+    path.write_text("a,b\n" + "".join(f"{value},1\n" for value in values.split(" ")))
     hints = csv_format(str(path), NULLS).hints
     assert {name: hint.row for name, hint in hints.items()} == ({"a": row} if row else {})
 

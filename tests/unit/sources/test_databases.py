@@ -59,8 +59,7 @@ def chunks_of(source, fragment):
         types = shards.column_types(opened.connection, "SELECT * FROM shard")
         # DuckDB needs a library of its own to make Python's aware times
         zones = {n: " AT TIME ZONE 'UTC'" for n, t in types.items() if "ZONE" in t}
-        features = opened.fragment.features
-        listed = ", ".join(f"{f.sql}{zones.get(f.name, '')}" for f in features)
+        listed = ", ".join(f"{f.sql}{zones.get(f.name, '')}" for f in opened.fragment.features)
         where = " AND ".join(opened.fragment.filters) or "true"
         sql = f"SELECT {listed} FROM shard WHERE {where}"
         return [opened.connection.execute(sql).fetchall() for _ in opened.chunks()]
@@ -94,8 +93,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
     assert schema.rows == 2
     row, nothing = rows_of(source)
     for k, (declared, expected, _, value) in enumerate(cases):
-        column = f"c{k}"
-        assert (declared, schema.columns[column]) == (declared, expected)
+        assert (declared, schema.columns[f"c{k}"]) == (declared, expected)
         assert (declared, str(row[k])) == (declared, value)
     # a NaN and a date of zeros are values there
     assert schema.all_null == ()
@@ -108,8 +106,7 @@ def test_types_and_values(kind, cases, request, tmp_path):
 )
 def test_refusals_show_no_value(kind, columns, values, settings, match, request, tmp_path):
     url, name = url_of(kind, request, tmp_path), f"t_{os.urandom(4).hex()}"
-    insert = f"INSERT INTO {name} VALUES {values}"
-    run(url, f"CREATE TABLE {name} ({columns})", insert)
+    run(url, f"CREATE TABLE {name} ({columns})", f"INSERT INTO {name} VALUES {values}")
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
@@ -141,8 +138,7 @@ def test_types_of_the_owner(url):
     assert shards.describe(source).columns == types
     assert rows_of(source) == [(7, "1"), (None, "2")]
     # the database must not take such a column for what it is there
-    filtered = chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8")))
-    assert filtered == [[("1",)]]
+    assert chunks_of(source, fragment_of("n", filters=("n = '1'", "zip < 8"))) == [[("1",)]]
     # texts as the owner writes numbers and dates, and those that stand for none
     columns = {"price": "VARCHAR(9)", "day": "VARCHAR(10)"}
     name = fill(url, "texts", columns, [("1.234,50€", "01.02.2013"), ("oops", None)])
@@ -264,8 +260,7 @@ def test_nothing_can_be_written(postgresql, mariadb, sqlite):
 
 
 def connections(url, kind):
-    engine = sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.connect() as connection:
+    with sa.create_engine(url, poolclass=sa.NullPool).connect() as connection:
         return len(connection.exec_driver_sql(f"SELECT {SESSIONS[kind]}").fetchall())
 
 
@@ -348,8 +343,7 @@ def test_no_permission(postgresql, mariadb):
         guest = url.set(username=name, password="guest")
         with pytest.raises(SourceError, match="the user may not read it: grant SELECT"):
             shards.describe(source_of(guest, table))
-    readable = source_of(guest, "t", sql=f"SELECT a FROM {table}")
-    assert rows_of(readable) == [(1,)]
+    assert rows_of(source_of(guest, "t", sql=f"SELECT a FROM {table}")) == [(1,)]
 
 
 @pytest.mark.parametrize(("kind", "others", "kill"), CASES["lost"])
@@ -443,10 +437,8 @@ def test_order_of_groups_tells_nothing_of_them(url):
     """Every reading comes to the same one, whatever the database filters."""
     rows = [(k, k % 2) for k in range(200)]
     grouped = source_of(url, fill(url, "t", {"k": "INTEGER", "v": "INTEGER"}, rows))
-    columns = (Feature("k", '"k"'), Feature("n", "max(v)"))
-    subquery = SubQuery(columns=columns, groups=('"k"',))
-    features = (Feature("n", "n"), Feature("k", "k"))
-    fragment = Fragment("t", "t", features, subquery=subquery)
+    subquery = SubQuery(columns=(Feature("k", '"k"'), Feature("n", "max(v)")), groups=('"k"',))
+    fragment = Fragment("t", "t", (Feature("n", "n"), Feature("k", "k")), subquery=subquery)
     site = replace(grouped, database=replace(grouped.database, is_pushed_down=False))
     first, again, other = (
         extract(source, fragment).column("k").values for source in (grouped, grouped, site)

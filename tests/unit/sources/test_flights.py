@@ -52,8 +52,7 @@ def test_five_organisations_host_all_of_the_data_with_one_type_each(home):
         schema = describe(source)
         rows[source.table] += schema.rows
         assert columns.setdefault(source.table, schema.columns) == schema.columns
-    sizes = {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458}
-    assert rows == sizes
+    assert rows == {"flights": 336_776, "weather": 26_115, "planes": 3_322, "airports": 1_458}
     assert columns["flights"]["time_hour"] == columns["weather"]["time_hour"]
     assert columns["flights"]["arr_delay"] == "BIGINT"
 
@@ -77,8 +76,7 @@ def _race(start, home):
 @pytest.mark.slow
 def test_several_processes_may_write_at_once(tmp_path):
     context = multiprocessing.get_context("spawn")
-    start = context.Barrier(3)
-    race = (start, str(tmp_path))
+    race = (context.Barrier(3), str(tmp_path))
     processes = [context.Process(target=_race, args=race) for _ in range(3)]
     for process in processes:
         process.start()
@@ -124,8 +122,7 @@ def test_flights_queries_run_at_every_shard(home, sql, kind):
 
 def test_the_flights_features_have_encoders_without_statistics(home):
     assert home.is_dir()
-    file = ROOT / "scripts" / "private_flights.toml"
-    config = tomllib.loads(file.read_text())
+    config = tomllib.loads((ROOT / "scripts" / "private_flights.toml").read_text())
     chosen = Settings.from_run_config({"encoders": config["encoders"]})
     sources = hosted_shards({}, {})
     bound = Query.from_sql(FLIGHTS_SQL).bind(schemas_of(sources))

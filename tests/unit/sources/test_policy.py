@@ -131,8 +131,7 @@ def test_a_table_without_a_policy_takes_part_in_nothing(tmp_path):
 
 
 def test_an_open_policy_allows_everything(tmp_path):
-    text = "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'"
-    (source,) = loaded(tmp_path, text)
+    (source,) = loaded(tmp_path, "[tables.t]\npath='t.csv'\nmin-count=4\npolicy = 'open'")
     source.check_policy()
     assert (source.policy, source.min_count) == (Policy(), 4)
     levels = {kind: source.policy.releases.level(kind) for kind in LEVELS}
@@ -368,8 +367,7 @@ def test_the_guard_knows_an_empty_list_from_none(tmp_path):
 def test_the_smallest_batch_must_have_enough_rows(tmp_path):
     _, (source,) = site_of(tmp_path, "min-rows = 2")
     rows = TrainingRows(np.arange(4), None, np.ones(4, np.int64), np.zeros(4, np.bool_))
-    starts = np.array([[0, 2, 4], [0, 3, 4]])
-    even, odd = (Batches(start, np.arange(4)) for start in starts)
+    even, odd = (Batches(start, np.arange(4)) for start in np.array([[0, 2, 4], [0, 3, 4]]))
     check_training_rows(source, "t", rows, even, sends_sums=True)
     check_training_rows(source, "t", rows, odd, sends_sums=False)
     with pytest.raises(PolicyError, match="a batch's gradient of table 't' would be"):
@@ -378,8 +376,7 @@ def test_the_smallest_batch_must_have_enough_rows(tmp_path):
 
 @pytest.mark.parametrize(("kind", "covering", "other"), CASES["covering"])
 def test_a_plan_must_cover_what_the_policy_wants_covered(tmp_path, kind, covering, other):
-    text = f"epsilon = 1\nreleases = {{ {kind} = 'private' }}"
-    _, (source,) = site_of(tmp_path, text)
+    _, (source,) = site_of(tmp_path, f"epsilon = 1\nreleases = {{ {kind} = 'private' }}")
     guard.check_plan(source, [kind], PrivacyTerms.of(PrivacySettings(**covering)))
     guard.check_plan(source, [])
     match = rf"releases.{kind} = private.*run config pri"

@@ -66,10 +66,8 @@ def duck(kind):
 @by_name(ACCEPTED)
 def test_answer_is_that_of_duckdb(pair, sources, schemas, duck):
     bound = Query.from_sql(pair["sql"]).bind(schemas)
-    reference = pair.get("reference", pair["sql"])
-    expected = engine_rows(duck, reference, result_names(bound))
-    actual = joined_rows(bound, sources, matched=pair.get("matched", False))
-    assert actual == expected
+    expected = engine_rows(duck, pair.get("reference", pair["sql"]), result_names(bound))
+    assert joined_rows(bound, sources, matched=pair.get("matched", False)) == expected
 
 
 @pytest.fixture(scope="module")
@@ -168,13 +166,11 @@ def test_only_needed_columns_and_rows_are_read(nasty):
         (Feature("x", "MEDIAN(i)"),), filters=("i > 0", "lower(t) = 'ab'"), groups=("s",)
     )
     groups = Fragment("t", "t", features=(Feature("x", '"x"'),), subquery=subquery)
-    expected = [(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"]
-    assert scanned(nasty, groups) == expected
+    assert scanned(nasty, groups) == ([(1.0,)], ('filter: "i" > 0',), ["i", "s", "t"])
     with scan(nasty, groups) as opened:
         assert opened.fragment.subquery.filters == ("LOWER(\"t\") = 'ab'",)
     # it can be switched off
-    database = replace(nasty.database, is_pushed_down=False)
-    site = replace(nasty, database=database)
+    site = replace(nasty, database=replace(nasty.database, is_pushed_down=False))
     with scan(site, fragment) as opened:
         assert opened.pushed == ()
         assert opened.fragment.filters == ('"i" > 0',)
@@ -212,8 +208,7 @@ def test_any_filter(nasty, nasty_duck, filters):
 @pytest.mark.parametrize("mode", ["NO_BACKSLASH_ESCAPES", "EMPTY_STRING_IS_NULL", ""])
 def test_texts_mean_the_same_under_every_mode_of_mariadb(mariadb, mode):
     declared = {'t`:"': "varchar(9) CHARACTER SET utf8mb4"}
-    rows = [("a\nb",), ("a\\nb",), ("",), ("it's",)]
-    name = fill(mariadb, "t", declared, rows)
+    name = fill(mariadb, "t", declared, [("a\nb",), ("a\\nb",), ("",), ("it's",)])
     features = (Feature("x", '"t`:"""'),)
     run(mariadb, f"SET GLOBAL sql_mode = '{mode}'")
     try:

@@ -56,8 +56,7 @@ def duckdb_file(path: Path, *statements: str) -> None:
 
 
 def test_tables_file_in_both_forms(tmp_path):
-    text = CASES["shards"]
-    orders, us, uk = shards.load_tables(tables_file(tmp_path, text))
+    orders, us, uk = shards.load_tables(tables_file(tmp_path, CASES["shards"]))
     file = str(tmp_path / "orders.csv")
     assert orders == shards.ShardSource("orders", "store", 0, file, policy=MISSING)
     assert us.path == str(tmp_path / "us.parquet")
@@ -77,8 +76,7 @@ def test_tables_file_refusals(tmp_path, text, match):
 def test_databases_in_a_tables_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_TEST_PASSWORD", "p@ss")
     (tmp_path / "secret-uri").write_text("mariadb://joe:pw@h/d\n")
-    text = CASES["payments"]
-    whole, query, visits = shards.load_tables(tables_file(tmp_path, text))
+    whole, query, visits = shards.load_tables(tables_file(tmp_path, CASES["payments"]))
     assert whole.database.url.url.password == "p@ss"
     assert whole.database.table == ("public", "odd.name")
     assert (whole.min_count, whole.database.fingerprint) == (5, "SELECT 1")
@@ -142,8 +140,7 @@ def test_type_override(tmp_path, name):
     ):
         with pytest.raises(SourceError, match=match):
             shards.describe(replace(source, types={column: "DOUBLE"}))
-    zips = replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})
-    assert rows_of(zips) == [("007",)]
+    assert rows_of(replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})) == [("007",)]
 
 
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.duckdb", "t.sqlite"])
@@ -275,8 +272,7 @@ def test_table_of_a_duckdb_file(tmp_path):
         "CREATE SCHEMA s",
         "CREATE TABLE s.t AS SELECT 2 AS a, [0.5, 1] AS v",
     )
-    text = CASES["databases"]
-    plain, other = shards.load_tables(tables_file(tmp_path, text))
+    plain, other = shards.load_tables(tables_file(tmp_path, CASES["databases"]))
     assert shards.describe(plain).columns == {"a": "DOUBLE", "u": "UUID"}
     assert rows_of(other) == [(2, [0.5, 1.0])]
     assert "(table s.t of " in str(other)
@@ -325,8 +321,7 @@ def test_frames_by_token():
 
 
 def test_frame_types():
-    frame = pd.DataFrame({n: v for n, (v, _) in FRAME_TYPES.items()}, index=["p", "q"])
-    source = framed(frame)
+    source = framed(pd.DataFrame({n: v for n, (v, _) in FRAME_TYPES.items()}, index=["p", "q"]))
     types = zip(shards.describe(source).columns.items(), FRAME_TYPES.items(), strict=True)
     for (column, actual), (name, (_, kind)) in types:
         assert (column, actual[: len(kind)]) == (str(name), kind)
@@ -335,8 +330,7 @@ def test_frame_types():
 
 @pytest.fixture
 def shared(tmp_path):
-    text = CASES["sites"]
-    return tables_file(tmp_path, text)
+    return tables_file(tmp_path, CASES["sites"])
 
 
 def test_organisations_are_dealt_to_nodes(shared):
