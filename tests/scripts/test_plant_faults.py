@@ -67,8 +67,7 @@ def test_a_snippet_of_two_files_needs_a_file(copy: Path) -> None:
     (copy / "tp_flower" / "twin.py").write_text("a + b\n")
     with pytest.raises(StaleFaultError, match="found 2 times"):
         plant_faults.find_snippet(FAULT, copy)
-    path = plant_faults.find_snippet(replace(FAULT, file="*/twin.py"), copy)
-    assert path.name == "twin.py"
+    assert plant_faults.find_snippet(replace(FAULT, file="*/twin.py"), copy).name == "twin.py"
 
 
 def test_verdicts_are_compared_with_earlier_ones(tmp_path: Path) -> None:

@@ -60,8 +60,7 @@ def test_what_is_written_can_be_trained_on(tmp_path, files, years, titles, capsy
 @pytest.mark.parametrize("case", CASES["refused"], ids=lambda case: case["message"])
 def test_other_files_are_refused(tmp_path, case, capsys):
     merged = {name: text for name, text in {**SMALL, **case["files"]}.items() if text}
-    folder = write(tmp_path / "archive", merged)
-    assert main([str(folder), str(tmp_path / "out")]) == 2
+    assert main([str(write(tmp_path / "archive", merged)), str(tmp_path / "out")]) == 2
     assert case["message"] in capsys.readouterr().err
 
 
