@@ -177,8 +177,7 @@ def of_sum(
 
 def gradients(finished: Run, part: Part) -> Iterator[Release]:
     """Of the batches of SGD: sums of Y_k [x_k, 1]; the server has made Y."""
-    plan = finished.plans[part.number].gradients
-    clip, noise = clipping(plan)
+    clip, noise = clipping(finished.plans[part.number].gradients)
     start, rows = (
         next(arrays_of(finished, part, name, is_reply=False))
         for name in ("batch-start", "batch-rows")
@@ -208,8 +207,7 @@ def grams(finished: Run, part: Part) -> Iterator[Release]:
         matrices *= weights_of(part, records, plan)[:, None, None]
         return matrices[:, upper[0], upper[1]] * scale
 
-    rows = np.arange(len(part.multiplicity))
-    yield of_sum(part, rows, sent[upper] * scale, added, **noise)
+    yield of_sum(part, np.arange(len(part.multiplicity)), sent[upper] * scale, added, **noise)
 
 
 def moments(finished: Run, part: Part) -> Iterator[Release]:
@@ -234,8 +232,7 @@ def moments(finished: Run, part: Part) -> Iterator[Release]:
 
 def scores(finished: Run, part: Part) -> Iterator[Release]:
     """Of each epoch of ADMM: f(theta; x_k) of every row; theta follows from sums."""
-    plan = finished.plans[part.number].scores
-    clip, noise = clipping(plan)
+    clip, noise = clipping(finished.plans[part.number].scores)
     rows = np.arange(len(part.records))
     left = arrays_of(finished, part, "scores", is_reply=True)
     for theta, sent in zip(finished.parameters[1:], left, strict=True):

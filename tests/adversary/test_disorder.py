@@ -51,8 +51,7 @@ def test_every_action_at_every_other_point_of_a_run(tmp_path, method, settings):
         here = {name: packet.header.get(name) for name in ("run", "round", "after")}
         for other, first in known.items():
             if other != action:
-                request = Packet({**first.header, **here}, first.arrays)
-                yield action, (other, request)
+                yield action, (other, Packet({**first.header, **here}, first.arrays))
 
     grid = HostileGrid(tmp_path, others)
     disturbed = train(grid, method, **settings)

@@ -71,8 +71,7 @@ class FuzzingGrid(HostileGrid):
 
     def __init__(self, folder: Path, rng: np.random.Generator, counts: dict) -> None:
         # centres are solved at the server, of parameters in the clear
-        policies = OF_SINGLE_SITES if Action.ROWS in counts else None
-        super().__init__(folder, policies=policies)
+        super().__init__(folder, policies=OF_SINGLE_SITES if Action.ROWS in counts else None)
         self._fuzzer = Fuzzer(rng, folder)
         self._counts = dict(counts)
         self.refused: Counter[str] = Counter()
@@ -207,8 +206,7 @@ def test_malformed_messages_about_a_model_of_a_sites_own_are_refused(place):
 def test_malformed_messages_about_a_saved_model_are_refused(place):
     manifest = make_manifest(train(HostileGrid(place), num_epochs=1))
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
-    strategy = Predict(query, manifest, mode="predict", row_key="price")
-    fuzz(place, strategy, COUNTS["predicting"])
+    fuzz(place, Predict(query, manifest, mode="predict", row_key="price"), COUNTS["predicting"])
 
 
 def test_every_action_gets_its_share():

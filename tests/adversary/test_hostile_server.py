@@ -80,8 +80,7 @@ def test_a_malformed_request_is_refused_and_changes_nothing(tmp_path, run):
 
     grid = peers.HostileGrid(tmp_path, hostile)
     fuzzed = peers.train(grid, method, **settings)
-    last = "query.finish"
-    assert {answer.action for answer in grid.answers} >= {*ALWAYS, last}
+    assert {answer.action for answer in grid.answers} >= {*ALWAYS, "query.finish"}
     check_refusals(grid.answers)
     for answer in grid.answers:
         if answer.what == UNDECLARED:
@@ -112,13 +111,12 @@ def test_a_malformed_request_of_a_private_run_is_refused(
             yield from spread(peers.wrong_arrays(packet), 3, 11)
 
     grid = peers.HostileGrid(tmp_path, hostile, stops=True)
-    privacy = PrivacySettings(features=features, **EVERYTHING)
     with pytest.raises(peers.StoppedError):
         peers.train(
             grid,
             method,
             sql=peers.SQL.replace("o.qty AS", "o.qty > 0 AS"),
-            privacy=privacy,
+            privacy=PrivacySettings(features=features, **EVERYTHING),
             encoders=DECLARED,
             **settings,
         )
@@ -326,8 +324,7 @@ def test_what_the_plan_has_no_noise_for_does_not_leave(
         peers.train(grid, method, privacy=privacy)
     # statistics are sealed, too, and a Gram matrix with noise
     rounds = ("train.admm", "train.sgd", "train.consensus", "train.step")
-    left = {name for action, _, name in grid.left if action in rounds}
-    assert not stray & left
+    assert not stray & {name for action, _, name in grid.left if action in rounds}
 
 
 def test_terms_of_privacy_that_are_left_out_have_no_default(tmp_path):
@@ -409,8 +406,7 @@ def test_the_server_cannot_raise_a_budget(tmp_path):
     """It lasts over all runs: this one is enough for two, and not for three."""
     once = Gaussian(noise_multiplier(EXACT.epsilon, EXACT.delta))
     two, three = (epsilon([structs.replace(once, count=runs)], 1e-4) for runs in (2, 3))
-    rules = BUDGET.replace("2.0", str((two + three) / 2))
-    policies = {"customers": rules}
+    policies = {"customers": BUDGET.replace("2.0", str((two + three) / 2))}
     for _ in range(2):
         peers.train(peers.HostileGrid(tmp_path, policies=policies), privacy=EXACT)
     for asked in (EXACT, replace(EXACT, epsilon=50.0)):

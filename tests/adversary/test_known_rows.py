@@ -110,8 +110,7 @@ def test_conjugate_directions_tell_all_after_as_many_epochs_as_columns(monkeypat
 
 
 def test_conjugate_gradients_end_before_they_tell_features(monkeypatch):
-    how = {"strategy": "cg", "tolerance": 0.0}
-    sums, features = sums_and_features(100, monkeypatch, **how)
+    sums, features = sums_and_features(100, monkeypatch, strategy="cg", tolerance=0.0)
     assert sums.shape[1] < COLUMNS
     assert share_read(sums, features) < 0.25
 

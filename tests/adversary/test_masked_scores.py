@@ -26,8 +26,7 @@ class Grid(WatchedGrid):
 
     def _look(self, seen):
         if seen.action == "query.extract" and seen.is_reply:
-            site = Site(self.contexts[seen.node], self.run_name)
-            stored = site.store.load("secret").arrays
+            stored = Site(self.contexts[seen.node], self.run_name).store.load("secret").arrays
             self.keys[seen.node] = {name: key.tobytes() for name, key in stored.items()}
         if self.forge is not None and not seen.is_reply:
             self.forge(seen)
@@ -86,8 +85,7 @@ def test_no_two_arrays_of_scores_share_masks(monkeypatch):
 def test_a_site_has_the_keys_of_its_own_joins_only():
     grid = Grid()
     train(grid, SQL, num_epochs=1)
-    groups = {node: set(keys) for node, keys in grid.keys.items()}
-    assert groups == {
+    assert {node: set(keys) for node, keys in grid.keys.items()} == {
         NODES["orders"]: {"run", "join-0", "join-1"},
         NODES["customers"]: {"run", "join-0"},
         NODES["items"]: {"run", "join-1"},

@@ -112,8 +112,7 @@ def ledger(strategy, site):
 
 
 def total_of(strategy, site):
-    totals = strategy.report()["privacy"]["totals"]
-    return next(own for own in totals if own["site"] == site)
+    return next(own for own in strategy.report()["privacy"]["totals"] if own["site"] == site)
 
 
 def test_scores_in_the_clear_are_noted(trained):

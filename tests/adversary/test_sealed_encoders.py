@@ -83,8 +83,7 @@ def secrets(monkeypatch) -> set[float | str]:
 
     def noted_wire(columns):
         sent = to_wire(columns)
-        header = encode(ShardStatistics({0: sent})).header
-        collected.update(numbers_and_hashes(header))
+        collected.update(numbers_and_hashes(encode(ShardStatistics({0: sent})).header))
         for hashes in sent.category_hashes.values():
             collected.update(hex_texts(hashes).to_pylist())
         return sent
@@ -100,8 +99,7 @@ def readings(value: float | str) -> Iterator[bytes]:
     if isinstance(value, str):
         yield value.encode()
         yield value[:8].encode()
-        halves = np.frombuffer(bytes.fromhex(value), ">u8")
-        yield halves.astype("<u8").tobytes()
+        yield np.frombuffer(bytes.fromhex(value), ">u8").astype("<u8").tobytes()
     else:
         yield repr(value).encode()
         yield np.float64(value).tobytes()
@@ -216,8 +214,7 @@ class TestSealedTexts:
 def test_statistics_of_another_shard_are_refused():
     def exchange(seen):
         first, second = sealed_names(seen, "statistics/")[:2]
-        both = seen.arrays[first], seen.arrays[second]
-        seen.arrays[second], seen.arrays[first] = both
+        seen.arrays[second], seen.arrays[first] = seen.arrays[first], seen.arrays[second]
 
     assert "statistics of part 0" in swapped("query.fit", exchange)
 
@@ -282,8 +279,7 @@ def test_a_request_that_no_shard_answers(tmp_path, action, node, change, match):
 def test_a_table_in_one_shard_leads_nothing(tmp_path):
     def lead(action, node, packet):
         if action == "train.prepare" and node == SHOP:
-            body = {"id": ORDERS, "shards": {}}
-            parts = {**packet.header, "parts": [body]}
+            parts = {**packet.header, "parts": [{"id": ORDERS, "shards": {}}]}
             head = {n: parts[n] for n in ("run", "round", "after", "parts")}
             yield "lead", ("query.fit", type(packet)(head, {}))
 
@@ -406,8 +402,7 @@ def test_what_is_sealed_is_opened_in_its_place_alone(text, document):
     assert seal().open(sealed, document, 2) == text
     # answered again it is the same bytes, and no text is like the answer to another
     assert (seal().seal(text, document, 2, "digest") == sealed).all()
-    other = seal().seal(text, document, 2, "another")
-    assert (other[:12] != sealed[:12]).any()
+    assert (seal().seal(text, document, 2, "another")[:12] != sealed[:12]).any()
     other_document = {STATISTICS: ENCODER, ENCODER: STATISTICS}[document]
     for elsewhere, place in (
         (seal(), (document, 0)),

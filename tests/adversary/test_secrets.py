@@ -148,8 +148,7 @@ def test_missing_table(check, places):
 
 
 def test_server_that_is_down(check, tables):
-    text = tables.read_text()
-    tables.write_text(re.sub(r"@127.0.0.1:\d+", "@127.0.0.1:1", text))
+    tables.write_text(re.sub(r"@127.0.0.1:\d+", "@127.0.0.1:1", tables.read_text()))
     check("it cannot be reached: check host and port")
 
 
@@ -165,9 +164,8 @@ def test_missing_variable(check, monkeypatch):
 
 
 def test_sources_in_words(tables):
-    sources = load_tables(str(tables))
     shown = "".join(
         f"{s} {s!r} {s.database} {s.database!r} {s.database.url} {s.database.url!r}"
-        for s in sources
+        for s in load_tables(str(tables))
     )
     Output([shown]).check(expected="postgresql://***@127.0.0.1:")

@@ -152,8 +152,7 @@ def test_one_run_does_not_select_the_rows_of_a_table_twice(tmp_path):
     with pytest.raises(SiteError, match=match):
         train([site], TWICE)
     train([site], f"{TWICE} AND a.id <> 5")
-    open_site = write_site(tmp_path / "open", {"t": many()})
-    train([open_site], TWICE)
+    train([write_site(tmp_path / "open", {"t": many()})], TWICE)
 
 
 def sums_of(folder, sql, policy):

@@ -92,8 +92,7 @@ def test_no_message_is_answered_without_a_policy(tmp_path, action):
         if message.metadata.message_type == action:
             sites(tmp_path, None)
 
-    hosted = sites(tmp_path, STRICT)
-    with closing(InProcessGrid(app, hosted, observe=withdraw)) as grid:
+    with closing(InProcessGrid(app, sites(tmp_path, STRICT), observe=withdraw)) as grid:
         match = f"{action} failed: table 'patients' at site .* has no policy, and takes"
         with pytest.raises(SiteError, match=match):
             train(grid, ILL, test_fraction=0.0)
@@ -110,14 +109,12 @@ def test_a_budget_lets_no_sensitive_column_be_a_key(tmp_path, key, match):
     "features", ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"]
 )
 def test_few_features_are_no_lattice(tmp_path, features):
-    sql = f"SELECT s.days AS label, {features} {JOINED}"
     with pytest.raises(SiteError, match=r"\(min-features\) refuses: the query reads"):
-        attack(tmp_path, sql, STRICT)
+        attack(tmp_path, f"SELECT s.days AS label, {features} {JOINED}", STRICT)
 
 
 def test_a_table_of_keys_alone_needs_no_features(tmp_path):
-    sql = f"SELECT p.ill AS label, s.days {JOINED}"
-    attack(tmp_path, sql, STRICT, num_epochs=1)
+    attack(tmp_path, f"SELECT p.ill AS label, s.days {JOINED}", STRICT, num_epochs=1)
     attack(tmp_path, ILL, STRICT, num_epochs=1)
 
 

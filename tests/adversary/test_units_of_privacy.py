@@ -38,8 +38,7 @@ def sites(folder, policy: str = "") -> dict:
 def labels(folder, policy, **query) -> set[float]:
     """The amounts that a run brings the server, in the clear."""
     sql = SQL.format(**{**WHOLE, **query})
-    rows = sites(folder, policy)
-    with closing(WatchedGrid(rows, state=folder / "state")) as grid:
+    with closing(WatchedGrid(sites(folder, policy), state=folder / "state")) as grid:
         train(grid, sql, Explain, mode="explain")
     return set(grid.arrays("query.extract", replies=True)[0, "label-values"].tolist())
 
@@ -94,8 +93,7 @@ def test_a_budget_is_the_persons_over_all_runs(tmp_path):
     how = {**LINEAR, "state": tmp_path / "state"}
     noisy = {"labels": "laplace", "label_range": "0, 100"}
     enough = PrivacySettings(features="statistics", label_epsilon=0.7, **noisy)
-    finished = run_query(PLAIN, rows, privacy=enough, **how)
-    totals = finished.strategy.report.privacy["totals"]
+    totals = run_query(PLAIN, rows, privacy=enough, **how).strategy.report.privacy["totals"]
     (total,) = [total for total in totals if total["table"] == "claims"]
     assert 4 * 0.7 < total["epsilon"] <= 4.0
     more = PrivacySettings(features="statistics", label_epsilon=1.1, **noisy)

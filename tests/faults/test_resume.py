@@ -159,8 +159,7 @@ def test_without_the_messages_in_flight_they_are_made_again(tmp_path):
 
 def test_the_settings_of_a_run_that_goes_on_are_its_own(tmp_path):
     killed(tmp_path, "admm", False, 5, l2=0.25)
-    given = Settings(resume=str(tmp_path), site_timeout=7.0)
-    own = resumed(given)
+    own = resumed(Settings(resume=str(tmp_path), site_timeout=7.0))
     assert (own.l2, own.num_epochs, own.site_timeout) == (0.25, 3, 7.0)
     assert own.output_dir == str(tmp_path)
     with pytest.raises(SettingsError, match=r"began with: seed: 0, not 3\. Only"):

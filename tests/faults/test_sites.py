@@ -189,8 +189,7 @@ def test_reply_that_nobody_asked_for():
         return reply
 
     grid = TamperingGrid("train.admm", hostile.US, change)
-    match = "node 77 answered train.admm without being asked"
-    with pytest.raises(ReplyError, match=match):
+    with pytest.raises(ReplyError, match=r"node 77 answered train.admm without being asked"):
         hostile.train(grid, site_timeout=0.2)
 
 
@@ -202,8 +201,7 @@ def raising(error):
 
 
 def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
-    fail = raising(ValueError("secret value 42"))
-    monkeypatch.setattr(Participant, "moments", fail)
+    monkeypatch.setattr(Participant, "moments", raising(ValueError("secret value 42")))
     with pytest.raises(SiteError) as caught:
         hostile.train(InProcessGrid(app, hostile.tables()))
     text = str(caught.value)
@@ -216,8 +214,7 @@ def test_foreign_exception_tells_its_place_not_its_text(monkeypatch):
 
 
 def test_what_a_site_refuses_is_in_its_log_too(monkeypatch, caplog):
-    fail = raising(SiteError("user or password are wrong"))
-    monkeypatch.setattr(Participant, "moments", fail)
+    monkeypatch.setattr(Participant, "moments", raising(SiteError("user or password are wrong")))
     with pytest.raises(SiteError):
         hostile.train(InProcessGrid(app, hostile.tables()))
     assert "action=train.admm" in caplog.text
@@ -429,8 +426,7 @@ def test_lost_state_is_reported(tmp_path, is_on_disk):
         if report.phase == "prepare":
             lose_state(Site(grid.contexts[hostile.US], grid.run_name).store)
 
-    match = "state of this run is lost at 'us' .* no checkpoint"
-    with pytest.raises(SiteError, match=match):
+    with pytest.raises(SiteError, match=r"state of this run is lost at 'us' .* no checkpoint"):
         hostile.train(grid, on_round=lose)
 
 

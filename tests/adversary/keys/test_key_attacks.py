@@ -240,8 +240,7 @@ class Middle:
         for group, sealed in header["sealed"].items():
             members = [maker, *(node for node in sealed["members"] if node != maker)]
             name = sealed_name(group, public_keys(header, members))
-            site = self.told[seen.node]
-            text = self._own(maker).seal(secret, site, run_id, name).hex()
+            text = self._own(maker).seal(secret, self.told[seen.node], run_id, name).hex()
             sealed |= {"text": text, "members": members}
 
     def recovered(self):
@@ -359,9 +358,8 @@ def test_hashes_have_128_bits(tmp_path):
 def test_queries_name_groups_by_their_joins(joins, expected):
     schema = dict.fromkeys(["id", "k", "l", "m", "x", "y"], "BIGINT")
     query = Query.from_sql(f"SELECT a.y AS label, b.x FROM a {joins}")
-    groups = key_groups(query.bind(dict.fromkeys("abcd", schema)))
     names = (
         alias + "".join(name.removeprefix("group-") for name in own)
-        for alias, own in groups.items()
+        for alias, own in key_groups(query.bind(dict.fromkeys("abcd", schema))).items()
     )
     assert " ".join(names) == expected

@@ -53,8 +53,7 @@ class OneMore:
             self.asked = header
         if (seen.action, seen.is_reply) == ("query.seal", True) and "sealed" in header:
             self.open(header["sealed"], int(self.run, 16))
-        is_extract = (seen.action, seen.is_reply) == ("query.extract", False)
-        if is_extract and not self.hides:
+        if (seen.action, seen.is_reply) == ("query.extract", False) and not self.hides:
             self.name(header)
             for sealed in header["sealed"].values():
                 sealed["members"].append(MORE)
@@ -149,8 +148,7 @@ def test_a_real_site_without_keys_seals_and_opens_no_secret(tmp_path, careless):
 def test_a_query_of_one_site_needs_no_keys_of_others(tmp_path):
     grid = KeyedGrid(tmp_path, {"a": AB["a"]})
     del grid.contexts[2].node_config["keys"]
-    strategy = train(grid, "SELECT a.y AS label, a.k FROM a")
-    assert strategy.report.history
+    assert train(grid, "SELECT a.y AS label, a.k FROM a").report.history
 
 
 def test_keys_are_unchecked_or_nothing(tmp_path):
@@ -206,8 +204,7 @@ class Middle:
         self.pair = SiteKeys(KeyPair())
 
     def __call__(self, seen):
-        groups = seen.header.get("groups", ())
-        if seen.action == "query.seal" and "join-1" in groups:
+        if seen.action == "query.seal" and "join-1" in seen.header.get("groups", ()):
             seen.header["public-keys"]["4"] = self.pair.run.public.hex()
 
 

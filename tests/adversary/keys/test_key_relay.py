@@ -37,8 +37,7 @@ class Relay(WatchedGrid):
         if seen.action == "query.seal" and change is not None:
             seen.header.update(change)
         if seen.action == "query.extract" and seen.is_reply and seen.arrays:
-            site = Site(self.contexts[seen.node], self.run_name)
-            self.secrets.append(site.hasher().secret)
+            self.secrets.append(Site(self.contexts[seen.node], self.run_name).hasher().secret)
 
 
 def secrets(sites, seed=0):
@@ -76,9 +75,8 @@ def test_real_site_refuses_the_secret_of_a_simulation(one_real):
     ],
 )
 def test_leader_that_seals_no_secret(sealed, error, match):
-    by_group = {"run": sealed, "join-0": sealed}
     with pytest.raises(error, match=match):
-        train(Relay(SIMULATED, reply={"sealed": by_group}), SQL)
+        train(Relay(SIMULATED, reply={"sealed": {"run": sealed, "join-0": sealed}}), SQL)
 
 
 @pytest.mark.parametrize(

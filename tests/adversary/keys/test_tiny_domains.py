@@ -55,8 +55,7 @@ def world(name):
         number += len(frame)
     with duckdb.connect() as engine:
         for table in tables:
-            whole = pd.concat([frame for of, frame in shards if of == table])
-            engine.register(table, whole)
+            engine.register(table, pd.concat([frame for of, frame in shards if of == table]))
         rows = engine.execute(f"SELECT {columns} FROM {source}").fetchall()
     behind = [[own for own in enumerate(row) if own[1] is not None] for row in rows]
     used = sorted({row for joined in behind for row in joined})
@@ -97,8 +96,7 @@ def words_of(monkeypatch, masks, base, names):
 
 def sums_of(scores, joined, base):
     """The sum over each joined row, and in each epoch, as one number (N,)."""
-    sums = [own[rows].sum(axis=0) % base for own in scores for rows in joined]
-    return coded(sums, base)
+    return coded([own[rows].sum(axis=0) % base for own in scores for rows in joined], base)
 
 
 def told(monkeypatch, masks, joined, base, names):

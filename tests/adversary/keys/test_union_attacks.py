@@ -230,8 +230,7 @@ def test_only_the_shards_of_a_table_have_its_key():
 
     def look(seen):
         if seen.action == "query.extract" and seen.is_reply:
-            site = Site(grid.contexts[seen.node], grid.run_name)
-            stored = site.store.load("secret").arrays
+            stored = Site(grid.contexts[seen.node], grid.run_name).store.load("secret").arrays
             keys[seen.node] = {n: k.tobytes() for n, k in stored.items()}
 
     grid.change = look

@@ -22,10 +22,8 @@ RECEIVED = {action: set(names) for action, names in case_table(__file__)["receiv
 
 def received(method, layout, **settings):
     """The fields of all messages to the server that have a value, by message."""
-    frames = store(120, 20)
-    grid = WatchedGrid(one_per_site(layout(frames)))
-    sql = store_sql("squared")
-    train(grid, sql, method, num_epochs=2, task="regression", **settings)
+    grid = WatchedGrid(one_per_site(layout(store(120, 20))))
+    train(grid, store_sql("squared"), method, num_epochs=2, task="regression", **settings)
     fields = {}
     for seen in grid.seen:
         if seen.is_reply:
