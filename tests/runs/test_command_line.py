@@ -61,8 +61,7 @@ def test_a_run_of_each_mode_and_what_it_leaves(store):
         assert words in text
         assert (Path(mode, "report.html").exists(), report_of(mode)["mode"]) == (True, mode)
     assert "The join, step by step" in printed_by("report", "explain", "--full")
-    full = printed_by("explain", store, "--set", "output-dir=full", "--full")
-    assert "query.extract" in full
+    assert "query.extract" in printed_by("explain", store, "--set", "output-dir=full", "--full")
     assert "default@" in printed_by("models")
     site = printed_by("models", "show", "default", "--state-dir", Path("home/state").absolute())
     assert "table orders as o" in site
@@ -88,8 +87,7 @@ def test_a_run_that_fails_in_set_up_leaves_report_page_and_trace(store):
     assert f"failed: {reason}" in printed_by("report", "out")
     # it has nothing to lose; the next one has
     printed_by("train", store, "--set", "num-epochs=1")
-    refused = refused_by("train", store, status=2)
-    assert refused.endswith(
+    assert refused_by("train", store, status=2).endswith(
         "has the report of a run, which is not overwritten: choose another folder"
     )
     assert report_of()["status"] == "completed"
@@ -112,8 +110,7 @@ def test_an_interrupted_run_says_how_it_goes_on(store, monkeypatch):
     reason, way_on, *_ = result.stderr.splitlines()
     assert reason == "FAILED: interrupted"
     assert "or resume its run" in refused_by("train", store, *settings, status=2)
-    command = way_on.partition("To go on: tp-flower ")[2].split()
-    printed_by(*command)
+    printed_by(*way_on.partition("To go on: tp-flower ")[2].split())
     assert (report_of()["status"], final_of()) == ("completed", final_of("whole"))
 
 

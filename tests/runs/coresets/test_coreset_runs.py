@@ -65,8 +65,7 @@ def leverages(columns, weights, penalty) -> np.ndarray:
 @cache
 def on_all_rows(sql: str) -> Run:
     """A run without a coreset, for its encoded rows."""
-    sites = one_per_site(whole(frames()))
-    return run_query(sql, sites, test_fraction=0.0, num_epochs=1)
+    return run_query(sql, one_per_site(whole(frames())), test_fraction=0.0, num_epochs=1)
 
 
 def materialised(sql: str, labels, weights, l2) -> dict[tuple, tuple[float, float]]:
@@ -109,8 +108,7 @@ def numbers_of(finished: Run, split) -> list[tuple]:
     for alias in TABLES:
         known = np.flatnonzero(finished.trained[alias])
         numbers = np.concatenate([own["number"] for own in split(frames())[TABLES[alias]]])
-        row_of = federation.train.tables[alias].row_of
-        behind.append(np.append(numbers[known], -1)[row_of])
+        behind.append(np.append(numbers[known], -1)[federation.train.tables[alias].row_of])
     return list(zip(*(own.tolist() for own in behind), strict=True))
 
 
@@ -189,8 +187,7 @@ def test_clusters_of_shards_are_those_of_their_table():
     """Algorithm 3: 2 alpha of the cost, and 2 alpha for each cluster of a shard."""
     own = {"coreset_size": 20_000, "clusters": 3}
     sql, sites = store_sql("squared"), one_per_site(sharded(frames()))
-    finished = run_query(sql, sites, "coreset-kmeans", **own)
-    drawn = finished.strategy.training_problem.coreset
+    drawn = run_query(sql, sites, "coreset-kmeans", **own).strategy.training_problem.coreset
     # of at most as many clusters as a shard has rows, o in three shards
     totals = {name: total / 4 for name, total in drawn.totals.items()}
     assert totals == pytest.approx({"o": 1 + 9, "c": 1 + 6, "i": 1 + 6}, abs=1e-6)
@@ -232,8 +229,7 @@ def test_held_out_rows_are_scored_in_the_last_epoch(strategy):
     sites = one_per_site(SPLITS["sharded" if strategy == "admm" else "whole"](store()))
     last = run("squared", sites, strategy, **own)
     every = run("squared", sites, strategy, tolerance=1e-12, **own)
-    tested = [bool(item.test) for item in last.history if item.train]
-    assert tested == [False, False, True]
+    assert [bool(item.test) for item in last.history if item.train] == [False, False, True]
     assert all(item.test for item in every.history if item.train)
     assert last.strategy.report.final_test == pytest.approx(
         every.strategy.report.final_test, rel=1e-6
@@ -257,8 +253,7 @@ def claim(split, claims, **settings):
 
     grid = WatchedGrid(one_per_site(split(store())), change)
     settings = {"num_epochs": 1, "coreset_size": 60, **settings}
-    strategy = federated.train(grid, store_sql("squared"), **settings)
-    return strategy.chosen["coreset"]
+    return federated.train(grid, store_sql("squared"), **settings).chosen["coreset"]
 
 
 def with_facts(table: str, **facts):
@@ -328,16 +323,14 @@ def test_what_no_rows_can_have_is_refused(odd):
     ids=["negative", "asymmetric"],
 )
 def test_a_shard_cannot_send_moments_of_no_columns(change):
-    claims = {Action.MEASURE: with_arrays(lambda p, a: a if p else change(a))}
     with pytest.raises(ReplyError, match="an impossible matrix of second moments"):
-        claim(sharded, claims)
+        claim(sharded, {Action.MEASURE: with_arrays(lambda p, a: a if p else change(a))})
 
 
 def test_a_shard_has_at_most_the_share_of_its_tables_columns():
     claims = {Action.MEASURE: with_arrays(lambda p, a: a if p else a * 1e15)}
-    facts = claim(sharded, claims)
     # its rows are all of every direction, of which there are as many as without it
-    assert facts["totals"]["o"] == pytest.approx(4, abs=0.01)
+    assert claim(sharded, claims)["totals"]["o"] == pytest.approx(4, abs=0.01)
 
 
 @pytest.mark.parametrize("size", [1, 500])
@@ -358,10 +351,8 @@ def test_more_shards_than_can_be_summed_are_refused(monkeypatch):
 def test_a_policy_that_keeps_scores_keeps_sensitivities(tmp_path, monkeypatch, is_forgotten):
     if is_forgotten:
         # what a handler has not checked is refused when it is written down
-        checked = "client_apps.handlers.coreset.check_plan"
-        monkeypatch.setattr(checked, lambda *_, **__: None)
-    policies = {"orders": 'releases = { scores = "never" }'}
-    grid = HostileGrid(tmp_path, policies=policies)
+        monkeypatch.setattr("client_apps.handlers.coreset.check_plan", lambda *_, **__: None)
+    grid = HostileGrid(tmp_path, policies={"orders": 'releases = { scores = "never" }'})
     with pytest.raises(SiteError, match=r"releases\.scores = never"):
         train(grid, coreset_size=5)
     assert (Action.MEASURE, ORDERS, "gram") not in grid.left

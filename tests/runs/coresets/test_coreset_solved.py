@@ -95,8 +95,7 @@ def test_ridge_over_all_rows_is_what_admm_converges_to():
     for of in ("train", "test"):
         found, expected = (getattr(own.strategy.report.history[-2], of) for own in (solved, admm))
         assert found == pytest.approx(expected, rel=1e-6)
-    phases = [item.phase for item in solved.history[-3:]]
-    assert phases == ["rows", "evaluate", "finish"]
+    assert [item.phase for item in solved.history[-3:]] == ["rows", "evaluate", "finish"]
 
 
 @pytest.mark.parametrize("outer", [False, True])
@@ -115,8 +114,7 @@ def test_ridge_is_the_optimum_of_the_weighted_sample(outer):
 def test_an_l1_penalty_leaves_what_its_optimality_asks_for():
     # of a uniform sample, which is the same in every run
     own = {"coreset_kind": "uniform", "coreset_size": 60, "l2": 0.02, "l1": 0.1}
-    done = solve("coreset-ridge", sql=WEIGHTED, **own)
-    gradient, theta = objective_gradient(done)
+    gradient, theta = objective_gradient(solve("coreset-ridge", sql=WEIGHTED, **own))
     slope = gradient + 0.02 * theta
     used = theta != 0.0
     assert 0 < used.sum() < len(theta)
@@ -145,8 +143,7 @@ def test_what_is_known_of_the_assumption_is_in_the_report():
     (warning,) = strategy.warnings
     assert "gamma is 0: " in warning
     assert "only the robust guarantee holds" in warning
-    plain = SQL.replace("c.region, ", "")
-    strategy = solve("coreset-ridge", sql=plain, **ALL).strategy
+    strategy = solve("coreset-ridge", sql=SQL.replace("c.region, ", ""), **ALL).strategy
     assert 0.1 < strategy.chosen["coreset"]["gamma"] < 1.0
     assert strategy.warnings == []
 
@@ -159,21 +156,18 @@ def test_the_cost_over_all_joined_rows_is_that_of_the_built_join(layout, solver,
     model = train(tmp_path, sites, CLUSTERS, "coreset-kmeans", num_epochs=0, **own)
     expected = model.reference(frames, SOURCE)
     distances = np.array(expected)[:, 1:]
-    measured = model.manifest.test["loss"]
-    assert measured == pytest.approx(distances.min(axis=1).mean(), rel=1e-5)
+    assert model.manifest.test["loss"] == pytest.approx(distances.min(axis=1).mean(), rel=1e-5)
     # and the model predicts: the nearest centre, and how far it is
     table = model.table(sites)
     np.testing.assert_allclose(scored(table), expected, atol=1e-4)
     scores = np.stack([table[f"score.{k}"].to_numpy() for k in range(3)], axis=1)
-    found = table["prediction"].to_pylist()
-    assert found == [str(k) for k in scores.argmin(axis=1)]
+    assert table["prediction"].to_pylist() == [str(k) for k in scores.argmin(axis=1)]
     np.testing.assert_allclose(
         np.square(table["distance"].to_numpy()), scores.min(axis=1), atol=1e-5
     )
     # a label that is there is no obstacle to measuring the cost again
     labelled = CLUSTERS.replace("SELECT", "SELECT o.qty AS label,")
-    again = model.evaluate(sites, labelled)
-    assert again == pytest.approx(model.manifest.test, rel=1e-6)
+    assert model.evaluate(sites, labelled) == pytest.approx(model.manifest.test, rel=1e-6)
 
 
 def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
@@ -193,11 +187,9 @@ def test_clusters_of_its_rows_are_for_the_first_tables_site(tmp_path):
 
 
 def test_centres_are_those_of_the_sample_of_the_joined_rows():
-    own = {"clusters": 3, "coreset_size": 40, "seed": 5}
-    done = solve("coreset-kmeans", sharded, **own)
+    done = solve("coreset-kmeans", sharded, clusters=3, coreset_size=40, seed=5)
     points, weights = joined(done), weights_of(done)
-    rng = generator(5, Stream.SOLVE)
-    centres = weighted_kmeans(points, weights, 3, rng)
+    centres = weighted_kmeans(points, weights, 3, generator(5, Stream.SOLVE))
     np.testing.assert_allclose(side_by_side(done, 3), centres, atol=1e-9)
     mean = kmeans_cost(points, centres, weights) / weights.sum()
     assert done.losses == [pytest.approx(mean, rel=1e-5)]
@@ -224,8 +216,7 @@ def test_with_distdim_only_local_clusters_leave():
 def test_fewer_distinct_rows_than_clusters_are_all_hit():
     frames = store()
     frames["orders"] = frames["orders"].iloc[[5, 5, 9]]
-    sites = one_per_site(whole(frames))
-    done = run_query(CLUSTERS, sites, "coreset-kmeans", clusters=50, **ALL)
+    done = run_query(CLUSTERS, one_per_site(whole(frames)), "coreset-kmeans", clusters=50, **ALL)
     assert done.strategy.chosen["clusters"] == len(np.unique(joined(done), axis=0)) < 50
     assert done.strategy.report.final_test["loss"] == pytest.approx(0.0, abs=1e-8)
 
@@ -258,9 +249,8 @@ def test_weights_of_joined_rows_count_and_the_label_is_left_out():
 
 
 def test_rows_that_may_lack_a_part_are_not_clustered():
-    sql = CLUSTERS.replace("JOIN items", "LEFT JOIN items")
     with pytest.raises(errors.QueryError, match="clusters whole rows, but the query LEFT JO"):
-        solve("coreset-kmeans", sql=sql)
+        solve("coreset-kmeans", sql=CLUSTERS.replace("JOIN items", "LEFT JOIN items"))
 
 
 @pytest.mark.parametrize(("strategy", "own", "policy", "refused"), CASES["rows"])

@@ -54,8 +54,7 @@ def sites(folder, policy=""):
     tables = {"o": orders, "us": people[:5], "uk": people[5:]}
     for name, frame in tables.items():
         frame.to_csv(folder / f"{name}.csv", index=False)
-    shop = "[tables.o]\npath='o.csv'\nsite='shop'\n"
-    (folder / "shop.toml").write_text(shop + OPEN)
+    (folder / "shop.toml").write_text("[tables.o]\npath='o.csv'\nsite='shop'\n" + OPEN)
     shards = "".join(
         f"[[tables.c.shards]]\npath='{name}.csv'\nsite='{name}'\n" for name in tables if name != "o"
     )
@@ -149,8 +148,7 @@ def test_report_says_where_the_model_is_and_what_the_tables_add(trained):
     _, strategy = trained
     report = report_dict(strategy.report)
     assert report["model"] == str(make_manifest(strategy).model)
-    shares = [own["share"] for own in report["contributions"].values()]
-    assert sum(shares) == pytest.approx(1.0)
+    assert sum(own["share"] for own in report["contributions"].values()) == pytest.approx(1.0)
     assert report["coefficients"] == {}
 
 
@@ -234,15 +232,13 @@ def outcome_of(strategy, arrays):
     header = {"round": 9, "seconds": 0.0, "ledger": [], "parts": [{"id": 0}]}
     reply = Message(pack(Packet(header, arrays)), shop, "query.finish")
     collected = collect_replies(request, [(shop, reply)], {shop: "shop"})
-    replies = Replies.of(collected.answers)
-    return strategy.outcome_of(replies, federation)
+    return strategy.outcome_of(Replies.of(collected.answers), federation)
 
 
 def test_a_site_that_did_not_answer_has_no_digest(trained):
     _, strategy = trained
     federation = strategy.training_problem
-    outcome = strategy.outcome_of(Replies({}, {}), federation)
-    assert outcome.digests == {0: "", 1: "", 2: ""}
+    assert strategy.outcome_of(Replies({}, {}), federation).digests == {0: "", 1: "", 2: ""}
 
 
 @pytest.mark.parametrize(
@@ -277,8 +273,7 @@ def test_coefficients_leave_where_the_policy_says_so_and_are_noted(tmp_path):
     # categories go by their keyed hash
     assert not any("kind = g" in name or "kind = s" in name for name in names)
     totals = report["privacy"]["totals"]
-    noted = {own["site"] for own in totals if "coefficients" in own["uncovered"]}
-    assert noted == {"us", "uk"}
+    assert {own["site"] for own in totals if "coefficients" in own["uncovered"]} == {"us", "uk"}
 
 
 def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
@@ -289,8 +284,7 @@ def test_coefficients_of_the_label_table_have_its_intercept(tmp_path):
     sql = "SELECT CASE WHEN c > 5 THEN 'x' WHEN c > 2 THEN 'y' ELSE 'z' END AS label, "
     strategy = train({"shop": path}, f"{sql} price FROM o", num_epochs=1)
     shown = report_dict(strategy.report)["coefficients"]["o"]
-    names = ["price"] * 3 + ["(intercept)"] * 3
-    assert [own["feature"] for own in shown] == names
+    assert [own["feature"] for own in shown] == ["price"] * 3 + ["(intercept)"] * 3
     assert [own["output"] for own in shown] == [*"xyzxyz"]
 
 
@@ -319,9 +313,7 @@ def test_train_writes_the_manifest_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("TP_FLOWER_HOME", str(tmp_path / "home"))
     grid = InProcessGrid(app, sites(tmp_path), state=tmp_path / "state")
     settings = Settings(num_epochs=1, model_name="qty", output_dir=str(tmp_path))
-    query = Query.from_sql(SQL)
-    view = strategies.app.train(query, settings, lambda _: None, grid, tmp_path)
+    view = strategies.app.train(Query.from_sql(SQL), settings, lambda _: None, grid, tmp_path)
     found = resolve(tmp_path / "home", "qty")
     assert f"Model: {found.model}" in console_text(view)
-    report = json.loads((tmp_path / "report.json").read_text())
-    assert report["model"] == str(found.model)
+    assert json.loads((tmp_path / "report.json").read_text())["model"] == str(found.model)

@@ -52,8 +52,7 @@ def trained_once(loss, layout=whole, **how):
 
     @pytest.fixture(scope="module")
     def model(tmp_path_factory):
-        folder = tmp_path_factory.mktemp("m")
-        return train_store(folder, loss, on(layout, store()), **how)
+        return train_store(tmp_path_factory.mktemp("m"), loss, on(layout, store()), **how)
 
     return model
 
@@ -76,9 +75,8 @@ def test_equal_to_the_joined_table(request, name):
 
 
 def test_same_rows_score_as_in_training(logistic):
-    metrics = logistic.evaluate(on(sharded, store()))
     # the held-out rows are among them: the metrics are of both
-    assert metrics["loss"] == pytest.approx(
+    assert logistic.evaluate(on(sharded, store()))["loss"] == pytest.approx(
         0.8 * logistic.manifest.train["loss"] + 0.2 * logistic.manifest.test["loss"], rel=0.05
     )
 
@@ -102,11 +100,9 @@ def test_outputs_of_classes(logistic, softmax):
 def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
     table = squared.table(on(whole, store()), UNLABELLED)
     assert table["prediction"].equals(table["score"])
-    names = ["row_key", "occurrence", "score", "prediction", "is_partial"]
-    assert table.column_names == names
+    assert table.column_names == ["row_key", "occurrence", "score", "prediction", "is_partial"]
     frame = table.to_pandas()
-    expected = frame.groupby("row_key").cumcount()
-    assert frame["occurrence"].tolist() == expected.tolist()
+    assert frame["occurrence"].tolist() == frame.groupby("row_key").cumcount().tolist()
     assert frame["occurrence"].max() == 2
     weighted = UNLABELLED.replace("SELECT", "SELECT o.day AS weight,")
     assert squared.table(on(whole, store()), weighted).equals(table)
@@ -237,14 +233,12 @@ def test_metrics_are_those_of_the_joined_table(loss, request):
     if loss == "logistic":
         own, labels = LogisticLoss(), (labels > 3).astype(float)
     weights = orders["day"].to_numpy(float)
-    expected = evaluate(own, rows[:, 1:], labels, weights)
-    assert metrics == pytest.approx(expected, abs=1e-5)
+    assert metrics == pytest.approx(evaluate(own, rows[:, 1:], labels, weights), abs=1e-5)
 
 
 def test_a_class_that_the_model_does_not_know_is_refused(softmax):
-    other = softmax.sql.replace("'a'", "'z'")
     with pytest.raises(QueryError, match=r"1 classes that .* not know \('z'\)"):
-        softmax.evaluate(on(whole, store()), other)
+        softmax.evaluate(on(whole, store()), softmax.sql.replace("'a'", "'z'"))
 
 
 @pytest.mark.parametrize(
@@ -296,8 +290,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     by_position = logistic.table(sites, UNLABELLED).to_pandas()
     before = set(logistic.state.glob("*/predictions/row-keys-*"))
     columns = ["customer", "name", "at", "online"]
-    table = logistic.table(sites, UNLABELLED, row_key=", ".join(columns))
-    predictions = table.to_pandas()
+    predictions = logistic.table(sites, UNLABELLED, row_key=", ".join(columns)).to_pandas()
     (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
     files = sorted(folder.iterdir())
@@ -305,8 +298,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert pq.read_table(files[0])["customer"].type == pa.int64()
     # as in docs/how-to/predict.md
-    row_keys = pd.read_parquet(folder)
-    distinct = row_keys.drop(columns="row").drop_duplicates()
+    distinct = pd.read_parquet(folder).drop(columns="row").drop_duplicates()
     joined = predictions.merge(distinct, on="row_key")
     pieces = pd.concat(sites["orders"]["orders"], ignore_index=True)
     pd.testing.assert_frame_equal(

@@ -61,8 +61,7 @@ def test_predict_writes_a_file_and_a_report(run):
         *("seal", "extract", "score", "finish")
     ]
     totals = report["privacy"]["totals"]
-    uncovered = {name for own in totals for name in own["uncovered"]}
-    assert uncovered == {"counts", "keys", "scores"}
+    assert {name for own in totals for name in own["uncovered"]} == {"counts", "keys", "scores"}
     carried = [own["carries"] for own in report["privacy"]["messages"]]
     assert "the row key of each row of o" in carried
     assert not any("label of" in text for text in carried)

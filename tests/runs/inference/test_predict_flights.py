@@ -31,7 +31,6 @@ def test_flights_of_another_month(tmp_path):
     model = train(tmp_path, 2, sql, task="classification", test_fraction=0.1)
     # cancelled flights have no label, and are predicted like others
     asked = FLIGHTS_SQL.replace(LABEL, "").replace(KNOWN, f"WHERE {NEW_ROWS}")
-    source = f"FROM flights{TABLES}".replace(KNOWN, "")
-    expected = model.reference(tables(), source)
+    expected = model.reference(tables(), f"FROM flights{TABLES}".replace(KNOWN, ""))
     assert len(expected) > 3000
     check_equal(scored(model.table(2, asked)), expected)

@@ -30,8 +30,7 @@ def without(sites, *gone):
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     # customers number 0 and 1 are told apart by the index of their shard
-    state = tmp_path_factory.mktemp("missing")
-    return train_store(state, "squared", layout(store()))
+    return train_store(tmp_path_factory.mktemp("missing"), "squared", layout(store()))
 
 
 def test_stop_refuses_by_name(model):
@@ -45,8 +44,7 @@ def test_stop_refuses_by_name(model):
 
 def test_a_leaf_table_that_is_gone_counts_with_its_mean(model):
     frames = store()
-    sites = without(layout(frames), "items")
-    strategy = model.predict(sites, UNLABELLED, **MEAN)
+    strategy = model.predict(without(layout(frames), "items"), UNLABELLED, **MEAN)
     table = strategy.predictions
     # each order once: what repeated it is gone
     joined = "FROM orders o JOIN customers c ON o.customer = c.id"
@@ -69,8 +67,7 @@ def test_a_shard_that_is_gone_makes_its_rows_partial(model):
     mean = model.manifest.table("c").mean_score[0]
     partial = table["is_partial"].to_numpy(zero_copy_only=False)
     check_equal(scored(table.filter(~partial)), there)
-    expected = [(row, score + mean) for row, score in rest]
-    check_equal(scored(table.filter(partial)), expected)
+    check_equal(scored(table.filter(partial)), [(row, score + mean) for row, score in rest])
 
 
 def test_metrics_with_a_mean(model):
@@ -121,6 +118,5 @@ def test_a_new_shard_at_a_site_takes_the_part_of_another(model):
 def test_a_shard_at_a_site_without_a_part_is_refused(model):
     sites = layout(store())
     sites["fr"] = {"customers": [store(customers=6)["customers"]]}
-    match = r"site 'fr' hosts shard 0 of table 'c', but no"
-    with pytest.raises(ModelError, match=match):
+    with pytest.raises(ModelError, match=r"site 'fr' hosts shard 0 of table 'c', but no"):
         model.table(sites, UNLABELLED, **MEAN)

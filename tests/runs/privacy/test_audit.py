@@ -88,14 +88,12 @@ def test_a_prediction_is_a_query_of_its_own(tmp_path):
     assert second["run"].startswith(strategy.session.run)
     assert second["source"] == first["source"]
     # it reads no label
-    label = 'label: "qty"\n'
-    assert second["query"] == ORDERS_TEXT.replace(label, "")
+    assert second["query"] == ORDERS_TEXT.replace('label: "qty"\n', "")
 
 
 def test_a_refused_query_is_written_down_with_its_reason(tmp_path):
     # the server knows no such column: an honest one does not ask for it
-    salary = [["salary", '"salary"']]
-    change = header("parts", 0, "fragment", "features", value=salary)
+    change = header("parts", 0, "fragment", "features", value=[["salary", '"salary"']])
     text = refused(tmp_path, "query.extract", SHOP, change)
     assert "reads column 'salary'" in text
     line = only(tmp_path, "refuse")
@@ -155,8 +153,7 @@ def test_a_query_waits_until_its_owner_lists_it(tmp_path):
     run(tmp_path, policy=listed)
     assert pending(tmp_path) == ""
     # any other is still refused: another alias is the same, another label is not
-    other = SQL.replace("o.", "orders.").replace("orders o", "orders")
-    run(tmp_path, policy=listed, sql=other)
+    run(tmp_path, policy=listed, sql=SQL.replace("o.", "orders.").replace("orders o", "orders"))
     with pytest.raises(SiteError, match="approved-queries"):
         run(tmp_path, policy=listed, sql=SQL.replace("o.price, ", ""))
     assert 'label: "qty"' in pending(tmp_path)
@@ -184,8 +181,7 @@ def answer_all(root, run, times):
     ledger, answered = Ledger(root), 0
     for number in range(times):
         with suppress(PolicyError):
-            query = {**QUERY, "ident": f"{run} {number}"}
-            ledger.record(run, "answer", [query], {"F": 5})
+            ledger.record(run, "answer", [{**QUERY, "ident": f"{run} {number}"}], {"F": 5})
             answered += 1
     return answered
 
@@ -197,8 +193,7 @@ def test_processes_do_not_share_the_last_query_of_a_quota(tmp_path):
     # what is answered again counts once
     ledger = Ledger(str(tmp_path))
     ident = json.loads(next(ledger.export()))["ident"]
-    query = {**QUERY, "ident": ident}
-    ledger.record(ident.split()[0], "answer", [query], {"F": 5})
+    ledger.record(ident.split()[0], "answer", [{**QUERY, "ident": ident}], {"F": 5})
     assert len(list(ledger.export())) == 5
 
 

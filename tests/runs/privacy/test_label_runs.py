@@ -117,8 +117,7 @@ def guessed_by_other_site(grid, method, action, array):
     key = part.number, array
     told = next(s.arrays[key] for s in grid.sent(action) if key in s.arrays)
     masks = grid.arrays("train.prepare")
-    trained = masks[part.number, "trained"]
-    rows = np.flatnonzero(np.unpackbits(trained, count=len(b)))
+    rows = np.flatnonzero(np.unpackbits(masks[part.number, "trained"], count=len(b)))
     if array == "step":
         return ((told[:, 0] > 0) == truth[rows]).mean(), len(rows)
     start = masks[part.number, "batch-start"]
@@ -181,8 +180,7 @@ def learned(monkeypatch, privacy):
 
     def keep(federation, local):
         scores = federation.test.sum_scores
-        point = federation.fixed_point
-        kept.append(sum_local(scores, federation.base_score, local, point))
+        kept.append(sum_local(scores, federation.base_score, local, federation.fixed_point))
         return measure(federation, local)
 
     with monkeypatch.context() as patch:

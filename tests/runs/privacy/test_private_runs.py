@@ -54,8 +54,7 @@ def trained(
 
 
 def accounts(finished: federated.Run) -> list[dict]:
-    ledger = finished.strategy.report.privacy["ledger"]
-    return [one for own in ledger.values() for one in own]
+    return [one for own in finished.strategy.report.privacy["ledger"].values() for one in own]
 
 
 def replies(
@@ -101,8 +100,7 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
 
 @each_layout
 def test_each_site_has_paid_what_was_asked_for(layout):
-    finished = trained(STATISTICS, layout=layout)
-    replies = finished.sent("query.finish", replies=True)
+    replies = trained(STATISTICS, layout=layout).sent("query.finish", replies=True)
     ledgers = [seen.header["ledger"] for seen in replies]
     assert len(ledgers) == (7 if layout == "sharded" else 3)
     for lines in ledgers:
@@ -113,10 +111,8 @@ def test_each_site_has_paid_what_was_asked_for(layout):
             for line in lines
             if line["release"]["mechanism"]
         }
-        counts = {what: own.count for what, own in used.items()}
-        assert counts == {"gram": 1, "moments": EPOCHS}
-        spent = epsilon(list(used.values()), DELTA)
-        assert 0.999 <= spent <= 1.0
+        assert {what: own.count for what, own in used.items()} == {"gram": 1, "moments": EPOCHS}
+        assert 0.999 <= epsilon(list(used.values()), DELTA) <= 1.0
 
 
 def test_every_release_is_reserved_before_it_leaves_and_named_in_words():
@@ -149,8 +145,7 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
 def test_clear_runs_reserve_nothing(strategy):
     finished = trained(CLEAR, strategy, batch_size=20)
     assert not any(own["release"]["mechanism"] for own in accounts(finished))
-    totals = finished.strategy.report.privacy["totals"]
-    assert {total["epsilon"] for total in totals} == {0.0}
+    assert {total["epsilon"] for total in finished.strategy.report.privacy["totals"]} == {0.0}
 
 
 def printed(report):
@@ -173,8 +168,7 @@ def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
 
 
 def test_of_masked_scores_the_epsilon_says_what_is_given():
-    finished = trained(STATISTICS)
-    report = finished.strategy.report
+    report = trained(STATISTICS).strategy.report
     for total in report.privacy["totals"]:
         assert total["epsilon"] == pytest.approx(1.0, rel=1e-3)
         assert total["given"] == SCORE_SUMS
@@ -270,14 +264,12 @@ def test_what_leaves_has_the_noise_that_the_ledger_says():
         for own in accounts(finished)
         if own["release"]["what"] == "scores"
     }
-    spent = epsilon([replace(mechanism, count=EPOCHS)], DELTA)
-    assert spent == pytest.approx(2.0, rel=1e-3)
+    assert epsilon([replace(mechanism, count=EPOCHS)], DELTA) == pytest.approx(2.0, rel=1e-3)
     # the label table's intercept is not penalised: it moves its scores together
     sent = replies(finished, "scores").values()
     residual = np.concatenate([own - own.mean() for own in sent])
     assert len(residual) > 200
-    expected = 0.5 * mechanism.noise_multiplier
-    assert residual.std() == pytest.approx(expected, rel=0.15)
+    assert residual.std() == pytest.approx(0.5 * mechanism.noise_multiplier, rel=0.15)
 
 
 @pytest.mark.parametrize(("features", "action", "lou"), CASES["anew"])

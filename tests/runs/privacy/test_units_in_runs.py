@@ -42,8 +42,7 @@ def claims() -> pd.DataFrame:
     amount = rng.normal(size=len(person))
     day = rng.integers(1, 29, len(person))
     fee = rng.normal(size=len(person)) + amount
-    columns = {"person": person, "amount": amount, "day": day, "fee": fee}
-    return pd.DataFrame(columns)
+    return pd.DataFrame({"person": person, "amount": amount, "day": day, "fee": fee})
 
 
 def people() -> pd.DataFrame:
@@ -96,8 +95,7 @@ def composed(lines: list[dict], row_rates: int) -> float:
 
 @pytest.mark.parametrize(("rows", "strategy", "features", "settings"), CASES["runs"])
 def test_the_epsilon_of_a_run_is_the_persons(tmp_path, rows, strategy, features, settings):
-    privacy = private(features, **COVERED)
-    how = {**LINEAR, **settings, "privacy": privacy}
+    how = {**LINEAR, **settings, "privacy": private(features, **COVERED)}
     finished = run_query(SQL, sites(tmp_path, per_person(rows)), strategy, **how)
     taking_part = np.minimum(SIZES, rows).sum()
     assert finished.sizes == {0: taking_part, 1: PEOPLE}
@@ -105,8 +103,7 @@ def test_the_epsilon_of_a_run_is_the_persons(tmp_path, rows, strategy, features,
     assert total["per"] == "person"
     (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
     assert labels["release"]["mechanism"]["count"] == rows
-    exact = composed(lines, rows)
-    assert exact * 0.99 <= total["epsilon"] <= 1.0 + 2.0 + 0.5 * rows + 1e-6
+    assert composed(lines, rows) * 0.99 <= total["epsilon"] <= 1.0 + 2.0 + 0.5 * rows + 1e-6
     assert total_of(finished, "people")["per"] == "row"
     for own in lines:
         unit = own["release"]["unit"].removeprefix("the label of ")
@@ -122,8 +119,7 @@ def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
     finished = run_query(SQL, sites(tmp_path, "min-rows = 2"), **how)
     assert finished.sizes == {0: SIZES.sum(), 1: PEOPLE}
     assert {own["release"]["per"] for own in lines_of(finished)} == {"row"}
-    plans = [plan.unit_norm for plan in finished.plans.values()]
-    assert plans == [1.0, 1.0]
+    assert [plan.unit_norm for plan in finished.plans.values()] == [1.0, 1.0]
 
 
 def test_a_unit_of_one_row_each_costs_and_trains_as_rows_do(tmp_path):
@@ -145,12 +141,11 @@ def test_the_same_rows_take_part_in_every_run(tmp_path):
     """Their labels, which leave in the clear, say which rows they are."""
     sql = SQL.replace("c.amount > 0 AS label", "c.amount AS label")
     rows = sites(tmp_path, per_person(3))
-    other = sql.replace("c.day, c.fee", "c.fee * 2 AS twice")
     labels = [
         run_query(one, rows, state=tmp_path / "state", **LINEAR)
         .arrays("query.extract", replies=True)[0, "label-values"]
         .tolist()
-        for one in (sql, sql, other)
+        for one in (sql, sql, sql.replace("c.day, c.fee", "c.fee * 2 AS twice"))
     ]
     assert labels[0] == labels[1] == labels[2]
     assert len(labels[0]) == np.minimum(SIZES, 3).sum()
@@ -164,8 +159,7 @@ def test_explain_and_predictions_see_the_same_rows(tmp_path):
         train_on(grid, SQL, Explain, mode="explain")
     (insurer, _) = grid.sent("query.extract", replies=True)
     assert insurer.header["parts"][0]["rows"] == count
-    covered = PrivacySettings(predictions=2.0, delta=DELTA)
-    strategy = model.predict(rows, privacy=covered)
+    strategy = model.predict(rows, privacy=PrivacySettings(predictions=2.0, delta=DELTA))
     assert len(scored(strategy.predictions)) == count
     releases = [line["release"] for line in strategy.ledgers["insurer"]]
     (scores,) = [release for release in releases if release["what"] == "scores"]
@@ -184,8 +178,7 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     sql = "SELECT c.amount AS label, c.fee, d.fee AS f FROM claims c "
     sql += "JOIN claims d ON c.person = d.person"
     how = {**LINEAR, "privacy": private()}
-    insurer = {"insurer": sites(tmp_path, per_person(3))["insurer"]}
-    finished = run_query(sql, insurer, **how)
+    finished = run_query(sql, {"insurer": sites(tmp_path, per_person(3))["insurer"]}, **how)
     sizes = finished.sizes
     assert sizes[0] == sizes[1] == np.minimum(SIZES, 3).sum()
     costs = [own["release"]["mechanism"] for own in lines_of(finished)]
@@ -208,9 +201,8 @@ def test_groups_of_a_person_are_the_persons(tmp_path):
     assert costs["gram"]["mechanism"] == others["gram"]["mechanism"]
     assert "groups" not in costs["gram"]["scope"]
     by_day = "(SELECT day, AVG(fee) AS mean FROM claims GROUP BY day)"
-    days = sql.format(by_day).replace("c.person", "c.day")
     with pytest.raises(SiteError, match=r"privacy-unit\) refuses.*GROUP BY person as"):
-        run_query(days, rows, **how)
+        run_query(sql.format(by_day).replace("c.person", "c.day"), rows, **how)
 
 
 def test_the_two_ways_of_counting_do_not_share_a_budget(tmp_path):
@@ -243,10 +235,9 @@ def test_summaries_of_sites_have_the_noise_of_a_person(tmp_path, monkeypatch):
 
     monkeypatch.setattr("tp_flower.personalised.sites.noisy_mean", summary)
     clear = "releases = { models = 'clear' }"
-    policies = {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}
     rows = {
         name: write_site(tmp_path / name, {"claims": claims()}, {"claims": policy})
-        for name, policy in policies.items()
+        for name, policy in {"a": per_person(3, clear), "b": f"min-rows = 2\n{clear}"}.items()
     }
     sql = "SELECT c.amount AS label, c.day, c.fee FROM claims c"
     how = {"graph": "data", "graph_epsilon": 1.0, "device": "cpu", "num_epochs": 1}

@@ -56,8 +56,7 @@ def start(changed=None, sql=SQL, method=TablePuppetADMM, seen=None, **settings):
     try:
         return train(grid, sql, method, **settings)
     except TPFlowerError:
-        actions = {message.action for message in grid.seen}
-        assert not {"train.admm", "train.sgd"} & actions
+        assert not {"train.admm", "train.sgd"} & {message.action for message in grid.seen}
         raise
 
 
@@ -151,8 +150,7 @@ def test_a_star_takes_what_a_policy_lets_features_read_and_all_shards_have(tmp_p
         write_site(tmp_path / site, frame, rules if site == "us" else None)
         for site, frame in frames.items()
     ]
-    grid = {"us": files[0], "uk": files[1]}
-    strategy = start(grid, SQL.replace("c.age", "c.*"))
+    strategy = start({"us": files[0], "uk": files[1]}, SQL.replace("c.age", "c.*"))
     assert strategy.training_problem.encoders["c"].features == {"age": 1}
 
 

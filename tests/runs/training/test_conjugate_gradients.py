@@ -58,8 +58,7 @@ def test_it_is_by_the_rounding_of_messages_alone_that_iterates_differ(loss, layo
         arrays = layout_of(kind).arrays
         for name in {"step", "scores"} & arrays.keys():
             attribute, spec = arrays[name]
-            wide = spec._replace(dtype="float64")
-            monkeypatch.setitem(arrays, name, (attribute, wide))
+            monkeypatch.setitem(arrays, name, (attribute, spec._replace(dtype="float64")))
     for module in (problem, participant):
         monkeypatch.setattr(module, "row_numbers", lambda numbers: numbers)
     # a tolerance of its own, as runs are cached

@@ -43,8 +43,7 @@ def run(shards, where="", having="", **settings):
 
 def test_groups_within_shards_are_the_groups_of_the_whole():
     shards = [payments(1, 2, 2, None), payments(3, 4, 4, 4, 5, 6)]
-    whole = pd.concat(shards, ignore_index=True)
-    split, unsplit = run(shards), run([whole])
+    split, unsplit = run(shards), run([pd.concat(shards, ignore_index=True)])
     assert split.report.joined_rows_train == 6
     assert split.report.final_train == pytest.approx(unsplit.report.final_train)
 
@@ -68,9 +67,8 @@ def test_group_that_crosses_shards_is_refused_with_the_count(shards, crossing, g
 
 
 def test_having_does_not_hide_a_group_that_crosses():
-    shards = [payments(1, 2, 2, 3), payments(3, 4, 4)]
     with pytest.raises(QueryError, match="1 of 4 groups have rows at several"):
-        run(shards, having=" HAVING COUNT(*) > 1")
+        run([payments(1, 2, 2, 3), payments(3, 4, 4)], having=" HAVING COUNT(*) > 1")
 
 
 def test_filter_of_the_sub_query_can_keep_groups_apart():
@@ -94,9 +92,8 @@ def test_two_equal_branches_of_a_union_are_not_one_crossing():
         JOIN ({branch} UNION ALL {branch}) p ON c.id = p.customer"""
     apart = [{"payments": payments(1, 2, 2)}, {"payments": payments(3)}]
     assert train(sql, apart).report.joined_rows_train == 6
-    crossing = [{"payments": payments(1, 2, 2)}, {"payments": payments(2)}]
     with pytest.raises(QueryError, match="1 of 2 groups have rows at several"):
-        train(sql, crossing)
+        train(sql, [{"payments": payments(1, 2, 2)}, {"payments": payments(2)}])
 
 
 def test_groups_are_sent_only_where_there_are_several_shards():

@@ -39,8 +39,7 @@ def test_no_order_is_lost():
 @store_runs.each_loss
 @store_runs.each_layout
 def test_cg_reaches_the_centralised_optimum(loss, layout):
-    how = {"tolerance": 1e-7, "one_site": True}
-    finished = trained(loss, layout, "cg", **how)
+    finished = trained(loss, layout, "cg", tolerance=1e-7, one_site=True)
     within = {"gradient": 1e-5, "excess": 1e-6}
     store_runs.assert_optimal(finished, source=store_runs.LEFT, **within)
 

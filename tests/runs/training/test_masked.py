@@ -32,10 +32,9 @@ def scores_sent(finished: Run) -> list[np.ndarray]:
 
 def traffic(finished: Run) -> list[tuple[str, int, int]]:
     """What every round sends up and down, without what LEFT JOINs need."""
-    rounds = finished.strategy.report.history
     return [
         (r.phase, sum(r.bytes_up.values()), sum(r.bytes_down.values()))
-        for r in rounds
+        for r in finished.strategy.report.history
         if r.phase != "prepare"
     ]
 
@@ -47,8 +46,7 @@ def test_masked_scores_train_the_same_model(source, loss, layout, how):
     masked, clear = (trained(loss, layout, privacy=privacy, **how) for privacy in (MASKED, CLEAR))
     np.testing.assert_allclose(history(masked), history(clear), rtol=1e-4, atol=1e-6)
     for finished, dtype in ((masked, "uint32"), (clear, "float32")):
-        sent = scores_sent(finished)
-        assert {array.dtype.name for array in sent} == {dtype}
+        assert {array.dtype.name for array in scores_sent(finished)} == {dtype}
     assert traffic(masked) == traffic(clear)
 
 

@@ -45,8 +45,7 @@ def test_it_ends_at_the_weighted_optimum(loss, layout, weight):
     reference = reference_of(finished, weight=BY_SQL[weight])
     assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
     # which is another than that of joined rows that count alike
-    other = trained(loss, layout, num_epochs=12)
-    assert np.abs(reference.gradient(other.flat)).max() > 1e-3
+    assert np.abs(reference.gradient(trained(loss, layout, num_epochs=12).flat)).max() > 1e-3
 
 
 @pytest.mark.parametrize(("loss", "layout"), [("logistic", "whole"), ("softmax", "sharded")])
@@ -54,8 +53,7 @@ def test_sgd_is_centralised_sgd(loss, layout):
     how = {"num_epochs": 2, "batch_size": 16, "learning_rate": HOW.rate}
     how |= {"momentum": HOW.momentum, "decay": HOW.decay}
     finished = trained(loss, layout, "sgd", row_weight="entity(c)", **how)
-    expected = sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])
-    assert distance(finished.flat, expected) < 1e-5
+    assert distance(finished.flat, sgd_of(finished, HOW, weight=BY_SQL["entity(C)"])) < 1e-5
 
 
 def test_automatic_sgd_comes_near_the_weighted_optimum():
@@ -123,8 +121,7 @@ def test_rows_of_weight_0_take_no_part():
 
 
 def test_weight_and_entity_multiply():
-    how = {"row_weight": "entity(c)", **TO_THE_END}
-    finished = trained("squared", weight="i.price", **how)
+    finished = trained("squared", weight="i.price", row_weight="entity(c)", **TO_THE_END)
     reference = reference_of(finished, weight=f"i.price * {BY_SQL['entity(C)']}")
     assert np.abs(reference.gradient(finished.flat)).max() <= 3e-6
 

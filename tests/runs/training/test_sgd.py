@@ -119,8 +119,7 @@ def test_every_epoch_visits_every_joined_row_once_in_another_order(loss):
 @store_runs.each_layout
 def test_linear_models_are_those_of_centralised_sgd(loss, layout):
     finished = trained(loss, layout)
-    expected = store_runs.sgd_of(finished, HOW)
-    assert store_runs.distance(finished.flat, expected) < 1e-5
+    assert store_runs.distance(finished.flat, store_runs.sgd_of(finished, HOW)) < 1e-5
 
 
 @store_runs.each_loss
@@ -181,8 +180,7 @@ def test_rounds_per_epoch(layout, actions):
     batches = -(-total // BATCH)
     for epoch in range(1, EPOCHS + 1):
         rounds = finished.requests(epoch)
-        sent = [requests[0].action for requests in rounds]
-        assert sent == actions * batches
+        assert [requests[0].action for requests in rounds] == actions * batches
         for requests in rounds:
             nodes = [request.node for request in requests]
             assert len(nodes) == len(set(nodes))
@@ -244,8 +242,7 @@ def test_early_epochs_report_the_loss_of_their_batches_before_their_steps():
 def test_tolerance_stops_early():
     how = {"num_epochs": 60, "momentum": 0.5, "decay": 0.0}
     early = trained("squared", tolerance=0.01, **how)
-    count = len(early.losses)
-    assert 2 < count < 60
+    assert 2 < len(early.losses) < 60
     changes = np.abs(np.diff(early.losses)) / np.array(early.losses[1:])
     assert changes[-1] < 0.01
     assert (changes[:-1] >= 0.01).all()
@@ -260,7 +257,6 @@ def test_automatic_rate_trains_on_batches_of_one_row(loss):
 
 
 def test_automatic_batch_size_is_a_hundredth_of_the_joined_rows():
-    frames = store(orders=400)
-    finished = run("squared", [whole(frames)], "sgd", num_epochs=1)
+    finished = run("squared", [whole(store(orders=400))], "sgd", num_epochs=1)
     total = finished.strategy.training_problem.train.joined_rows
     assert finished.strategy.chosen["batch-size"] == -(-total // 100)

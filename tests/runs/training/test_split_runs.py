@@ -113,8 +113,7 @@ def test_what_leaves_for_a_split():
         times = [array for key, array in sorted(sent.items()) if key[1] == "times"]
         np.testing.assert_array_equal(np.concatenate(times), expected)
         messages = run.strategy.report.privacy["messages"]
-        told = [item["carries"] for item in messages]
-        assert f"the {name} of c.age in every row" in told
+        assert f"the {name} of c.age in every row" in [item["carries"] for item in messages]
         assert "times" in {line["release"]["what"] for line in run.lines}
     sent = by_hash.arrays("query.extract", replies=True)
     (subset,) = (array for key, array in sent.items() if key[1] == "subset")

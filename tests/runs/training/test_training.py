@@ -92,8 +92,7 @@ def test_every_epoch_is_admm_on_the_joined_rows(loss, form, corrections, relaxat
     rho = 0.4
     how = {"admm_form": form, "rho": rho, "over_relaxation": relaxation}
     finished = trained(loss, num_epochs=3, **how)
-    reference = reference_of(finished)
-    steps = slow.admm(reference, 3, rho, corrections, relaxation)
+    steps = slow.admm(reference_of(finished), 3, rho, corrections, relaxation)
     for epoch, step in enumerate(steps, start=1):
         # scores and targets travel as float32, the reference's prox is good to 1e-7
         assert distance(after(finished, epoch), step.flat) < 2e-6
@@ -119,8 +118,7 @@ def test_at_convergence_the_gradient_of_the_joined_objective_is_zero(loss, layou
     # penalty classes have no finite optimum: no order of the customer without a region,
     # which has a column, is of class 0, so that its parameters grow ever more slowly
     gradient, excess = (2e-4, 3e-4) if loss != "squared" and not l2 else (2e-5, 3e-6)
-    finished = trained(loss, layout, **how)
-    assert_optimal(finished, gradient=gradient, excess=excess)
+    assert_optimal(trained(loss, layout, **how), gradient=gradient, excess=excess)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +209,7 @@ def test_where_a_table_is_cut_does_not_matter():
 def test_seed_decides_the_split_and_repeats():
     again = run("squared", one_per_site(whole(FRAMES)), l2=L2, num_epochs=6)
     np.testing.assert_array_equal(again.flat, trained("squared").flat)
-    other = trained("squared", seed=1)
-    assert (other.tested["o"] != again.tested["o"]).any()
+    assert (trained("squared", seed=1).tested["o"] != again.tested["o"]).any()
 
 
 @pytest.mark.parametrize(("loss", "strategy", "how"), CASES["held_out"])
@@ -334,8 +331,7 @@ def test_rounds_per_epoch(layout, how, actions):
     assert_one_message_per_site(finished)
     set_up = [requests[0].action for requests in finished.requests(0)]
     fits = ["query.statistics", *(["query.fit"] if layout == "sharded" else [])]
-    ends = ["train.prepare", "query.finish"]
-    assert set_up == ["query.seal", "query.extract", *fits, *ends]
+    assert set_up == ["query.seal", "query.extract", *fits, "train.prepare", "query.finish"]
 
 
 def test_sites_are_sent_what_their_shards_need():
@@ -364,8 +360,7 @@ def test_bytes_of_join_only_admm_are_one_number_per_row_and_output(loss):
         totals[orders] = epochs[-1].overhead_bytes
         # the record of the round is what went over the grid
         seen = [s for s in finished.seen if s.round == epochs[-1].round]
-        everything = sum(s.bytes for s in seen)
-        assert everything == 2 * floor.sum() + totals[orders]
+        assert sum(s.bytes for s in seen) == 2 * floor.sum() + totals[orders]
     # layouts name the number of rows: some more digits, and 8-byte alignment
     assert abs(totals[1000] - totals[100]) <= 6 * (2 + 8)
     assert totals[1000] < 6 * 1000
@@ -376,8 +371,7 @@ def test_held_out_rows_ride_up_but_not_down():
     tables = finished.strategy.training_problem.tables
     item = next(item for item in finished.history if item.phase == "admm")
     for alias, table in tables.items():
-        trained_rows = int(finished.trained[alias].sum())
-        assert item.bytes_down[alias] == 4 * trained_rows
+        assert item.bytes_down[alias] == 4 * int(finished.trained[alias].sum())
         assert item.bytes_up[alias] == 4 * table.total_rows
 
 
@@ -405,8 +399,7 @@ def test_result_is_flowers():
 
 def test_a_loss_beyond_that_of_a_constant_is_refused():
     for loss in (float("nan"), float("inf"), 201.0):
-        match = "epoch 3: .*num-epochs = 2 stops before"
-        with pytest.raises(DivergedError, match=match):
+        with pytest.raises(DivergedError, match=r"epoch 3: .*num-epochs = 2 stops before"):
             check_epoch(3, loss, 2.0)
     check_epoch(1, 200.0, 2.0)
     check_epoch(1, -5.0, 0.1)
@@ -425,8 +418,7 @@ def test_sgd_with_too_large_steps_stops_within_its_first_epochs():
 def test_mlps_lower_the_loss_of_the_joined_rows(layout, share):
     how = {"model": "mlp", "hidden_sizes": (8,), "num_epochs": 3, "one_site": True}
     finished = trained("squared", layout, **how)
-    labels = reference_of(finished).labels
-    assert finished.losses[-1] < share * labels.var() / 2
+    assert finished.losses[-1] < share * reference_of(finished).labels.var() / 2
 
 
 def test_models_of_single_tables():

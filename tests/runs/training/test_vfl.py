@@ -28,8 +28,7 @@ def check_same_steps(own: Run, twin: Run) -> None:
     assert len(own.parameters) == len(twin.parameters) > 2
     for before, after in zip(own.parameters, twin.parameters, strict=True):
         for table, theta in before.items():
-            gap = np.linalg.norm(after[table] - theta)
-            assert gap <= SAME * np.linalg.norm(theta)
+            assert np.linalg.norm(after[table] - theta) <= SAME * np.linalg.norm(theta)
     ended = [[item for item in run.history if item.train] for run in (own, twin)]
     for mine, theirs in zip(*ended, strict=True):
         assert theirs.test == pytest.approx(mine.test, rel=SAME)
@@ -73,8 +72,7 @@ def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
     """The features that lie at the sites are DuckDB's join, column by column."""
     twin = trained("vfl-admm", layout, source)
     reference = reference_of(trained("admm", layout, source), SOURCES[source])
-    federation = twin.strategy.training_problem
-    for alias, rows in federation.train.tables.items():
+    for alias, rows in twin.strategy.training_problem.train.tables.items():
         assert rows.multiplicity.max() == 1
         features = np.vstack([twin.features[alias], np.zeros_like(twin.features[alias][:1])])
         expected = reference.inputs[alias][:, : features.shape[1]]
@@ -84,8 +82,7 @@ def test_sites_train_on_the_vertical_partitions_of_the_join(layout, source):
 
 def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
     twin = trained("vfl-sgd", "sharded", **SGD[1])
-    own = trained("sgd", "sharded", **SGD[1])
-    federation = own.strategy.training_problem
+    federation = trained("sgd", "sharded", **SGD[1]).strategy.training_problem
     told = twin.arrays("train.prepare")
     assert not any(name in ("trained", "tested", "multiplicity") for _, name in told)
     for alias, table in federation.tables.items():
@@ -97,8 +94,7 @@ def test_a_site_is_told_the_row_behind_each_of_its_joined_rows():
             assert len(listed) == np.count_nonzero(is_own)
             # the rows of the shard, as often as they are joined
             counts = np.bincount(rows[is_own] - own_rows.start)
-            found = np.unique(listed, return_counts=True)[1]
-            assert sorted(found) == sorted(counts[counts > 0])
+            assert sorted(np.unique(listed, return_counts=True)[1]) == sorted(counts[counts > 0])
 
 
 def test_the_report_tells_the_fan_out_of_the_tables_not_of_the_twin():
@@ -113,10 +109,9 @@ def twins_on(name, tables, is_sharded, strategy, **how):
     twins = (strategy, f"vfl-{strategy}")
     runs = [run_query(SQL[name], sites, twin, device="cpu", **how) for twin in twins]
     check_same_steps(*runs)
-    epochs = ([item for item in run.history if item.epoch == 2] for run in runs)
     moved = [
         sum(sum(item.bytes_up.values()) + sum(item.bytes_down.values()) for item in own)
-        for own in epochs
+        for own in ([item for item in run.history if item.epoch == 2] for run in runs)
     ]
     return moved, runs[0].strategy.training_problem
 
