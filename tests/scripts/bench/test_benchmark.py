@@ -88,8 +88,7 @@ def test_an_interrupt_keeps_what_was_measured(run, capsys, tmp_path) -> None:
 
 
 def test_an_error_loses_nothing_of_the_other_suites(run, capsys, tmp_path) -> None:
-    suites = {"a": good, "b": failing, "c": skipped, "d": good}
-    status, content = run(suites, "--suite", "all")
+    status, content = run({"a": good, "b": failing, "c": skipped, "d": good}, "--suite", "all")
     assert status == 1
     assert list(content["suites"]) == ["a", "d"]
     assert content["suites"]["a"]["facts"] == {"figure": 0.123457}
@@ -115,8 +114,7 @@ def test_update_replaces_what_is_named_and_keeps_the_rest(run, tmp_path, capsys)
     (check,) = after["suites"]["a"]["checks"]
     # JSON knows no infinity
     assert (check["measured"], check["is-met"]) == (None, False)
-    page = (tmp_path / "out" / "benchmark.md").read_text("utf-8")
-    assert "| beyond | **-** | 2 |" in page
+    assert "| beyond | **-** | 2 |" in (tmp_path / "out" / "benchmark.md").read_text("utf-8")
     # a failed suite keeps what it found before
     assert after["suites"]["b"] == before["suites"]["b"]
     assert after["failed"] == {"b": "OSError: disk full"}

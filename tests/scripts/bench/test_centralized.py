@@ -77,8 +77,7 @@ def naive_encoding(table: str, whole: pd.Series, joined: pd.Series) -> np.ndarra
         else column.to_numpy(float)
         for column in (joined, whole)
     )
-    scaled = (values - np.nanmean(seen)) / np.nanstd(seen)
-    return np.nan_to_num(scaled)[:, None]
+    return np.nan_to_num((values - np.nanmean(seen)) / np.nanstd(seen))[:, None]
 
 
 @pytest.mark.parametrize("condition", ["", " WHERE o.discount > 0"])
@@ -170,8 +169,7 @@ def test_steps_reach_the_optimum(loss: str) -> None:
     assert problem.objective(curve.fitted) == pytest.approx(optimum, rel=1e-5)
     assert len(curve.test) == len(curve.seconds) > 5
     assert curve.seconds == sorted(curve.seconds)
-    ends = train_lbfgs(problem, lambda metrics: metrics == curve.test[1])
-    assert ends.test == curve.test[:2]
+    assert train_lbfgs(problem, lambda metrics: metrics == curve.test[1]).test == curve.test[:2]
     sparse = replace(problem, train=sp.csr_matrix(problem.train), test=sp.csr_matrix(problem.test))
     same = zip(train_lbfgs(sparse).test[:4], curve.test[:4], strict=True)
     for metrics, expected in same:
@@ -259,8 +257,7 @@ def test_runs_that_are_not_equal_or_cannot_be_compared(
 def test_a_run_holds_out_the_same_rows(store, token, split):
     how = {"test_split": split, "validation_fraction": 0.2, "num_epochs": 1}
     settings = Settings(task="regression", seed=3, **how)
-    query = Query.from_sql(STORE_SQL)
-    table = join_tables(query, settings, load_tables(token))
+    table = join_tables(Query.from_sql(STORE_SQL), settings, load_tables(token))
     run = federated.train([store], STORE_SQL, settings=settings).training_problem
     subset = [int((table.subset == part).sum()) for part in (TRAIN, VALIDATION, TEST)]
     assert subset == [run.train.joined_rows, int(run.validates.sum()), int((~run.validates).sum())]

@@ -64,8 +64,7 @@ def case(frames, monkeypatch):
 
 def test_both_sides_hold_out_the_same_rows(case, frames) -> None:
     marked = mark_held_out(case, frames)["orders"]
-    tables = by_table(frames)
-    joined = Dataset("", "", "", case.sql, {}, tables).joined(case.settings)
+    joined = Dataset("", "", "", case.sql, {}, by_table(frames)).joined(case.settings)
     held_out = np.flatnonzero(marked[HELD_OUT])
     assert set(joined.rows["o"][joined.is_test]) == set(held_out)
     assert not set(joined.rows["o"][~joined.is_test]) & set(held_out)
@@ -147,8 +146,7 @@ def test_methods_and_reference_hold_out_the_same_rows(monkeypatch) -> None:
     facts = measure_dataset(dataset)
     # metrics of so few held-out rows agree only if the rows do
     for run in facts["methods"].values():
-        last = run["curve"]["metric"][-1]
-        assert last == pytest.approx(facts["reference"], rel=1e-3)
+        assert run["curve"]["metric"][-1] == pytest.approx(facts["reference"], rel=1e-3)
     tables = dataset.tables
     joined = tables["orders"].merge(tables["items"]).merge(tables["customers"])
     assert sum(facts["joined-rows"]) == len(joined)
@@ -167,8 +165,7 @@ def test_scores_are_the_sum_of_those_of_the_columns_of_each_table():
         inverse = np.linalg.pinv(block.T @ block + np.diag(penalty))
         slow += np.einsum("ij,jk,ik->i", block, inverse, block)
     tables = list(joined.columns.values())
-    scores = regression_scores(features, labels, tables)
-    np.testing.assert_allclose(scores, slow, rtol=1e-6)
+    np.testing.assert_allclose(regression_scores(features, labels, tables), slow, rtol=1e-6)
 
 
 def test_a_data_set_is_measured_by_runs_and_samples_alike(monkeypatch):
