@@ -64,8 +64,7 @@ class Page(HTMLParser):
         self.close()
         assert self.open == []
         # in the order of the page, so figure n has drawing n
-        plot = r'(?s)<svg viewBox="[^"]*" class="plot".*?</svg>'
-        plots = re.findall(plot, html)
+        plots = re.findall(r'(?s)<svg viewBox="[^"]*" class="plot".*?</svg>', html)
         assert len(plots) == len(self.figures)
         for figure, text in zip(self.figures.values(), plots, strict=True):
             figure.svg = ET.fromstring(text)

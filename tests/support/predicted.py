@@ -82,8 +82,7 @@ class Model:
         """Return a part of the model of a table."""
         part = self.manifest.table(alias).parts[0]
         model = self.manifest.model
-        pattern = f"*/models/{model.name}/{model.version}/part-{part.number}"
-        (folder,) = self.state.glob(pattern)
+        (folder,) = self.state.glob(f"*/models/{model.name}/{model.version}/part-{part.number}")
         return SavedModel.load(folder, part.digest)
 
     def local_scores(self, alias: str, frame: pd.DataFrame) -> np.ndarray:
@@ -114,8 +113,7 @@ class Model:
             for k, base in enumerate(self.manifest.base_score)
         )
         label = self.manifest.label_table
-        rows = connection.execute(f"SELECT {label}.position, {sums} {source}")
-        return sorted(rows.fetchall())
+        return sorted(connection.execute(f"SELECT {label}.position, {sums} {source}").fetchall())
 
 
 def scores_of(saved: SavedModel, frame: pd.DataFrame) -> np.ndarray:

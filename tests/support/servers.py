@@ -30,8 +30,7 @@ SECONDS_TO_START = 60.0
 def postgresql() -> Iterator[sa.URL]:
     folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda f: float(f.parent.name))
     path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders[-1:])])
-    programs = ("initdb", "postgres")
-    initdb, postgres = (shutil.which(name, path=path) for name in programs)
+    initdb, postgres = (shutil.which(name, path=path) for name in ("initdb", "postgres"))
     if not initdb or not postgres:
         pytest.skip("PostgreSQL is not installed: initdb and postgres are not found")
     account = _account("postgres")

@@ -45,8 +45,7 @@ def kind_of(column: FeatureColumn) -> str:
 def choice_of(columns: Columns, most: int = 256, **specs: str) -> TableChoice:
     entries = [("t", name, spec) for name, spec in specs.items()]
     for_trees = any(EncoderSpec.parse(spec).is_for_trees for spec in specs.values())
-    features = {"t": list(columns)}
-    return choose_encoders(entries, features, most, for_trees=for_trees)["t"]
+    return choose_encoders(entries, {"t": list(columns)}, most, for_trees=for_trees)["t"]
 
 
 def statistics_of(

@@ -150,8 +150,7 @@ class FaultyGrid(InProcessGrid):
 
     def pull_messages(self, message_ids):
         """Return the replies that have arrived."""
-        arrived = super().pull_messages(message_ids)
-        return [reply for reply in arrived if reply is not None]
+        return [reply for reply in super().pull_messages(message_ids) if reply is not None]
 
     def _deliver(self, message: Message) -> Message | None:
         node, world = message.metadata.dst_node_id, self.world
@@ -213,8 +212,7 @@ class FaultyGrid(InProcessGrid):
     def _call(self, message: Message) -> Message:
         """Return what the site's app answers; Flower's error if it was killed."""
         try:
-            reply = super()._deliver(message)
-            return self.world.tamper(message, reply)
+            return self.world.tamper(message, super()._deliver(message))
         except SiteKilledError:
             forget_processes()
             return flower_error(CRASHED, message)
@@ -262,8 +260,7 @@ def committed_rows(path: Path) -> list[tuple]:
 
 def has_entries(path: Path, run: str) -> bool:
     """Whether anything is kept of a run but its committed round."""
-    query = f"SELECT 1 FROM entries WHERE run = ? AND NOT {COMMITTED}"
-    return bool(rows_in(path, query, run))
+    return bool(rows_in(path, f"SELECT 1 FROM entries WHERE run = ? AND NOT {COMMITTED}", run))
 
 
 def change_row(path: Path, row: tuple, data: bytes | None) -> None:
@@ -271,8 +268,7 @@ def change_row(path: Path, row: tuple, data: bytes | None) -> None:
     rows_in(path, "DELETE FROM entries WHERE run = ? AND name = ?", *row[:2])
     if data is not None:
         marks = ", ".join("?" * len(row))
-        query = f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})"
-        rows_in(path, query, *row[:-1], data)
+        rows_in(path, f"INSERT INTO entries ({COLUMNS}) VALUES ({marks})", *row[:-1], data)
 
 
 def flipped(data: bytes) -> bytes:

@@ -160,8 +160,7 @@ class HostileGrid(InProcessGrid):
         content = pack(Packet({}, packet.arrays))
         record = content.config_records[MESSAGE]
         # written here: pack refuses NaN, which a hostile server does not
-        header = json.dumps(packet.header)
-        content[MESSAGE] = ConfigRecord({**record, HEADER: header})
+        content[MESSAGE] = ConfigRecord({**record, HEADER: json.dumps(packet.header)})
         changed = Message(content, dst_node_id=SHOP, message_type="query")
         changed.metadata.__dict__.update(message.metadata.__dict__)
         changed.metadata.__dict__["_message_type"] = action

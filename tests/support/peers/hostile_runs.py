@@ -27,10 +27,9 @@ def cases(file: Path, group: str) -> list[tuple[str, ...]]:
 
     ``change_of`` reads the change; what is said of the message is a pattern.
     """
-    runs = tomllib.loads(file.read_text(encoding="utf-8"))[group]
     return [
         (run, site, action, change, match)
-        for run, sites in runs.items()
+        for run, sites in tomllib.loads(file.read_text(encoding="utf-8"))[group].items()
         for site, actions in sites.items()
         for action, changes in actions.items()
         for change, match in changes.items()

@@ -138,8 +138,7 @@ def malformed(kind: type[Message], message: Message) -> Iterator[Malformed]:
     yield from _wrong_objects(kind, good, good.header, ())
     part = layout_of(kind).part
     if part is None:
-        arrays = {(0, EXTRA): np.zeros(1)}
-        yield Malformed("extra array", "arrays", Packet(good.header, arrays))
+        yield Malformed("extra array", "arrays", Packet(good.header, {(0, EXTRA): np.zeros(1)}))
         return
     layout = layout_of(part)
     for number, values in enumerate(good.header.get(PARTS, [])):
@@ -185,8 +184,7 @@ def _wrong_objects(
         info = inspect.type_info(field.type)
         for inner in getattr(info, "types", (info,)) if values.get(name) else ():
             if isinstance(inner, inspect.StructType):
-                place = (*path, name)
-                yield from _wrong_objects(inner.cls, good, values[name], place)
+                yield from _wrong_objects(inner.cls, good, values[name], (*path, name))
 
 
 def wrong_values(hint: Any, good: Any = None) -> Iterator[Any]:
@@ -211,8 +209,7 @@ def _candidates(info: inspect.Type) -> list[Any]:
 
 def _floats(info: inspect.FloatType) -> list[float]:
     low = info.gt if info.ge is None else math.nextafter(info.ge, -math.inf)
-    high = math.nextafter(info.le, math.inf)
-    return [low, high, np.nan, np.inf, -np.inf, 10**400]
+    return [low, math.nextafter(info.le, math.inf), np.nan, np.inf, -np.inf, 10**400]
 
 
 def _texts(info: inspect.StrType) -> list[str]:

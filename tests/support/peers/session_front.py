@@ -125,8 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         run = path.split("/")[3]
         if fault is Fault.TWICE:
-            again = (run, path, body, headers)
-            threading.Thread(target=self.server.forward, args=again).start()
+            threading.Thread(target=self.server.forward, args=(run, path, body, headers)).start()
         if fault is Fault.UNSIGNED:
             del headers["Tp-Signature"]
         if fault is Fault.BADLY_SIGNED:
@@ -163,8 +162,7 @@ class ThreadedGrid(InProcessGrid):
             _ = self._queues[node]
             if front is not None:
                 context.node_config[node_config.SESSION_FRONT] = front
-            work = threading.Thread(target=self._work, args=(node,), daemon=True)
-            work.start()
+            threading.Thread(target=self._work, args=(node,), daemon=True).start()
 
     def push_messages(self, messages):
         identifiers = []
@@ -198,8 +196,7 @@ def sessions(
     """Yield a grid of sessions with sites, through a front."""
     state = options.pop("state", None)
     front = Front(folder, schedule)
-    serving = threading.Thread(target=front.serve_forever, args=(0.05,), daemon=True)
-    serving.start()
+    threading.Thread(target=front.serve_forever, args=(0.05,), daemon=True).start()
     flower = ThreadedGrid(sites, front.url, state)
     grid = SessionGrid(flower, folder, options.pop("seconds", 300.0), **options)
     try:

@@ -112,8 +112,7 @@ class Centralised:
 
     def objective(self, flat: np.ndarray) -> float:
         """Eq. 2."""
-        every = range(len(self.labels))
-        scores = self.scores(flat, every)
+        scores = self.scores(flat, range(len(self.labels)))
         value = losses.mean_value(self.loss, scores, self.labels, self.weights)
         for table, matrix in self.split(flat).items():
             value += self.l2 / 2 * float((matrix[self.penalised[table]] ** 2).sum())
@@ -136,10 +135,9 @@ class Centralised:
 
     def optimum(self) -> np.ndarray:
         """A minimiser of Eq. 2 by a general method."""
-        size = sum(rows.shape[1] for rows in self.inputs.values()) * self.outputs
         found = minimize(
             self.objective,
-            np.zeros(size),
+            np.zeros(sum(rows.shape[1] for rows in self.inputs.values()) * self.outputs),
             jac=self.gradient,
             method="L-BFGS-B",
             options={"maxiter": 500, "gtol": 1e-9, "ftol": 1e-15},
