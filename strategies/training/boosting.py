@@ -49,6 +49,7 @@ class TablePuppetBoost(JoinStrategy):
 
     name = "boost"
     messages = (Action.PREPARE, Action.BOOST)
+    messages_of_shards = (Action.BAG,)
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
@@ -70,9 +71,8 @@ class TablePuppetBoost(JoinStrategy):
 
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
-        first = (Action.SCORE,) if self.settings.boost_from else ()
-        last = (Action.BAG,) if is_sharded and self.settings.lou != LOCAL else ()
-        return (*first, *super().run_messages(is_sharded=is_sharded), *last)
+        further = (Action.SCORE,) if self.settings.boost_from else ()
+        return (*further, *super().run_messages(is_sharded=is_sharded))
 
     def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
         """Return the facts that decide who learns what."""

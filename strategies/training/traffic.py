@@ -38,6 +38,7 @@ from strategies.run.strategy import ends_early, tests_every_epoch
 from tp_flower.methods import Growth
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
+from tp_flower.privacy.shard_seals import LEAST_BYTES
 from tp_flower.protocol import training_messages
 from tp_flower.protocol.boost_messages import BoostStep, BoostUpdate
 from tp_flower.protocol.coreset_messages import SampledRows
@@ -46,7 +47,7 @@ from tp_flower.protocol.fields import PartBody, field_bytes
 from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, ScorePart
 from tp_flower.settings import Settings
 
-LEAF_BYTES: Final = 32  # of a tree that shards show each other
+LEAF_BYTES: Final = 36  # of a tree that shards show each other; sets of categories come on top
 
 
 @dataclass(frozen=True)
@@ -205,8 +206,9 @@ def boost_epoch(tables: Sequence[TableSize], growth: Growth, bagged: Collection[
         tally.add("up", table, sizes, BoostUpdate, "scores", times=1 + bool(bagged))
         if table.name in bagged:
             trees = table.outputs * growth.of_shards(len(table.shards)).trees
-            tally.up[table.name] += LEAF_BYTES * growth.leaves * trees
-            tally.down[table.name] += LEAF_BYTES * growth.leaves * trees * len(table.shards)
+            sealed = LEAST_BYTES + LEAF_BYTES * growth.leaves * trees
+            tally.up[table.name] += sealed
+            tally.down[table.name] += sealed * len(table.shards)
     return tally.traffic(rounds=1 + bool(bagged))
 
 

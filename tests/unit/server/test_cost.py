@@ -63,7 +63,7 @@ WAYS = {
     "cg": ("whole", STORE_SQL, CG),
     "cg-gram": ("sharded", SOFTMAX, CG),
     "cg-left": ("sharded", LEFT, CG),
-    "boost": ("sharded", STORE_SQL, BOOST),
+    "boost": ("sharded", STORE_SQL, BOOST | {"lou": "local"}),
     "boost-classes": ("whole", SOFTMAX, BOOST),
     "sgd": ("whole", STORE_SQL, SGD),
     "sgd-sharded": ("sharded", STORE_CLASSIFICATION_SQL, SGD),
@@ -149,6 +149,20 @@ def test_predictions_match_what_training_reports(way):
     check(run, sent(report.history), within)
     assert sum(run.up.values()) == pytest.approx(report.bytes_up, rel=WITHIN)
     assert sum(run.down.values()) == pytest.approx(report.bytes_down, rel=WITHIN)
+
+
+@pytest.mark.parametrize("lou", ["auto", "bagged"])
+def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
+    how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}
+    _, epoch, _ = explained("sharded", STORE_SQL, **how)
+    _, local, _ = explained("sharded", STORE_SQL, **how | {"lou": "local"})
+    actual = sent([r for r in trained("sharded", STORE_SQL, **how).history if r.epoch == 1])
+    assert epoch.rounds == actual.rounds == 2
+    for most, ways, least in (
+        (epoch.up, actual.up, local.up),
+        (epoch.down, actual.down, local.down),
+    ):
+        assert all(least[name] <= ways[name] <= most[name] for name in least)
 
 
 @pytest.mark.parametrize("layout", ["whole", "sharded"])
