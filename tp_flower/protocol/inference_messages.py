@@ -7,7 +7,7 @@ from tp_flower.protocol import fields as f
 from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
 from tp_flower.protocol.setup_messages import JoinSide
-from tp_flower.protocol.training_messages import Masking, PrivacyTerms
+from tp_flower.protocol.training_messages import UNMATCHED_DISCLOSED, Masking, PrivacyTerms
 
 
 class FinishRequest(Request, frozen=True, kw_only=True):
@@ -100,11 +100,7 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
 
     discloses = (
         Discloses("which rows of the site are joined", fields=("rows",)),
-        Discloses(
-            "which own rows a LEFT JOIN finds no partner for",
-            fields=("unmatched",),
-            when="masks_outer",
-        ),
+        UNMATCHED_DISCLOSED,
     )
     schedule = (
         *("model_name", "model_version", "privacy", "masking", "device"),

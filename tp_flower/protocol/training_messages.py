@@ -103,6 +103,11 @@ class Outline(Body, frozen=True, kw_only=True):
     sends: Annotated[str, f.one_of("rows", "centres")] | None = None
 
 
+UNMATCHED_DISCLOSED: Final = Discloses(
+    "which own rows a LEFT JOIN finds no partner for", fields=("unmatched",), when="masks_outer"
+)
+
+
 class PreparePart(PartBody, frozen=True, kw_only=True):
     """The rows, the encoder and the model of a participant.
 
@@ -170,11 +175,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
             fields=("batch_start", "batch_rows"),
             when="has_batches",
         ),
-        Discloses(
-            "which own rows a LEFT JOIN finds no partner for",
-            fields=("unmatched",),
-            when="masks_outer",
-        ),
+        UNMATCHED_DISCLOSED,
     )
     schedule = (
         *("privacy", "outline", "masking", "sends_scores"),
