@@ -18,7 +18,7 @@ from strategies.run.replies import array_of
 from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.joins.mapping import TableMapping
+from tp_flower.joins.mapping import IntArray, TableMapping
 from tp_flower.protocol.setup_messages import ExtractedPart, SplitTerms
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
@@ -62,7 +62,7 @@ def split_joined(
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
     else:
-        subset = _by_columns(bound, parts, replies, mapping, settings)
+        subset = _by_columns(parts, replies, mapping.tables[bound.split_table].row_of, settings)
     if not subset.any():
         raise QueryError(
             f"test-split {settings.test_split!r} holds out none of the {len(subset)} "
@@ -103,11 +103,7 @@ def _shares(settings: Settings) -> splits.Shares:
 
 
 def _by_columns(
-    bound: BoundQuery,
-    parts: Sequence[Part],
-    replies: Replies,
-    mapping: TableMapping,
-    settings: Settings,
+    parts: Sequence[Part], replies: Replies, row_of: IntArray, settings: Settings
 ) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), from what the columns' sites tell."""
     bodies = [replies.body(part, ExtractedPart) for part in parts]
@@ -124,5 +120,5 @@ def _by_columns(
         for part, body in zip(parts, bodies, strict=True)
     ]
     # the last value is that of joined rows without a row of the table
-    values = np.concatenate([*of_rows, [of_none]])[mapping.tables[bound.split_table].row_of]
+    values = np.concatenate([*of_rows, [of_none]])[row_of]
     return values.astype(np.uint8) if is_group else splits.split_by_order(values, _shares(settings))
