@@ -35,12 +35,11 @@ Reference:
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import AnyArray, FloatArray, blocks
 from tp_flower.coresets.solvers import LabelArray, nearest, weighted_kmeans
 from tp_flower.learning.solvers import gram
 
@@ -60,9 +59,7 @@ never what a weighted sum is expected to be.
 _BLOCK_VALUES: Final = 1 << 22
 
 
-def augmented(
-    features: npt.NDArray[Any], labels: npt.NDArray[Any] | None, *, intercept: bool
-) -> FloatArray:
+def augmented(features: AnyArray, labels: AnyArray | None, *, intercept: bool) -> FloatArray:
     """Return the columns that define a table's scores, (n, d [+ 1] [+ c]).
 
     ``labels`` (n, c) are numbers, or one column per class.
@@ -104,14 +101,13 @@ def whitening(gram: FloatArray) -> FloatArray:
     return basis
 
 
-def leverages(rows: npt.NDArray[Any], whitening: FloatArray) -> FloatArray:
+def leverages(rows: AnyArray, whitening: FloatArray) -> FloatArray:
     """Return t^T gram^+ t of each row, (n,), >= 0.
 
     ``whitening`` (p, r) belongs to the whole table's Gram matrix.
     """
     scores = np.empty(len(rows))
-    rows_at_once = max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)
-    for block in blocks(len(rows), rows_at_once):
+    for block in blocks(len(rows), max(_BLOCK_VALUES // max(rows.shape[1], 1), 1)):
         # columnwise products have an ordinary size, whatever the units
         projected = rows[block] @ whitening
         scores[block] = np.einsum("nr,nr->n", projected, projected)
@@ -131,7 +127,7 @@ _TOLERANCE: Final = 1e-6
 _LARGEST: Final = 1e100
 
 
-def is_gram(matrix: npt.NDArray[Any]) -> bool:
+def is_gram(matrix: AnyArray) -> bool:
     """Return whether a finite matrix (p, p) can be a sum of t t^T.
 
     It must be symmetric with |g_ij| <= sqrt(g_ii g_jj) (Cauchy-Schwarz), so that
@@ -169,7 +165,7 @@ class ShardClusters:
 
     def sum_by_cluster(self, values: FloatArray) -> FloatArray:
         """Return the sums (k,) of values (n,) over the rows of each cluster."""
-        total: npt.NDArray[Any] = np.bincount(self.labels, values, minlength=self.used)
+        total: AnyArray = np.bincount(self.labels, values, minlength=self.used)
         return total
 
     @property
@@ -184,10 +180,7 @@ class ShardClusters:
 
 
 def cluster_shard(
-    features: npt.NDArray[Any],
-    multiplicity: npt.NDArray[Any],
-    clusters: int,
-    rng: np.random.Generator,
+    features: AnyArray, multiplicity: AnyArray, clusters: int, rng: np.random.Generator
 ) -> ShardClusters:
     """Return a shard's rows in at most ``clusters`` clusters, by k-means++."""
     weights = np.asarray(multiplicity, np.float64)
@@ -216,8 +209,7 @@ def kmeans_scores(shard: ShardClusters, cost: float) -> FloatArray:
     costs = shard.sum_by_cluster(shard.multiplicity * shard.distances)
     sizes = shard.sum_by_cluster(shard.multiplicity)
     cluster = (share * costs + 2.0 * ALPHA) / sizes
-    scores = share * shard.distances + cluster[shard.labels]
-    return np.where(shard.multiplicity > 0, scores, 0.0)
+    return np.where(shard.multiplicity > 0, share * shard.distances + cluster[shard.labels], 0.0)
 
 
 def kmeans_total(cost: float, table_cost: float, used: int) -> float:
@@ -230,7 +222,7 @@ def kmeans_total(cost: float, table_cost: float, used: int) -> float:
     return 2.0 * ALPHA * (share + used)
 
 
-def gamma(blocks: Sequence[npt.NDArray[Any]], weights: FloatArray) -> float:
+def gamma(blocks: Sequence[AnyArray], weights: FloatArray) -> float:
     """Return the smallest singular value of [U_1, ..., U_T], from 0 to 1.
 
     U_i is an orthonormal basis of the columns of table i over the joined rows. 0: some

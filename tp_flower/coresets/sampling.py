@@ -33,18 +33,17 @@ Reference:
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, IntArray, effective_rows
+from tp_flower.arrays import AnyArray, FloatArray, IntArray, effective_rows
 from tp_flower.joins.mapping import TableRows
 
 Generator = np.random.Generator
 
 
-def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArray:
+def party_counts(totals: AnyArray, size: int, rng: Generator) -> IntArray:
     """Return each party's number of draws, (T,), from the parties' total scores."""
     sums = np.asarray(totals, np.float64)
     if not np.isfinite(sums).all() or (sums < 0).any() or not sums.any():
@@ -52,7 +51,7 @@ def party_counts(totals: npt.NDArray[Any], size: int, rng: Generator) -> IntArra
     return rng.multinomial(size, sums / sums.sum())
 
 
-def draw_rows(weights: npt.NDArray[Any], count: int, rng: Generator) -> IntArray:
+def draw_rows(weights: AnyArray, count: int, rng: Generator) -> IntArray:
     """Return ``count`` positions, drawn with probabilities in proportion to weights."""
     ends = np.cumsum(weights, dtype=np.float64)
     if not count:
@@ -148,8 +147,7 @@ def weigh_sample(draws: IntArray, scores: FloatArray, total: float) -> Sample:
         raise ValueError(f"scores have shape {scores.shape}, expected {joined.shape}")
     if not (scores > 0).all():
         raise ValueError("scores of drawn rows must be above 0")
-    weights = counts * (total / (len(draws) * scores))
-    return Sample(joined, counts, weights, len(draws))
+    return Sample(joined, counts, counts * (total / (len(draws) * scores)), len(draws))
 
 
 def uniform_sample(

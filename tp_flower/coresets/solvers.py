@@ -14,12 +14,12 @@ Notation:
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, blocks
+from tp_flower.arrays import AnyArray, FloatArray, blocks
 
 Solver = Literal["exact", "saga"]
 
@@ -29,7 +29,7 @@ CONSTANT: Final = 1e-12  # deviation of a constant column, relative to its size
 
 
 def solve(
-    design: npt.NDArray[Any],
+    design: AnyArray,
     targets: FloatArray,
     weights: FloatArray,
     *,
@@ -95,9 +95,8 @@ def _least_squares(design: FloatArray, targets: FloatArray, weights: FloatArray)
     # without a penalty units do not matter, and must not decide what counts as zero:
     # columns may be of size 1e-8 or 1e8
     lengths = np.sqrt(weights @ (design - np.average(design, 0, weights)) ** 2)
-    sizes = np.sqrt(weights @ design**2)
     # only rounding is left of a constant column: its coefficient is 0
-    is_constant = lengths <= CONSTANT * sizes
+    is_constant = lengths <= CONSTANT * np.sqrt(weights @ design**2)
     units = np.where(is_constant, 0.0, 1.0 / np.where(is_constant, 1.0, lengths))
     model = LinearRegression().fit(design * units, targets, sample_weight=weights)
     return np.append(model.coef_ * units, model.intercept_)
@@ -111,8 +110,8 @@ _BLOCK_VALUES: Final = 1 << 22
 
 
 def weighted_kmeans(
-    points: npt.NDArray[Any],
-    weights: npt.NDArray[Any],
+    points: AnyArray,
+    weights: AnyArray,
     clusters: int,
     rng: np.random.Generator,
     *,
@@ -139,7 +138,7 @@ def weighted_kmeans(
     return np.unique(solver.cluster_centers_.astype(np.float64), axis=0)
 
 
-def nearest(points: npt.NDArray[Any], centres: FloatArray) -> tuple[LabelArray, FloatArray]:
+def nearest(points: AnyArray, centres: FloatArray) -> tuple[LabelArray, FloatArray]:
     """Return each point's nearest centre (n,), and the squared distance to it (n,).
 
     >>> labels, distances = nearest(np.array([[0.0], [7.0]]), np.array([[1.0], [5.0]]))
@@ -161,7 +160,7 @@ def nearest(points: npt.NDArray[Any], centres: FloatArray) -> tuple[LabelArray, 
 def distdim(
     labels: npt.NDArray[np.integer],
     centres: Sequence[FloatArray],
-    weights: npt.NDArray[Any],
+    weights: AnyArray,
     clusters: int,
     rng: np.random.Generator,
 ) -> FloatArray:

@@ -13,12 +13,10 @@ the features per epoch, after one eigendecomposition for all rho.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray, IntArray, blocks
+from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.learning.models.local_model import FeatureArray, Features, moment
 
 RANK_TOLERANCE = 1e-11
@@ -35,7 +33,7 @@ LEAST_ROWS = 256
 
 
 def gram(
-    features: "Features | FloatArray", multiplicity: npt.NDArray[Any], *, intercept: bool = False
+    features: "Features | FloatArray", multiplicity: AnyArray, *, intercept: bool = False
 ) -> FloatArray:
     """Return [T, 1]^T diag(G) [T, 1], (d [+ 1], d [+ 1]), which shards may sum.
 
@@ -110,12 +108,7 @@ class RidgeSolver:
 
     @classmethod
     def from_rows(
-        cls,
-        features: FeatureArray,
-        multiplicity: npt.NDArray[Any],
-        joined_rows: int,
-        *,
-        intercept: bool,
+        cls, features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
     ) -> "RidgeSolver":
         """Factorise the Gram matrix of few rows (n, d), by n numbers for each column.
 
@@ -129,12 +122,7 @@ class RidgeSolver:
 
     @classmethod
     def from_frequent(
-        cls,
-        features: FeatureArray,
-        multiplicity: npt.NDArray[Any],
-        joined_rows: int,
-        *,
-        intercept: bool,
+        cls, features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
     ) -> "RidgeSolver":
         """Factorise the columns of most variance together, and all others alone."""
         counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
@@ -170,8 +158,7 @@ class RidgeSolver:
     @property
     def trace(self) -> float:
         """The trace of [T, 1]^T diag(G) [T, 1] / N."""
-        one = float(self.mean @ self.mean) + 1.0
-        return float(self.eigenvalues.sum()) + self.weight * one
+        return float(self.eigenvalues.sum()) + self.weight * (float(self.mean @ self.mean) + 1.0)
 
     def product(self, parameters: FloatArray) -> FloatArray:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
@@ -198,21 +185,18 @@ class RidgeSolver:
         usable = curvature + l2 > RANK_TOLERANCE * curvature.max(initial=0.0)
         scale = np.where(usable, 1.0 / np.where(usable, curvature + l2, 1.0), 0.0)
         weights = self._restored(rotated * scale[:, None])
-        if not self.weight:
-            return weights
-        return np.vstack([weights, centre - self.mean @ weights])
+        return np.vstack([weights, centre - self.mean @ weights]) if self.weight else weights
 
 
 def _centre(
-    features: FeatureArray, multiplicity: npt.NDArray[Any], joined_rows: int, *, intercept: bool
+    features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
 ) -> tuple[FloatArray, float, FloatArray]:
     """Return G / N, (n,), and the solver's ``weight`` and ``mean``."""
     counts = multiplicity / joined_rows
     weight = float(counts.sum()) if intercept else 0.0
     if not weight:
         return counts, weight, np.zeros(features.shape[1])
-    total = moment(features, counts[:, None], intercept=False)
-    return counts, weight, total.ravel() / weight
+    return counts, weight, moment(features, counts[:, None], intercept=False).ravel() / weight
 
 
 def exact_update(
@@ -247,13 +231,11 @@ class Iterate:
         if float(np.vdot(self.ahead - point, step)) > 0.0:
             return Iterate.at(point)
         momentum = (1.0 + math.sqrt(1.0 + 4.0 * self.momentum**2)) / 2.0
-        ahead = point + (self.momentum - 1.0) / momentum * step
-        return Iterate(point, ahead, momentum)
+        return Iterate(point, point + (self.momentum - 1.0) / momentum * step, momentum)
 
     def change_to(self, point: FloatArray) -> float:
         """Return ||y - z+|| / max(1, ||z+||): 0 if and only if z+ = y is optimal."""
-        size = max(1.0, float(np.linalg.norm(point)))
-        return float(np.linalg.norm(self.ahead - point)) / size
+        return float(np.linalg.norm(self.ahead - point)) / max(1.0, float(np.linalg.norm(point)))
 
 
 def descend(
