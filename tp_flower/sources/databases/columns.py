@@ -192,8 +192,7 @@ def _declared_digits(field: Any) -> tuple[int, int] | None:
 def _numeric(name: str, kind: str) -> DatabaseColumn:
     # a DECIMAL cannot be NaN: it is a missing value, as everywhere else
     nan = exp.cast(exp.Literal.string("NaN"), "DECIMAL")
-    read = exp.Nullif(this=named(name), expression=nan)
-    return DatabaseColumn.of(name, kind, read)
+    return DatabaseColumn.of(name, kind, exp.Nullif(this=named(name), expression=nan))
 
 
 def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:
@@ -297,8 +296,7 @@ def sqlite_columns(
                 f"of them, types = {{ {name} = \"VARCHAR\" }}, or convert it in 'sql'"
             )
         text = exp.cast(named(name), "TEXT")
-        as_text = DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
-        columns.append(column or as_text)
+        columns.append(column or DatabaseColumn.of(name, "VARCHAR", text, is_exact=False))
     return columns
 
 

@@ -83,8 +83,7 @@ def select(
     pushed: list[str] = []
     remaining: list[str] = []
     for sql in (fragment.subquery or fragment).filters:
-        tree = parse_expression(sql, "filter")
-        condition = pushdown.condition(tree) if has_filters else None
+        condition = pushdown.condition(parse_expression(sql, "filter")) if has_filters else None
         if condition is None:
             remaining.append(sql)
         else:
@@ -93,8 +92,7 @@ def select(
     if fragment.subquery is None:
         rest = replace(fragment, filters=tuple(remaining))
     else:
-        subquery = replace(fragment.subquery, filters=tuple(remaining))
-        rest = replace(fragment, subquery=subquery)
+        rest = replace(fragment, subquery=replace(fragment.subquery, filters=tuple(remaining)))
     required = column_names(piece.parse() for piece in (rest.subquery or rest).pieces())
     columns = tuple(name for name in pushdown.columns if name in required)
     return Selection(rest, columns, tuple(translated), tuple(pushed))
@@ -172,8 +170,7 @@ class FilterPushdown:
         if "\\" in text or "\0" in text or "\\" in render(literal, self.dialect):
             return None
         if not text and self.dialect == "mysql":
-            zero = exp.Literal.number(0)
-            literal = exp.Anonymous(this="SPACE", expressions=[zero])
+            literal = exp.Anonymous(this="SPACE", expressions=[exp.Literal.number(0)])
         return self._bytewise(literal)
 
     def _bytewise(self, text: exp.Expr) -> exp.Expr:
@@ -182,8 +179,7 @@ class FilterPushdown:
             utf8 = exp.DataType(
                 this=exp.DType.CHARACTER_SET, kind=exp.Var(this="utf8mb4"), nested=False
             )
-            encoded = exp.Cast(this=text, to=utf8)
-            return exp.cast(encoded, exp.DataType.build("BINARY"))
+            return exp.cast(exp.Cast(this=text, to=utf8), exp.DataType.build("BINARY"))
         is_sqlite = self.dialect == "sqlite"
         name = exp.to_identifier("BINARY" if is_sqlite else "C", quoted=not is_sqlite)
         return exp.Paren(this=exp.Collate(this=text, expression=name))
@@ -206,14 +202,12 @@ class FilterPushdown:
             return number
         if self.dialect == "mysql":
             # old servers have no CAST for it
-            zero = exp.Literal.number("0e0")
-            return exp.Paren(this=exp.Add(this=number, expression=zero))
+            return exp.Paren(this=exp.Add(this=number, expression=exp.Literal.number("0e0")))
         return exp.cast(number, "DOUBLE")
 
     def _time(self, tree: exp.Expr, kind: str) -> exp.Expr | None:
         constant = tree.unnest()
-        is_cast = type(constant) is exp.Cast
-        literal = constant.this.unnest() if is_cast else constant
+        literal = constant.this.unnest() if type(constant) is exp.Cast else constant
         if not isinstance(literal, exp.Literal) or not literal.is_string:
             return None
         sql = expressions.render(constant)
@@ -225,8 +219,7 @@ class FilterPushdown:
             # the site's DuckDB reports what is wrong with it
             return None
         match = _PLAIN_TIME.fullmatch(str(rendered))
-        source = _KINDS.get(kinds["value"], "")
-        if match is None or kind not in _TIME_CONSTANTS.get(source, ()):
+        if match is None or kind not in _TIME_CONSTANTS.get(_KINDS.get(kinds["value"], ""), ()):
             return None
         time = exp.Literal.string(match[1])
         if self.dialect == "mysql" and kind != "date":

@@ -223,8 +223,7 @@ def safe_words(error: BaseException, database: DatabaseShard) -> str:
         words = " ".join(str(_first_line(cause)).split())[:300]
         return f"{reason} ({database.url.redact(words)})"
     code = _code(cause)
-    kind = type(cause).__name__
-    return reason or f"it answers with {kind}{f' {code}' if code else ''}"
+    return reason or f"it answers with {type(cause).__name__}{f' {code}' if code else ''}"
 
 
 def _code(cause: BaseException) -> str:
@@ -315,8 +314,7 @@ class DatabaseSession:
     def one_row(self, sql: str) -> Sequence[Any]:
         """Return the first row of a query, empty if it has none."""
         with self._run(sql) as cursor:
-            row: Sequence[Any] = cursor.fetchone() or ()
-            return row
+            return cursor.fetchone() or ()
 
     def fields(self, sql: str) -> list[Any]:
         """Return the driver's description of a query's columns."""
@@ -351,8 +349,7 @@ class DatabaseSession:
             return []
         schema = ".".join(self.table[:-1]) or None
         with _translated_errors(self.source, self.database):
-            inspector = sa.inspect(self.connection)
-            key = inspector.get_pk_constraint(self.table[-1], schema)
+            key = sa.inspect(self.connection).get_pk_constraint(self.table[-1], schema)
             return list(key["constrained_columns"])
 
     def execute(self, sql: str) -> None:

@@ -232,8 +232,7 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
     base = _relation(session)
 
     def one_row(select: exp.Expr) -> list[object]:
-        sql = render(select, session.dialect)
-        return list(session.one_row(f"{sql} FROM {base}"))
+        return list(session.one_row(f"{render(select, session.dialect)} FROM {base}"))
 
     if session.dialect == "sqlite":
         session.execute(f"CREATE TEMP VIEW tp_flower_shard AS SELECT * FROM {base}")
