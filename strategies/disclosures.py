@@ -240,7 +240,6 @@ def _protections(exposure: Exposure) -> dict[str, str]:
     key = f"; {_KEYS[exposure.keys]})"
     if exposure.is_simulated:
         key = "), but the key of a simulation is known to all"
-    hashes = f"keyed hash (HMAC-SHA-256{key}"
     scores = summaries = messages = NOTHING
     if privacy.covers_predictions:
         amount = f"epsilon {privacy.predictions:g}, {delta}, {_PER}"
@@ -263,7 +262,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         unions = seal if models == NOTHING else f"{models}; {seal}"
     return {
         "nothing": NOTHING,
-        "hashes": hashes,
+        "hashes": f"keyed hash (HMAC-SHA-256{key}",
         "labels": _label_noise(privacy) if privacy.covers_labels else NOTHING,
         "models": models,
         "scores": scores,
@@ -283,8 +282,7 @@ def _label_noise(privacy: PrivacySettings) -> str:
         if privacy.label_epsilon
         else f"lambda {privacy.label_noise:g}"
     )
-    is_laplace = privacy.labels == LAPLACE
-    name = "Laplace noise" if is_laplace else "randomised response"
+    name = "Laplace noise" if privacy.labels == LAPLACE else "randomised response"
     return f"{name} on each label ({amount}), drawn once and kept"
 
 

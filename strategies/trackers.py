@@ -48,8 +48,7 @@ class TensorBoard:
         self._writer = SummaryWriter(str(folder / "tensorboard"))
         cells = {k: text.replace("|", "\\|") for k, text in _texts(settings).items()}
         lines = (f"| {key} | {' '.join(text.split())} |" for key, text in cells.items())
-        table = "\n".join(("| setting | value |", "|---|---|", *lines))
-        self._writer.add_text("settings", table)
+        self._writer.add_text("settings", "\n".join(("| setting | value |", "|---|---|", *lines)))
 
     def log(self, values: Values, epoch: int) -> None:
         """Add a point to every curve."""
@@ -146,11 +145,9 @@ class Tracking:
         """Count a round, and log the epoch that it completes."""
         self._so_far["so-far/rounds"] += 1
         for name in ("bytes_up", "bytes_down"):
-            of_round = sum(getattr(report, name).values())
-            self._so_far[f"so-far/{name.replace('_', '-')}"] += of_round
+            self._so_far[f"so-far/{name.replace('_', '-')}"] += sum(getattr(report, name).values())
         for name in ("server", "client", "wait"):
-            seconds = getattr(report, f"{name}_seconds")
-            self._so_far[f"so-far/{name}-seconds"] += seconds
+            self._so_far[f"so-far/{name}-seconds"] += getattr(report, f"{name}_seconds")
         if not report.epoch or not report.train:
             return
         parts = {"train": report.train, "test": report.test}
@@ -161,8 +158,7 @@ class Tracking:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Log how the run ended, from its report."""
         paths = [self._folder / name for name in (REPORT_FILE, PAGE_FILE)]
-        written = [p for p in paths if p.exists()]
-        files = [p for p in written if p.stat().st_mtime >= self._started]
+        files = [p for p in paths if p.exists() and p.stat().st_mtime >= self._started]
         values = finite(_final(self._folder)) if files else {}
         self._call(lambda tracker: tracker.finish(values, files, is_ok=kind is None))
 
@@ -171,8 +167,7 @@ class Tracking:
             try:
                 call(tracker)
             except Exception as error:  # noqa: BLE001 - the run matters more
-                name = type(tracker).__name__
-                log(WARNING, "%s is left out from here on: %s", name, error)
+                log(WARNING, "%s is left out from here on: %s", type(tracker).__name__, error)
                 self._trackers.remove(tracker)
 
 

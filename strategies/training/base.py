@@ -217,8 +217,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses = []
-        problem = yield from self.set_up()
-        self.training_problem = problem
+        problem = self.training_problem = yield from self.set_up()
         for table, encoder in problem.encoders.items():
             if encoder.dropped:
                 names = ", ".join(encoder.dropped)
@@ -402,11 +401,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
-        drawing = (Action.MEASURE, Action.DRAW, Action.WEIGH)
         return (
             Action.STATISTICS,
             *((Action.FIT,) if is_sharded else ()),
-            *(drawing if self.is_measured else ()),
+            *((Action.MEASURE, Action.DRAW, Action.WEIGH) if self.is_measured else ()),
             *self.messages,
             *(self.messages_of_shards if is_sharded else ()),
         )
@@ -420,13 +418,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     ) -> Exposure:
         """Return the facts that decide who learns what."""
         parts, outline = joined.extracted.parts, self.outline()
-        is_sharded = any(len(shards) > 1 for shards in parts.values())
         return exposure_of(
             joined.bound,
             parts,
             self.settings,
             inventory,
-            self.run_messages(is_sharded=is_sharded),
+            self.run_messages(is_sharded=any(len(shards) > 1 for shards in parts.values())),
             gram=[name for name, update in updates.items() if update is Update.GRAM],
             weight=joined.weighting.column,
             is_weighted=joined.weighting.train is not None,
@@ -539,13 +536,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             mapping, extracted.weights, weighting, bound.weight_table or ""
         )
         split = self.split(bound, extracted, mapping)
-        row_of = mapping.tables[bound.label_table].row_of
         is_test = split.subset != TRAIN
         train_weights, test_weights = (
             row_weights(weighting, weights, mapping, rows) for rows in (~is_test, is_test)
         )
         (train, test), layouts = lay_out(mapping, is_test, extracted)
-        values = labels.values[row_of]
+        values = labels.values[mapping.tables[bound.label_table].row_of]
         joined = JoinedRows(
             bound=bound,
             choices=choices,
@@ -565,8 +561,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         for warning in split_warnings(joined, self.settings):
             self.warn(warning)
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
-        validation_rows = int(np.count_nonzero(joined.validates))
-        self.split_facts |= {"validation-rows": validation_rows}
+        self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
@@ -581,14 +576,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             for name, table in problem.tables.items()
             if (sums := _score_sums(replies, table)) is not None
         }
-        contributed = contributions(sums, problem.train.joined_rows)
         rows = f"held-out rows ({self.settings.split_name})"
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
             self.warn(warning)
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
-            contributions=contributed,
+            contributions=contributions(sums, problem.train.joined_rows),
             comparison=problem.compare(
                 self._final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),

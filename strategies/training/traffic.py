@@ -163,8 +163,7 @@ def admm_epoch(tables: Sequence[TableSize], inner_rounds: int, *, is_tested: boo
     """
     tally, rounds = Tally(), 1
     for table, shard in _shards(tables):
-        scored = shard.total if is_tested else shard.trained
-        sizes = {**table.sizes(shard), "scored": scored}
+        sizes = {**table.sizes(shard), "scored": shard.total if is_tested else shard.trained}
         tally.add("down", table, sizes, training_messages.AdmmStep, "step")
         tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
         if table.update is training_messages.Update.GRAM:
@@ -186,8 +185,7 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     """
     tally = Tally()
     for table in tables:
-        sizes = table.sizes(table.shards[0])
-        tally.add("up", table, sizes, DescentUpdate, "products")
+        tally.add("up", table, table.sizes(table.shards[0]), DescentUpdate, "products")
     return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
 
 
@@ -259,8 +257,7 @@ def prepare_round(tables: Sequence[TableSize], batches: int, *, is_masked: bool)
         for table in tables
     )
     for table, shard in _shards(tables):
-        batch_sizes = {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
-        sizes = {**table.sizes(shard), **batch_sizes}
+        sizes = table.sizes(shard) | {"batches+1": batches + 1, "batch_rows": shard.batch_rows}
         fields = ["trained", "tested", "multiplicity"]
         if table.is_repeated:
             fields = ["expanded_trained", "expanded_tested"]
@@ -283,8 +280,7 @@ def solved_epoch(tables: Sequence[TableSize], sends: str) -> Traffic:
     fields = ("rows",) if sends == SAMPLED_ROWS else ("centres", "nearest")
     for table, shard in _shards(tables):
         # a centre per output; a shard with fewer rows has fewer
-        clusters = {"clusters": table.outputs, "scored": shard.total}
-        sizes = {**table.sizes(shard), **clusters}
+        sizes = table.sizes(shard) | {"clusters": table.outputs, "scored": shard.total}
         tally.add("up", table, sizes, SampledRows, *fields)
         tally.add("up", table, sizes, training_messages.AdmmUpdate, "scores")
         tally.add("down", table, sizes, training_messages.CommonParameters, "parameters")
