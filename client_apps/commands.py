@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from flwr.app import Context, RecordDict, UserConfig
+from flwr.app import Context, RecordDict
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -92,8 +92,7 @@ def approvals(root: str, tables: str) -> Iterator[str]:
 
 
 def _site(root: str, tables: str) -> Site:
-    config: UserConfig = {TABLES: tables, STATE_DIR: root}
-    return Site(Context(0, 0, config, RecordDict(), {}))
+    return Site(Context(0, 0, {TABLES: tables, STATE_DIR: root}, RecordDict(), {}))
 
 
 def account(root: str, tables: str) -> list[Cells]:
@@ -159,7 +158,6 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
     saved = SavedModel.load(folder)
     fragment, encoder = saved.fragment, saved.encoder.encoder
     title = f"{model}, part {number}: table {fragment.name} as {saved.table}"
-    versions = ", ".join(f"{name} {text}" for name, text in saved.versions.items())
     facts = {
         "model": saved.spec.kind,
         "parameters": format_count(len(saved.parameters)),
@@ -167,7 +165,7 @@ def _part_view(model: model_names.ModelVersion, number: int, folder: Path) -> Ta
         "encoded features": ", ".join(encoder.feature_names),
         "label": fragment.label or "another table's",
         "filters": " AND ".join(fragment.filters) or "none",
-        "software": versions,
+        "software": ", ".join(f"{name} {text}" for name, text in saved.versions.items()),
         "folder": str(folder),
     }
     return text_table(("", ""), facts.items(), words=(0, 1), title=title)

@@ -73,8 +73,7 @@ class Cache:
         ``make`` fills an empty folder; nothing remains if it raises. If the disk is
         full, unused entries are removed and ``make`` is called once more.
         """
-        entry = self.find(name)
-        if entry is not None:
+        if (entry := self.find(name)) is not None:
             return entry
         try:
             return self._create(name, make)

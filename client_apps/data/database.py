@@ -160,9 +160,8 @@ class Changes:
     def _commit(self) -> None:
         if not self._waiting:
             return
-        is_durable = self._is_durable or any(c.is_durable for c in self._waiting)
         try:
-            self._write(is_durable=is_durable)
+            self._write(is_durable=self._is_durable or any(c.is_durable for c in self._waiting))
             if self._is_begun:
                 self._is_begun = False
                 self.database.commit()

@@ -59,8 +59,7 @@ class CachedFeatures:
         # as long as a pass over the features
         opened = self.store.memory.get(name)
         if opened is None:
-            opened = Entry({FEATURES: mapped(folder)}, {})
-            self.store.memory[name] = opened
+            opened = self.store.memory[name] = Entry({FEATURES: mapped(folder)}, {})
         return opened.arrays[FEATURES]
 
     def find(self, name: str) -> Path:

@@ -195,8 +195,7 @@ class SiteStore:
     def reply(self) -> Parcel:
         """Return the reply of the committed round; LostStateError if it is damaged."""
         try:
-            entry = self._load(self.run, _REPLY)
-            if entry is not None:
+            if (entry := self._load(self.run, _REPLY)) is not None:
                 return Parcel(*(entry.arrays[name].data for name in Parcel._fields))
         except (FileNotFoundError, *_MALFORMED):
             pass
@@ -305,8 +304,7 @@ class SiteStore:
             self._database.overwrite_deleted()
             self._has_dropped = False
         with suppress(FileNotFoundError):
-            files = {path.name for path in self._folder.glob(f"*{_SUFFIX}")}
-            if files:
+            if files := {path.name for path in self._folder.glob(f"*{_SUFFIX}")}:
                 rows = self._database.fetch("SELECT layout FROM entries WHERE run = ?", self.run)
                 files -= {place for (text,) in rows for *_, place in json.loads(text)}
             for name in files:

@@ -65,11 +65,10 @@ class SavedModel:
             "fragment": self.fragment.to_json(),
             "versions": dict(self.versions),
         }
-        parameters = {_THETA: np.ascontiguousarray(self.parameters)}
         # equal parts give equal bytes
         files = {
             _FACTS: json.dumps(facts, sort_keys=True).encode(),
-            _PARAMETERS: safetensors.numpy.save(parameters),
+            _PARAMETERS: safetensors.numpy.save({_THETA: np.ascontiguousarray(self.parameters)}),
         }
         digest = digest_of(files)
         if folder.exists():
@@ -125,8 +124,7 @@ def part_folder(root: Path, model: ModelVersion, number: int) -> Path:
 
 def parts_of(root: Path, model: ModelVersion) -> dict[int, Path]:
     """Return the folders of the parts that a site keeps of a model, by number."""
-    folders = model.folder(root).glob(f"{_PART}*")
-    by_text = {path.name.removeprefix(_PART): path for path in folders}
+    by_text = {path.name.removeprefix(_PART): path for path in model.folder(root).glob(f"{_PART}*")}
     return {int(text): path for text, path in by_text.items() if text.isdecimal()}
 
 

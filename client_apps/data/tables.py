@@ -143,10 +143,9 @@ class SiteTables:
             return features[place]
         width = features.shape[1]
         size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
-        name = _features_name(self._features.encoded[number], place)
         return self._written(
             number,
-            name,
+            _features_name(self._features.encoded[number], place),
             (len(place), width),
             lambda: (features[place[rows]] for rows in blocks(len(place), size)),
         )

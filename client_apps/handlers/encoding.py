@@ -239,6 +239,5 @@ def fitted_encoder(site: Site, number: int, sealed: AnyArray | None = None) -> S
         seal, _ = shared(site, number)
         text = seal.open(required(sealed, "encoder"), ENCODER, seal.shards[0])
         document = parse(text, "encoder", json.loads)
-        encoder = parse(document, "encoder", TableEncoder.from_json)
-        _store(site, number, encoder)
+        _store(site, number, parse(document, "encoder", TableEncoder.from_json))
     return SiteEncoder.from_json(site.store.load(name).meta)

@@ -164,8 +164,7 @@ def leave_hashes(
 ) -> HashArray:
     """Return the hashes of a part's row keys, and store which row each belongs to."""
     hashes = _hashed_key(row_key, extracted, site.private_hasher())
-    root = site.state_folder
-    if root is not None:
+    if (root := site.state_folder) is not None:
         keys = zip(row_key, _keys_of_rows(row_key, extracted), strict=True)
         columns = {
             ROW_HASH: hex_texts(hashes),

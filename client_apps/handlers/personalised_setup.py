@@ -53,8 +53,7 @@ def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> Lab
 
     With task "auto", booleans and texts make a classification.
     """
-    missing = int(np.isnan(label.values).sum())
-    if missing:
+    if missing := int(np.isnan(label.values).sum()):
         raise QueryError(
             f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
         )

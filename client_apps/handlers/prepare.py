@@ -78,8 +78,7 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
             scores = part.release_scores(part.data.features, slice(None), "scores")
             start = msgspec.structs.replace(start, scores=scores)
         starts[number] = start
-        data = replace(part.data, solver=solver)
-        site.start(replace(part, data=data), {})
+        site.start(replace(part, data=replace(part.data, solver=solver)), {})
     site.pay()
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
@@ -123,11 +122,10 @@ def _prepare_part(
         check_per_row(model, width)
     elif privacy.covers_predictions:
         check_scores(model, width)
-    schedule = _schedule(body, request, batches, spec)
     plan = privacy_plan.plan_part(
         privacy,
         replace(
-            schedule,
+            _schedule(body, request, batches, spec),
             columns=encoder.encoder.columns + int(spec.intercept),
             rows_per_unit=source.policy.rows_per_unit,
         ),
@@ -326,14 +324,12 @@ def _start_linear(
     # the trace of a noisy matrix may be negative
     curvature = {"mean_curvature": mean} if plan.statistics is None else typical
     if len(data.batch_start) > 1:
-        largest = np.linalg.eigvalsh(matrix / total).max(initial=0.0)
-        curvature["largest_curvature"] = float(largest)
+        curvature["largest_curvature"] = float(np.linalg.eigvalsh(matrix / total).max(initial=0.0))
         return _prepared(part, **curvature), None
     deviation = plan.statistics.gram_deviation if plan.statistics else 0.0
     if data.update is Update.GRAM:
-        share = part.share(split_gram(matrix / total))
         noise = {"gram_deviation": deviation, **curvature}
-        return _prepared(part, share=share, **noise), None
+        return _prepared(part, share=part.share(split_gram(matrix / total)), **noise), None
     matrix = usable_gram(matrix, deviation)
     # a consensus step penalises all parameters, including the intercept
     centred = model.intercept and data.update is Update.LOCAL
@@ -365,12 +361,10 @@ def _start_torch(part: participant.Participant, typical: dict[str, float]) -> Pr
     ||J^T (sqrt(G) e)||^2 / p has that mean as its expectation.
     """
     data, model, spec = part.data, part.model, part.data.spec
-    rng = generator(spec.seed, Stream.CURVATURE)
     shape = len(data.multiplicity), spec.outputs
-    signs: FloatArray = rng.choice([-1.0, 1.0], size=shape)
+    signs: FloatArray = generator(spec.seed, Stream.CURVATURE).choice([-1.0, 1.0], size=shape)
     try:
-        weighted = np.sqrt(data.multiplicity)[:, None] * signs
-        probe = model.pullback(data.trained, weighted)
+        probe = model.pullback(data.trained, np.sqrt(data.multiplicity)[:, None] * signs)
     except (RuntimeError, TypeError, ValueError) as error:
         # torch's errors name shapes and types, no values
         raise SettingsError(
@@ -387,8 +381,7 @@ def _sends_first_scores(request: PrepareRequest, spec: ModelSpec) -> bool:
 
     A linear model's are known to be 0; masked, they are needed for their masks.
     """
-    is_masked = request.masking is not None
-    return request.sends_scores and (is_masked or spec.kind not in NUMPY_KINDS)
+    return request.sends_scores and (request.masking is not None or spec.kind not in NUMPY_KINDS)
 
 
 def finish(site: Site, request: FinishRequest) -> FinishReply:
@@ -411,9 +404,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             if not request.is_best:
                 part.return_to_best()
             if request.step is not None or request.lengths:
-                scores = part.model.scores(part.data.trained)
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
-                    scores, part.data.multiplicity
+                    part.model.scores(part.data.trained), part.data.multiplicity
                 )
             digest = _keep(site, model, part)
             parts[part.number] = FinishedPart(

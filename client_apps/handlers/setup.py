@@ -48,14 +48,13 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
         if source.table.lower() not in requested:
             continue
         schema = guard.visible_schema(site, site.hosted(position))
-        columns = {name: without_values(kind) for name, kind in schema.columns.items()}
         shards.append(
             setup_messages.ShardDescription(
                 table=source.table,
                 site=source.site,
                 index=source.index,
                 position=position,
-                columns=columns,
+                columns={name: without_values(kind) for name, kind in schema.columns.items()},
                 rows=schema.rows,
                 all_null=list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),

@@ -124,10 +124,9 @@ def read_multiplicity(
 def expanded(body: PreparePart, rows: int) -> TrainingRows:
     """Return the rows that a request lists, one per joined row that has one."""
     lists = []
-    held_out = required(body.held_out_rows, "held_out_rows")
     for name, array, limit in (
         ("trained", body.expanded_trained, body.joined_rows),
-        ("tested", body.expanded_tested, held_out),
+        ("tested", body.expanded_tested, required(body.held_out_rows, "held_out_rows")),
     ):
         row_list = required(array, f"expanded-{name}").astype(np.int64)
         check_positions(row_list, f"expanded-{name}", rows)

@@ -69,8 +69,7 @@ _UNITS: Final = "units"
 
 def solver_entry(solver: RidgeSolver) -> Entry:
     """Return what is stored of a solver, with the rest of a shard's data."""
-    factors = {name: getattr(solver, name) for name in _FACTORS}
-    return Entry(factors, {"weight": solver.weight})
+    return Entry({name: getattr(solver, name) for name in _FACTORS}, {"weight": solver.weight})
 
 
 def score_sums(scores: FloatArray, multiplicity: npt.NDArray[np.number]) -> FloatArray:
@@ -141,8 +140,7 @@ class ShardData:
         solver = union = None
         if "union" in meta:
             group, shards, *names = meta["union"]
-            key = keys(group) if group else b""
-            union = ShardUnion(group, key, tuple(shards), *names)
+            union = ShardUnion(group, keys(group) if group else b"", tuple(shards), *names)
         if "weight" in meta:
             solver = RidgeSolver(
                 **{name: arrays[name] for name in _FACTORS},
@@ -253,8 +251,7 @@ class Participant:
 
         ``name`` says which scores of the message they are.
         """
-        scores = self._noisy_scores(features)
-        return self._encoded(scores, self.data.masks, rows, name)
+        return self._encoded(self._noisy_scores(features), self.data.masks, rows, name)
 
     def release_batch(self, batch: int) -> AnyArray:
         """Return the scores of a batch's distinct rows to send."""
@@ -346,8 +343,7 @@ class Participant:
         With theta = a + delta, a = w - u, this is a ridge regression of strength rho_in
         on the target minus the scores of a. ``solver`` penalises the intercept, too.
         """
-        centre = self.centre
-        self.model.parameters = centre
+        centre = self.model.parameters = self.centre
         remaining = target - self.model.scores(self.data.trained)
         delta = solver.solve(self._weighted_sum(remaining), kappa, rho_in)
         return self.propose(centre + delta.ravel())
@@ -359,8 +355,7 @@ class Participant:
 
     def set_inner_penalty(self, rho_in: float) -> None:
         """Use rho_in from now on; scaled duals u are divided by it, so they follow."""
-        before = self.vectors.get("rho_in")
-        if before is not None:
+        if (before := self.vectors.get("rho_in")) is not None:
             self.vectors["consensus_duals"] *= before[0] / rho_in
         self.vectors["rho_in"] = np.array([rho_in])
 
@@ -380,8 +375,7 @@ class Participant:
         if DESCENT not in self.vectors:
             raise errors.MessageError("no direction has left")
         last = self.vectors.get(DIRECTION, np.zeros_like(self.vectors[DESCENT]))
-        direction = self.vectors[DESCENT] + conjugacy * last
-        self.vectors[DIRECTION] = direction
+        direction = self.vectors[DIRECTION] = self.vectors[DESCENT] + conjugacy * last
         self.model.parameters = self.model.parameters + length * direction
 
     def mark_best(self) -> None:
@@ -404,8 +398,7 @@ class Participant:
         """
         theta = self.model.parameters
         decay = self.data.l2 * np.where(self.model.penalised, theta, 0.0)
-        velocity = momentum * self.vectors["momentum"] + decay + gradient
-        self.vectors["momentum"] = velocity
+        velocity = self.vectors["momentum"] = momentum * self.vectors["momentum"] + decay + gradient
         self.model.parameters = theta - learning_rate * velocity
 
     @property
@@ -439,8 +432,7 @@ class Releaser:
 
     def scores(self, scores: FloatArray, batch: int | None = None) -> FloatArray:
         """Return scores (n, d_c) of all or held-out rows, or of a batch, as planned."""
-        plan = self.plan.scores
-        if plan is not None:
+        if (plan := self.plan.scores) is not None:
             self.uses.append((self.number, SCORES if batch is None else BATCH_SCORES, batch or 0))
             scores = private_scores(scores, plan, self.noise)
         return scores

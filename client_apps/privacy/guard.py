@@ -53,8 +53,7 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
     for number in numbers:
         source, fragment = site.source(number), site.fragment(number)
         chosen = selected.setdefault(source_id(source), set())
-        rows = fragment.subquery or fragment
-        chosen.add(" AND ".join(sorted(rows.filters)))
+        chosen.add(" AND ".join(sorted((fragment.subquery or fragment).filters)))
         if len(chosen) > 1:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
 

@@ -124,8 +124,7 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
                 "the run's secret is for simulations, and known to everybody: "
                 "refused, because this site has a tables file of its own"
             )
-        public = [member.run for member in members.values()]
-        key = secret.of_run(int(site.run, 16), public, group)
+        key = secret.of_run(int(site.run, 16), [member.run for member in members.values()], group)
         arrays[group] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
     site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))

@@ -92,12 +92,11 @@ def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:
     else:
         low, high = plan.limits
         scope = f"{plan.mechanism}: clipped to {low:g} .. {high:g}; {scope}"
-    rows_per_unit = source.policy.rows_per_unit
     return replace(
         ledger_entries.release(site, number, Action.EXTRACT, LABELS, scope),
         unit=f"the label of {ledger_entries.unit_text(source, source.table)}",
         neighbours="any other label",
-        mechanism=None if plan is None else PureDp(plan.epsilon, rows_per_unit),
+        mechanism=None if plan is None else PureDp(plan.epsilon, source.policy.rows_per_unit),
     )
 
 

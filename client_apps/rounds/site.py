@@ -69,8 +69,7 @@ class Round:
         self, last: CommittedRound | None, key: Callable[[], bytes], number: int, digest: str
     ) -> None:
         self.number, self.digest = number, digest
-        before = "" if last is None else last.history
-        self._history = self._begun = later(before, number, digest)
+        self._history = self._begun = later("" if last is None else last.history, number, digest)
         self._key = key
         self.noise = NoiseSource(lambda: self._derived(b"noise"))
         self.arrays: dict[ArrayKey, AnyArray] = {} if last is None else {**last.arrays}
