@@ -157,7 +157,6 @@ def models_table(models: Mapping[ModelVersion, Manifest | str]) -> RenderableTyp
 
 def model_view(manifest: Manifest) -> RenderableType:
     """Return the description, the tables and the sites of one model."""
-    versions = manifest.versions.items()
     facts = {
         "created": manifest.created,
         "status": manifest.status,
@@ -171,7 +170,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         "joined rows": format_count(manifest.joined_rows),
         "train": _metrics(manifest.train),
         "test": _test_metrics(manifest),
-        "software": ", ".join(f"{name} {version}" for name, version in versions),
+        "software": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     rows = [
         (
@@ -184,8 +183,7 @@ def model_view(manifest: Manifest) -> RenderableType:
         )
         for table in manifest.tables
     ]
-    numbers = ("encoded features", "share of variance", "mean score")
-    head = ("table", "model", *numbers, "kept at")
+    head = ("table", "model", "encoded features", "share of variance", "mean score", "kept at")
     return Group(
         text_table(("", ""), facts.items(), words=(0, 1), title=str(manifest.model)),
         text_table(head, rows, words=(0, 1, 5), title="Tables"),

@@ -104,8 +104,7 @@ class SolvedStrategy(JoinStrategy):
         message = training_messages.ConsensusRequest(
             more_rounds=0, evaluate=True, scores_number=1, parts=common
         )
-        request = ask(message, problem.parts)
-        replies = yield self.request(replace(request, phase=EVALUATE))
+        replies = yield self.request(replace(ask(message, problem.parts), phase=EVALUATE))
         scores = {name: table.gather_scores(replies) for name, table in problem.tables.items()}
         train = problem.train_metrics(problem.gather(scores))
         self.finish_epoch(EpochResult(1, train, **problem.held_out_metrics(scores)._asdict()))

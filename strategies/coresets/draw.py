@@ -318,8 +318,7 @@ def own_rows(behind: npt.NDArray[np.int32], rows: PartRows) -> npt.NDArray[np.in
     [-1, 0, 2, -1, -1]
     """
     numbers = behind - np.int32(rows.start)
-    is_own = (behind >= rows.start) & (numbers < rows.trained)
-    return np.where(is_own, numbers, -1).astype(np.int32)
+    return np.where((behind >= rows.start) & (numbers < rows.trained), numbers, -1).astype(np.int32)
 
 
 def check_scores(joined: JoinedRows, drawn: IntArray, scores: FloatArray, most: float) -> None:

@@ -172,8 +172,7 @@ class CostEstimate:
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
         masking = self._preparation(self._trained).masking()
-        is_masked = masking.point is not None
-        prepare = prepare_round(self._tables, self._batches, is_masked=is_masked)
+        prepare = prepare_round(self._tables, self._batches, is_masked=masking.point is not None)
         finish = finish_round(self._tables)
         if self.method.settings.boost_from:
             drawing += score_round(self._tables)
@@ -298,9 +297,8 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
-        record = records.RunRecord(**self.record_fields, join_steps=joined.steps)
         content = {
-            **record.content(EXPLAIN),
+            **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(EXPLAIN),
             "tables": [_table(joined, name, encoders[name]) for name in columns],
             "joins": [_join(joined, join) for join in joined.bound.joins],
             "joined-rows": {"train": train, "test": test},
@@ -362,11 +360,10 @@ def _join(joined: JoinedRows, join: Join) -> Document:
         ("right", join.right, right, left),
     ):
         # -1 is the code of NULL
-        is_unmatched = (codes < 0) | ~np.isin(codes, others)
         facts |= {
             side: table,
             f"{side}-rows": len(codes),
             f"{side}-null": np.count_nonzero(codes < 0),
-            f"{side}-unmatched": np.count_nonzero(is_unmatched),
+            f"{side}-unmatched": np.count_nonzero((codes < 0) | ~np.isin(codes, others)),
         }
     return facts

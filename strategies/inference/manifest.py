@@ -231,10 +231,9 @@ def finite(metrics: Mapping[str, float]) -> dict[str, float]:
 
 def feature_texts(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     """Return ``name = expression`` of every feature of a table, in order."""
-    columns = zip(*(fragment.features for fragment in fragments), strict=True)
     return tuple(
         f"{column[0].name} = {_expressions(fragments, [item.sql for item in column])}"
-        for column in columns
+        for column in zip(*(fragment.features for fragment in fragments), strict=True)
     )
 
 

@@ -59,11 +59,10 @@ def join_rows(
     lacking = missing.sites.keys() - {bound.label_table}
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
-    table_order = sorted(rows, key=lambda table: table in lacking)
     mapping, steps = build_mapping(
         bound.joins,
         extracted.keys,
-        {table: rows[table] for table in table_order},
+        {table: rows[table] for table in sorted(rows, key=lambda table: table in lacking)},
         bound.label_table,
         bound.outer,
         settings.max_joined_rows,
@@ -115,18 +114,15 @@ def score(
     dtype = np.uint32 if is_masked else np.float64
     local: dict[str, LocalArray] = {}
     for table in joined.bound.tables:
-        rows_of = joined.mapping.tables[table]
-        local[table] = np.zeros((rows_of.rows, manifest.outputs), dtype)
+        local[table] = np.zeros((joined.mapping.tables[table].rows, manifest.outputs), dtype)
         for part, span in joined.extracted.shards_of(table):
             used = masks[part.number]
             if count := int(np.count_nonzero(used)):
-                shape = count, manifest.outputs
                 local[table][span][used] = addends_of(
-                    replies, part, "scores", shape, is_masked=is_masked
+                    replies, part, "scores", (count, manifest.outputs), is_masked=is_masked
                 )
     total = sum_local(joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point)
     total += start
     for table in joined.missing.sites.keys() - {joined.bound.label_table}:
-        unmatched = joined.mapping.tables[table].row_of < 0
-        total[unmatched] += manifest.table(table).mean_score
+        total[joined.mapping.tables[table].row_of < 0] += manifest.table(table).mean_score
     return total

@@ -113,13 +113,11 @@ def read_updates(
     personal, common = np.zeros((2, len(problem.parts), size))
     sent_bytes = 0
     for k, part in enumerate(problem.parts):
-        code = replies.body(part, TrackUpdates).code
-        if code is not None:
+        if (code := replies.body(part, TrackUpdates).code) is not None:
             personal[k] = _decoded(part, code, size)
             sent_bytes += code.nbytes
         else:
-            update = array_of(replies, part, "update", (size,))
-            personal[k] = update
+            update = personal[k] = array_of(replies, part, "update", (size,))
             sent_bytes += update.nbytes
         if has_common:
             common[k] = array_of(replies, part, "common_update", (size,))

@@ -120,24 +120,23 @@ def set_up_personalised(
         hidden_sizes=settings.hidden_sizes,
         seed=model_seed(settings, name),
     )
-    participants = {
-        part.number: PersonalisePart(
-            encoder=encoders[name].sealed,
-            model=msgspec.to_builtins(spec),
-            l2=settings.l2,
-            device=settings.device,
-            trained=pack_bits(~mask),
-            tested=pack_bits(mask),
-        )
-        for part, mask in zip(parts, held_out, strict=True)
-    }
     request = PersonaliseRequest(
         loss=loss.name,
         classes=values,
         graph=settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
         graph_epsilon=settings.graph_epsilon,
         delta=settings.privacy.delta,
-        parts=participants,
+        parts={
+            part.number: PersonalisePart(
+                encoder=encoders[name].sealed,
+                model=msgspec.to_builtins(spec),
+                l2=settings.l2,
+                device=settings.device,
+                trained=pack_bits(~mask),
+                tested=pack_bits(mask),
+            )
+            for part, mask in zip(parts, held_out, strict=True)
+        },
     )
     replies = yield ask(request, parts)
     bodies = [replies.body(part, PersonalisedPart) for part in parts]
@@ -145,9 +144,8 @@ def set_up_personalised(
     base_score, label_scale = _base_and_scale(
         loss, _label_sums(parts, bodies, trained, len(classes))
     )
-    table = PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)
     return PersonalisedProblem(
-        tables={name: table},
+        tables={name: PreparedTable(name, parts, spec.kind, features, spec.outputs, penalised)},
         loss=loss,
         base_score=base_score,
         classes=classes,
@@ -247,8 +245,7 @@ def _base_and_scale(loss: Loss, sums: FloatArray) -> tuple[FloatArray, float]:
     if np.count_nonzero(sums) < 2:
         raise QueryError("the label is constant in the training rows (one class)")
     # a class that occurs only in held-out rows gets the lowest finite score
-    weights = np.maximum(sums, 1e-3)
-    return loss.base_score(np.arange(len(sums), dtype=np.float64), weights), 1.0
+    return loss.base_score(np.arange(len(sums), dtype=np.float64), np.maximum(sums, 1e-3)), 1.0
 
 
 def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray:
@@ -271,5 +268,4 @@ def personal_mask(settings: Settings, problem: PersonalisedProblem) -> BoolArray
             f"{', '.join(dict.fromkeys(names))}"
         )
     # W is (d + 1, d_c), row by row
-    is_personal = np.isin(lowered, [name.lower() for name in named])
-    return np.repeat(is_personal, table.outputs)
+    return np.repeat(np.isin(lowered, [name.lower() for name in named]), table.outputs)

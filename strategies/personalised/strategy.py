@@ -247,10 +247,9 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
 
     def outcome_of(self, replies: Replies, problem: PersonalisedProblem) -> Outcome:
         """Return the digests; a single table contributes the whole score."""
-        outputs = problem.table.outputs
         return Outcome(
             digests=read_digests(replies, problem.parts),
-            contributions={problem.table.name: Contribution(np.zeros(outputs), 1.0)},
+            contributions={problem.table.name: Contribution(np.zeros(problem.table.outputs), 1.0)},
         )
 
     @property

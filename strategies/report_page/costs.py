@@ -62,16 +62,15 @@ def _phases(history: list[blocks.Record]) -> blocks.Block | None:
     for item in history:
         prefix = "training: " if item.amount("epoch") > 0 else ""
         phases[f"{prefix}{item.text('phase') or 'round'}"].append(item)
-    bars = [
-        (
-            f"{name}, {blocks.counted(_counted(rounds), 'round')}",
-            [sum(item.amount(key) for item in rounds) for key in TIMES],
-        )
-        for name, rounds in phases.items()
-    ]
     return bar_figure(
         "Time by phase, in the order of the run",
-        bars,
+        [
+            (
+                f"{name}, {blocks.counted(_counted(rounds), 'round')}",
+                [sum(item.amount(key) for item in rounds) for key in TIMES],
+            )
+            for name, rounds in phases.items()
+        ],
         format_seconds,
         TIME_PARTS,
         "Sites work at the same time: a round takes as long as its slowest one.",

@@ -31,12 +31,9 @@ def _shares(report: blocks.Record) -> blocks.Block | None:
         for alias in tables.content
         if (share := tables.at(alias).number("share")) is not None
     }
-    bars = [
-        (title, [shares[alias]]) for alias, title in blocks.table_titles(report, shares).items()
-    ]
     return bar_figure(
         "Share of the scores' variance, by table",
-        bars,
+        [(title, [shares[alias]]) for alias, title in blocks.table_titles(report, shares).items()],
         _per_cent,
         ("share",),
         blocks.NOTES["shares"],
@@ -49,8 +46,7 @@ def _per_cent(share: float) -> str:
     >>> _per_cent(0.123), _per_cent(0.0004)
     ('12.3 %', '0.04 %')
     """
-    is_small = 0 < abs(share) < 0.001
-    return f"{100 * share:.2g} %" if is_small else f"{100 * share:.1f} %"
+    return f"{100 * share:.2g} %" if 0 < abs(share) < 0.001 else f"{100 * share:.1f} %"
 
 
 def _coefficients(table: str, entries: list[blocks.Record]) -> blocks.Block | None:
@@ -123,7 +119,6 @@ def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks
     ]
     total = console.format_count(int(sum(site.amount("rows") for site in sites)))
     rows.append(("mean of the sites", total, "", *map(show, values(personal.at("means")))))
-    title = f"Test {metric_name(metrics[0])}, by site"
     head = ("site", "rows, train", "cluster", *(console.OWN_MODELS[name] for name in models))
     note = "Sites of a cluster have the same model."
     sent = personal.at("bytes")
@@ -131,7 +126,7 @@ def _site_metrics(personal: blocks.Record, sites: list[blocks.Record]) -> blocks
         float32 = console.format_bytes(sent.amount("updates-float32"))
         updates = console.format_bytes(sent.amount("updates"))
         note += f" The sites' updates took {updates}; in float32 {float32}."
-    return blocks.Table(title, head, rows, note=note)
+    return blocks.Table(f"Test {metric_name(metrics[0])}, by site", head, rows, note=note)
 
 
 def _cluster(site: blocks.Record) -> int:

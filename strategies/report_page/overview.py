@@ -42,9 +42,7 @@ def format_setting(value: object) -> str:
         return f"{value:.6g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {format_setting(item)}" for key, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(map(format_setting, value))
-    return str(value)
+    return ", ".join(map(format_setting, value)) if isinstance(value, list | tuple) else str(value)
 
 
 MOST_ROWS = 16  # of the table of classes: of confusion matrices all
@@ -277,14 +275,13 @@ def _classes(report: blocks.Record) -> blocks.Table:
     """Return the rows of each class, and as which class they are predicted."""
     counts, confusion = report.at("classes"), report.at("confusion")
     parts = {"train": "training rows", "test": "held-out rows"} if counts else {}
-    names = list(confusion.content or counts.content)[:MOST_ROWS]
     rows = [
         (
             name,
             *(counts.at(name).count(part) for part in parts),
             *(confusion.at(name).count(other) for other in confusion.content),
         )
-        for name in names
+        for name in list(confusion.content or counts.content)[:MOST_ROWS]
     ]
     head = ("class", *parts.values(), *(f"as {name}" for name in confusion.content))
     return blocks.Table("Classes", head, rows, note=blocks.NOTES["classes"] if confusion else "")

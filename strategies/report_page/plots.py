@@ -53,8 +53,7 @@ def linear(values: Iterable[float]) -> Scale:
         low, high = low - margin, high + margin
     step = nice_step((high - low) / TICKS)
     first = math.floor(low / float(step) + 1e-9)
-    last = max(math.ceil(high / float(step) - 1e-9), first + 1)
-    ticks = _multiples(first, last, step)
+    ticks = _multiples(first, max(math.ceil(high / float(step) - 1e-9), first + 1), step)
     return Scale(ticks[0][0], ticks[-1][0], ticks)
 
 
@@ -215,10 +214,9 @@ def line_figure(
     if not thinned:
         return None
     ends = " ".join(_ends(x, y, line) for line in thinned)
-    summary = f"{title}. {y.title} over {x.title}. {ends}"
     return Figure(
         title=title,
-        svg=_Canvas.fit(x, y, thinned).draw(summary, thinned),
+        svg=_Canvas.fit(x, y, thinned).draw(f"{title}. {y.title} over {x.title}. {ends}", thinned),
         table=_line_data(title, x, y, thinned),
         legend=tuple(line.name for line in thinned) if len(thinned) > 1 else (),
         note=note,

@@ -358,11 +358,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _send(self, key: bytes, response: wire.Response) -> None:
         status, number, body = response
         digest = wire.digest_of(body)
-        signature = wire.sign_answer(key, self.path, status, number, digest)
         self.send_response(status)
         self.send_header(wire.NUMBER, str(number))
         self.send_header(wire.DIGEST, digest)
-        self.send_header(wire.SIGNATURE, signature)
+        self.send_header(wire.SIGNATURE, wire.sign_answer(key, self.path, status, number, digest))
         if status != wire.NOTHING:
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()

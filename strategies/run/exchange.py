@@ -258,8 +258,7 @@ class Transport:
             now = time.monotonic()
             self._send([p for p in pending if not p.answer and p.due <= now])
             arrived = self._collect(by_node)
-            waiting = any(p.answer is None for p in pending)
-            if not waiting or time.monotonic() > deadline:
+            if not any(p.answer is None for p in pending) or time.monotonic() > deadline:
                 replies = [reply for p in pending if (reply := p.answer or p.failure)]
                 # whoever reads the replies refuses those of nodes without a request
                 return replies + self._strangers

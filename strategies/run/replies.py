@@ -191,8 +191,7 @@ def read_label(replies: Replies, part: Part, rows: int) -> LabelColumn:
     if values is None or label is None or values.shape != (rows,):
         raise refuse(part, f"no label for its {rows} rows")
     names = tuple(label.categories or ())
-    present = values[~np.isnan(values)]
-    if label.kind == "text" and not np.isin(present, np.arange(len(names))).all():
+    if label.kind == "text" and not np.isin(values[~np.isnan(values)], np.arange(len(names))).all():
         raise refuse(part, "labels outside its categories")
     return LabelColumn(label.kind, values, names)
 

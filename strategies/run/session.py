@@ -78,17 +78,15 @@ class Session:
             raise
         session = cls(grid, settings, run, inventory)
         if settings.mode == TRAIN and settings.output_dir:
-            described = inventory.described
             head = {
                 "run": run,
                 "started": session.started.isoformat(),
                 "settings": settings.to_dict(),
                 "query": query.to_sql(),
-                "described": [[node, dict(header)] for node, header in described.items()],
+                "described": [[node, dict(header)] for node, header in inventory.described.items()],
             }
-            folder = Path(settings.output_dir) / FOLDER
             try:
-                session.journal = Journal.begin(folder, head)
+                session.journal = Journal.begin(Path(settings.output_dir) / FOLDER, head)
             except OSError as error:
                 session.abandon()
                 raise errors.SettingsError(

@@ -247,8 +247,7 @@ class RoundStrategy(Strategy):
         """Return the messages of the pending request; sites keep their models."""
         if self._progress.pending is None:
             return []
-        messages = self.session.messages(self._progress.pending, server_round)
-        self._progress.sent = messages
+        messages = self._progress.sent = self.session.messages(self._progress.pending, server_round)
         self._progress.sent_at = time.perf_counter()
         return messages
 

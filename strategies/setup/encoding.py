@@ -91,8 +91,7 @@ def fit_encoders(
                 **counted.get(part.number, {}),
             )
     replies = yield ask(setup_messages.StatisticsRequest(bodies), extracted.all_parts)
-    sharded = [parts for parts in extracted.parts.values() if len(parts) > 1]
-    if sharded:
+    if sharded := [parts for parts in extracted.parts.values() if len(parts) > 1]:
         fits = {s[0].number: _to_merge(bodies, extracted, s, replies) for s in sharded}
         leading = [parts[0] for parts in sharded]
         replies = replies.then((yield ask(setup_messages.FitRequest(fits), leading)))

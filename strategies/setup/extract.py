@@ -353,8 +353,7 @@ def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:
             np.unique(array_of(replies, part, "group_hashes", (None, 2)), axis=0) for part in parts
         ]
         distinct, counts = np.unique(np.concatenate(hashes), axis=0, return_counts=True)
-        crossing = int(np.count_nonzero(counts > 1))
-        if crossing:
+        if crossing := int(np.count_nonzero(counts > 1)):
             sites = ", ".join(dict.fromkeys(repr(part.site) for part in parts))
             raise QueryError(
                 f"the sub-query {parts[0].table!r} aggregates groups that cross shards:"

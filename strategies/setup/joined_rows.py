@@ -89,8 +89,7 @@ def lay_out(
         total = sum(part_rows.total for part_rows in rows)
         trained[name] = TableRows(numbers[0], total)
         tested[name] = TableRows(numbers[1], total)
-    held_out = TableMapping(tested) if test.joined_rows else None
-    return (TableMapping(trained), held_out), layouts
+    return (TableMapping(trained), TableMapping(tested) if test.joined_rows else None), layouts
 
 
 def _distinct(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Placed:
@@ -145,13 +144,12 @@ def _repeated(sizes: tuple[int, ...], train: TableRows, test: TableRows) -> _Pla
 
 def encoder_choices(bound: BoundQuery, settings: Settings) -> dict[str, TableChoice]:
     """Return the encoders that each table's features are to have."""
-    features = {
-        table: [feature.name for feature in bound.fragments_of(table)[0].features]
-        for table in bound.tables
-    }
     return choose_encoders(
         settings.encoders,
-        features,
+        {
+            table: [feature.name for feature in bound.fragments_of(table)[0].features]
+            for table in bound.tables
+        },
         settings.max_categories,
         for_trees=settings.method.only_model == TREES,
         weighted=bound.weight_table is not None or settings.row_weight != JOINED,

@@ -354,8 +354,7 @@ class TrainingProblem(PreparedRun):
 
     def scatter_steps(self, message: FloatArray, kappa: float) -> dict[str, FloatArray]:
         """Return the steps (n_i, d_c) of every table's scores, from v (N, d_c)."""
-        weights = self.weighting.train
-        if weights is not None:
+        if (weights := self.weighting.train) is not None:
             message = weights.rows[:, None] * message
         inverse = {} if weights is None else weights.inverse_multiplicity
         return {

@@ -146,9 +146,8 @@ class AdmmStrategy(JoinStrategy):
             held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            is_within = result.is_within(self.settings.tolerance)
             has_settled = self.ends_by_loss and remaining_fall(self.losses) < SETTLED
-            if is_within or has_settled or self.best.is_over:
+            if result.is_within(self.settings.tolerance) or has_settled or self.best.is_over:
                 return
 
     @property
@@ -184,16 +183,15 @@ class AdmmStrategy(JoinStrategy):
         """Return the request of an epoch, without its steps."""
         seeking = any(t.update is Update.CONSENSUS for t in problem.sharded)
         kappa = server.kappa
-        fit = LocalFit(
-            kappa=kappa,
-            rho_in={table.name: _inner_penalty(table, kappa) for table in problem.sharded},
-            epoch=self.epoch,
-            seed=self.settings.seed,
-            local_epochs=self.settings.local_epochs,
-            learning_rate=self.settings.learning_rate,
-        )
         return AdmmRequest(
-            fit=fit,
+            fit=LocalFit(
+                kappa=kappa,
+                rho_in={table.name: _inner_penalty(table, kappa) for table in problem.sharded},
+                epoch=self.epoch,
+                seed=self.settings.seed,
+                local_epochs=self.settings.local_epochs,
+                learning_rate=self.settings.learning_rate,
+            ),
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,

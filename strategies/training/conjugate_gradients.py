@@ -87,8 +87,7 @@ class TablePuppetCG(JoinStrategy):
             held_out = problem.metrics_of_held_out(test)._asdict()
             self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
             norms.append(norm)
-            is_small = norm < max(tolerance / SMALL, REST)
-            self._is_optimal = is_small or max(norms[-ROW:]) < tolerance
+            self._is_optimal = norm < max(tolerance / SMALL, REST) or max(norms[-ROW:]) < tolerance
             if self._is_optimal or self.best.is_over:
                 return
 

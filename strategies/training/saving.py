@@ -47,7 +47,6 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
                 share=float(contribution.share),
             )
         )
-    kinds = {table.kind for table in tables}
     return manifest.Manifest(
         name=strategy.model.name,
         model_version=strategy.model.version,
@@ -67,5 +66,5 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         test=manifest.finite(report.final_test),
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
-        versions=software(has_torch=not kinds <= NUMPY_KINDS),
+        versions=software(has_torch=not {table.kind for table in tables} <= NUMPY_KINDS),
     )

@@ -105,8 +105,7 @@ class BatchStrategy(JoinStrategy):
 
     def plan_batches(self, mapping: TableMapping, layouts: Layouts) -> PartArrays:
         """Plan the batches once the mapping is known."""
-        size = self.batch_size(mapping.joined_rows)
-        self.chosen["batch-size"] = size
+        size = self.chosen["batch-size"] = self.batch_size(mapping.joined_rows)
         plan = plan_batches(mapping, size, generator(self.settings.seed, Stream.BATCHES))
         self._batches = ShardedBatches(plan, layouts)
         return self._batches.arrays()
@@ -130,13 +129,12 @@ class BatchStrategy(JoinStrategy):
         batch_scores = batches.select(first.batch, problem.initial_scores)
         for planned in itertools.chain([first], schedule):
             span = plan.slice(planned.batch)
-            scores = sum_local(
+            scores = last_scores[span] = sum_local(
                 partial(plan.sum_scores, planned.batch),
                 problem.base_score,
                 batch_scores,
                 problem.fixed_point,
             )
-            last_scores[span] = scores
             # D_j = w_j d loss / d h_j (Eq. 4)
             derivatives = problem.loss.gradient(scores, labels[span])
             derivatives = derivatives if weights is None else weights[span] * derivatives
@@ -154,9 +152,8 @@ class BatchStrategy(JoinStrategy):
             if not step.ends_epoch:
                 continue
             loss = self._end_epoch(problem, step, replies, last_scores)
-            if abs(loss_before - loss) < self.settings.tolerance * abs(loss):
-                return
-            if step.next_batch is None or self.best.is_over:
+            is_settled = abs(loss_before - loss) < self.settings.tolerance * abs(loss)
+            if is_settled or step.next_batch is None or self.best.is_over:
                 return
             loss_before = loss
 
@@ -208,15 +205,13 @@ class BatchStrategy(JoinStrategy):
     def _rates(self, problem: TrainingProblem, epoch: int) -> dict[str, float]:
         """Return the learning rate of every table in an epoch."""
         settings, plan = self.settings, self._batches.plan
-        rate = settings.learning_rate or safe_rate(
+        rate = self.chosen["learning-rate"] = settings.learning_rate or safe_rate(
             problem, len(plan.order) / plan.batches, settings.momentum
         )
-        self.chosen["learning-rate"] = rate
         rates = dict.fromkeys(problem.tables, rate)
         if settings.privacy.covers_features and not settings.learning_rate:
             rows = {n: len(t.rows) / plan.batches for n, t in plan.tables.items()}
-            rates = damped_rates(problem, rate, rows)
-            self.chosen["learning-rates"] = rates
+            rates = self.chosen["learning-rates"] = damped_rates(problem, rate, rows)
         is_constant = self.is_paced or settings.method.is_full_batch
         decay = 1.0 if is_constant else 1.0 + settings.decay * (epoch - 1)
         return {name: rate / decay for name, rate in rates.items()}
