@@ -41,9 +41,8 @@ def effective_rows(weights: FloatArray) -> float:
 
 def class_counts(labels: FloatArray, classes: int, weights: FloatArray | None = None) -> FloatArray:
     """Return how many of N labels each class has, by weight if given, (classes,)."""
-    counts = np.bincount(labels.astype(np.intp), weights, minlength=classes)
     scale = 1.0 if weights is None else len(labels) / weights.sum()
-    return counts * scale
+    return np.bincount(labels.astype(np.intp), weights, minlength=classes) * scale
 
 
 def blocks(rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:

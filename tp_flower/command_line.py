@@ -112,8 +112,7 @@ for _mode, _text in MODES.items():
 @app.command()
 def check(file: File = None, overrides: Overrides = None) -> None:
     """Check settings, SQL and tables, and whether they fit together, without reading rows."""
-    settings = read_settings(file, overrides)
-    typer.echo(load(f"{SERVER}:check")(settings, load(CLIENT_APP)))
+    typer.echo(load(f"{SERVER}:check")(read_settings(file, overrides), load(CLIENT_APP)))
 
 
 @app.command()

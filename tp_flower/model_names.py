@@ -148,9 +148,8 @@ SOFTWARE_VERSION: Final = "0.1.0"  # a Flower app has no package metadata
 
 def software(*, has_torch: bool) -> dict[str, str]:
     """Return the version of every package that a model depends on."""
-    packages = ("flwr", "numpy", *(("torch",) if has_torch else ()))
     versions = {"python": platform.python_version(), "tp_flower": SOFTWARE_VERSION}
-    for package in packages:
+    for package in ("flwr", "numpy", *(("torch",) if has_torch else ())):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

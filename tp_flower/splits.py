@@ -115,9 +115,8 @@ def split_by_hash(hashes: HashArray, shares: Shares) -> SubsetArray:
     it has; of k values about ``shares.test`` k are tested on, not exactly so many.
     """
     fractions = hashes[:, 0] * 2.0**-64
-    limit = shares.test + (1.0 - shares.test) * shares.validation
     subset = np.full(len(hashes), TRAIN, np.uint8)
-    subset[fractions < limit] = VALIDATION
+    subset[fractions < shares.test + (1.0 - shares.test) * shares.validation] = VALIDATION
     subset[fractions < shares.test] = TEST
     return subset
 
@@ -134,8 +133,7 @@ def split_by_order(times: FloatArray, shares: Shares) -> SubsetArray:
     subset = np.full(len(times), TRAIN, np.uint8)
     for name, share in ((TEST, shares.test), (VALIDATION, shares.validation)):
         left = np.flatnonzero((subset == TRAIN) & ~np.isnan(times))
-        count = round(len(left) * share)
-        if count:
+        if count := round(len(left) * share):
             first = np.partition(times[left], -count)[-count]
             subset[left[times[left] >= first]] = name
     return subset

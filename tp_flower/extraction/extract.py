@@ -154,8 +154,7 @@ class _Writer:
         shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
         if longest is not None:
             width = self._widths[piece.column]
-            width = shortest if width is None else width
-            self._widths[piece.column] = width
+            width = self._widths[piece.column] = shortest if width is None else width
             if shortest != longest or shortest != width:
                 raise SourceError(
                     f"{self._plan.source}: the vectors of {piece.name!r} differ in length: "

@@ -98,8 +98,7 @@ def as_number(column: TypedColumn) -> str:
 def as_vector(column: TypedColumn) -> str:
     """Return a list or an array of numbers as one of FLOAT or DOUBLE."""
     vector = _VECTOR.fullmatch(column.type)
-    is_single = vector is not None and vector["element"] in {"FLOAT", "REAL"}
-    element = "FLOAT" if is_single else "DOUBLE"
+    element = "FLOAT" if vector is not None and vector["element"] in {"FLOAT", "REAL"} else "DOUBLE"
     return f"CAST({column.sql} AS {element}[])"
 
 
@@ -268,10 +267,9 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     flat = [*features, *label, *weight, *chain(*(parts for _, parts in composites))]
     selected = ", ".join(f"{sql} AS c{i}" for i, (_, sql) in enumerate(flat))
     types = column_types(opened.connection, f"SELECT {selected or '0'} FROM {relation}")
-    typed = enumerate(zip(flat, types.values(), strict=False))
     pieces = (
         typed_piece(source, (name, f"c{i}", sql), kind, can_be_vector=i < len(features))
-        for i, ((name, sql), kind) in typed
+        for i, ((name, sql), kind) in enumerate(zip(flat, types.values(), strict=False))
     )
     return Plan(
         source=source,
@@ -293,9 +291,8 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     if source.policy.privacy_unit:
         # a group has the rows of one unit
         columns.append(Feature(UNIT_OF_ROW, f"any_value({quote_name(UNIT_OF_ROW)})"))
-    grouped_query = replace(subquery, columns=tuple(columns))
     group_names = [(f"group {group.sql}", quote_name(group.name)) for group in groups]
-    return f"({grouped_query.to_sql(RELATION)})", group_names
+    return f"({replace(subquery, columns=tuple(columns)).to_sql(RELATION)})", group_names
 
 
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:

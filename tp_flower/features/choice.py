@@ -34,11 +34,10 @@ def parse_entries(text: str) -> tuple[Entry, ...]:
     >>> parse_entries('f.month = cyclic(12); p."a=b"=none')
     (('f', 'month', 'cyclic(12)'), ('p', 'a=b', 'none'))
     """
-    pieces = _PIECES.findall(text)
     if text.count('"') % 2:
         raise ValueError(f"{text!r} has an unmatched double quote")
     entries = []
-    for piece in filter(str.strip, pieces):
+    for piece in filter(str.strip, _PIECES.findall(text)):
         entry = _ENTRY.fullmatch(piece)
         if entry is None or not entry["table"].strip():
             raise ValueError(
@@ -174,5 +173,4 @@ def _bare(name: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    is_plain = re.fullmatch(r'[^".=;\s]+', name)
-    return name if is_plain else '"' + name.replace('"', '""') + '"'
+    return name if re.fullmatch(r'[^".=;\s]+', name) else '"' + name.replace('"', '""') + '"'

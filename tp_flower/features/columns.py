@@ -236,5 +236,4 @@ _PARTS: Final[Mapping[str, Callable[..., pa.Array]]] = {
 
 def _time_part(name: str, seconds: FloatArray) -> FloatArray:
     """Return a part of times (n,), seconds since 1970 (UTC); NaN where missing."""
-    moments = pa.array(np.floor(seconds).astype("datetime64[s]"))
-    return np.asarray(_PARTS[name](moments), np.float64)
+    return np.asarray(_PARTS[name](pa.array(np.floor(seconds).astype("datetime64[s]"))), np.float64)

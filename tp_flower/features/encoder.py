@@ -134,8 +134,7 @@ class SiteEncoder:
         """
         writers = self._writers(columns)
         # a table without features still has rows: ``out`` knows how many
-        without = 0 if out is None else len(out)
-        total = max((c.rows for c in columns.values()), default=without)
+        total = max((c.rows for c in columns.values()), default=0 if out is None else len(out))
         width = self.encoder.width
         if out is None:
             out = np.empty((total, width), dtype=np.float32)

@@ -205,8 +205,7 @@ class Targets:
         return lambda block, out: self._write(column.codes[block], out)
 
     def _write(self, codes: columns.CodeArray, out: columns.Float32Array) -> None:
-        signs = None if self.signs is None else self.signs[codes]
-        _write_one_hot(self.hot[codes], out, signs)
+        _write_one_hot(self.hot[codes], out, None if self.signs is None else self.signs[codes])
 
 
 class Codes(Targets):
@@ -230,8 +229,7 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     of_number: bool = False
 
     def __post_init__(self) -> None:
-        are_hashes = all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes)
-        if not self.hashes or not are_hashes:
+        if not self.hashes or not all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes):
             raise ValueError(f"{self.name!r}: the categories are not hashes")
         _check_missing_column(self, len(self.hashes) + int(self.has_other))
 

@@ -58,8 +58,7 @@ def _standard(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
 def _min_max(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:
     if not column.high > column.low:
         return None
-    fill = _fill(column, spec)
-    return encodings.NumberEncoding(name, column.low, column.high - column.low, fill)
+    return encodings.NumberEncoding(name, column.low, column.high - column.low, _fill(column, spec))
 
 
 def _plain(name: str, column: ColumnStatistics, spec: EncoderSpec) -> Fitted:

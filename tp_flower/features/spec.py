@@ -123,8 +123,7 @@ def _number(text: str) -> float:
 
 def _seconds(text: str) -> float:
     moment = datetime.fromisoformat(text)
-    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
-    return zoned.timestamp()
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 
 
 class Need(StrEnum):

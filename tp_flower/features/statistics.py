@@ -271,9 +271,8 @@ def declared_statistics(choice: TableChoice, name: str, kind: str, width: int) -
     """
     if not kind or (kind == "vector" and not width):
         return ColumnStatistics(kind, None, 0, 0, is_declared=True)
-    spec = choice.spec_for(name, kind)
     width = width if kind == "vector" else 0
-    return ColumnStatistics(kind, spec, 0, 0, width=width, is_declared=True)
+    return ColumnStatistics(kind, choice.spec_for(name, kind), 0, 0, width=width, is_declared=True)
 
 
 def moments_of(present: FloatArray, counts: IntArray | None = None) -> tuple[float, float]:

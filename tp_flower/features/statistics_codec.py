@@ -148,8 +148,7 @@ def _with_categories(
     counts = _array(sent.category_counts.get(key), "counts")
     ties = _array(sent.category_ties.get(key), "ties")
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))
-    is_copy = (hashes[1:] == hashes[:-1]).all(axis=1)
-    if is_copy.any() or (np.diff(order) < 0).any():
+    if (hashes[1:] == hashes[:-1]).all(axis=1).any() or (np.diff(order) < 0).any():
         raise ImpossibleError("categories are not distinct and in order")
     # each is checked first, so that the sum cannot overflow
     if (counts > column.count).any() or counts.sum() > column.count:

@@ -35,8 +35,7 @@ def join_codes(
     lookup = np.append(_dense(hashes), np.int32(NULL))
     codes, offset = [], 0
     for key in keys:
-        place = np.where(key.codes < 0, len(hashes), key.codes + offset)
-        codes.append(lookup.take(place))
+        codes.append(lookup.take(np.where(key.codes < 0, len(hashes), key.codes + offset)))
         offset += len(key.hashes)
     return np.concatenate(codes[: len(left)]), np.concatenate(codes[len(left) :])
 
@@ -132,13 +131,12 @@ def match_table(
     groups = int(max(group_old.max(initial=NULL), group_new.max(initial=NULL))) + 1
     # an additional empty group at the end is for NULL
     sizes = np.bincount(group_new[group_new >= 0], minlength=groups + 1)
-    start = (np.cumsum(sizes) - sizes).astype(np.int32)
     is_met = np.zeros(groups + 1, dtype=np.bool_)
     is_met[group_old] = True
     keyed = np.flatnonzero(group_new >= 0).astype(np.int32)
     return Match(
         counts=sizes.take(group_old, mode="wrap"),
-        start=start.take(group_old, mode="wrap"),
+        start=(np.cumsum(sizes) - sizes).astype(np.int32).take(group_old, mode="wrap"),
         order=keyed[np.argsort(group_new[keyed], kind="stable")],
         unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
     )

@@ -149,8 +149,7 @@ class Descent:
             if length not in rises:
                 rises[length] = start + self._along(length) + length * self._p_p
             # the search ends where it is 0
-            is_small = abs(rises[length]) <= SMALL_RISE * abs(rise)
-            return 0.0 if is_small else rises[length]
+            return 0.0 if abs(rises[length]) <= SMALL_RISE * abs(rise) else rises[length]
 
         end = 1.0
         while rise_at(end) < 0.0 and end < LONGEST:

@@ -324,8 +324,7 @@ class CorrectedClassLoss(_CorrectedLoss):
         """Return t - onehot(y~) = c (k onehot(y~) - 1), (N, d_c); sums to zero."""
         c, k = self.noise.correction, self.noise.classes
         if self.outputs == 1:
-            signs: FloatArray = 2.0 * labels[:, None] - 1.0
-            return c * signs
+            return c * (2.0 * labels[:, None] - 1.0)
         out = np.full((len(labels), self.outputs), -c)
         out[np.arange(len(labels)), labels.astype(np.intp)] = (k - 1) * c
         return out

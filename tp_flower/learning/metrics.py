@@ -55,8 +55,7 @@ def _regression_metrics(
 ) -> dict[str, float]:
     """Return RMSE and R2 against the true labels, from the mean of 1/2 (h - y)^2."""
     noise_variance = noise.variance if noise else 0.0
-    squares = (labels - mean(labels, weights)) ** 2
-    variance = float(mean(squares, weights)) - noise_variance
+    variance = float(mean((labels - mean(labels, weights)) ** 2, weights)) - noise_variance
     if noise_variance and not (variance > 0.0 and half_mse > -SLACK * variance):
         return {"rmse": NAN, "r2": NAN}
     half_mse = max(half_mse, 0.0)
@@ -158,14 +157,13 @@ def means_by_tenth(
     """
     weights = np.ones(len(labels)) if weights is None else weights
     groups = min(TENTHS, len(labels) // LEAST_GROUP)
-    order = np.argsort(predicted, kind="stable")
     return [
         {
             "rows": len(rows),
             "predicted": float(mean(predicted[rows], weights[rows])),
             "actual": float(mean(labels[rows], weights[rows])),
         }
-        for rows in (np.array_split(order, groups) if groups else ())
+        for rows in (np.array_split(np.argsort(predicted, kind="stable"), groups) if groups else ())
     ]
 
 
@@ -210,8 +208,7 @@ def auc(scores: FloatArray, positive: BoolArray, weights: Weights = None) -> flo
         # few rows tie, if any
         equal = np.searchsorted(low, ties, side="right").sum(dtype=np.float64)
         equal -= np.searchsorted(low, ties, side="left").sum(dtype=np.float64)
-        area = below.sum(dtype=np.float64) + 0.5 * equal
-        return float(area / (len(high) * len(low)))
+        return float((below.sum(dtype=np.float64) + 0.5 * equal) / (len(high) * len(low)))
     order = np.argsort(low)
     low, of_high = low[order], weights[positive]
     # the weight of the k lowest scores

@@ -35,8 +35,7 @@ class SimilarityGraph:
         >>> SimilarityGraph.from_pairs("abc", np.array([[2, 0], [0, 2]])).edges
         array([[0, 2]])
         """
-        sorted_pairs = np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1)
-        distinct = np.unique(sorted_pairs, axis=0)
+        distinct = np.unique(np.sort(np.asarray(pairs, np.int64).reshape(-1, 2), axis=1), axis=0)
         return cls(tuple(names), distinct[distinct[:, 0] != distinct[:, 1]])
 
     def __len__(self) -> int:

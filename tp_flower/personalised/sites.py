@@ -202,5 +202,4 @@ def noisy_mean(
 def _triangle(matrices: FloatArray) -> FloatArray:
     """Return upper triangles (..., s), with the norms of the symmetric matrices."""
     rows, columns = np.triu_indices(matrices.shape[-1])
-    scale = np.where(rows == columns, 1.0, np.sqrt(2.0))
-    return matrices[..., rows, columns] * scale
+    return matrices[..., rows, columns] * np.where(rows == columns, 1.0, np.sqrt(2.0))

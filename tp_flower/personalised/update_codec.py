@@ -115,8 +115,7 @@ def _encode_values(values: npt.NDArray[np.float32], codes: int) -> tuple[Bytes, 
     if not codes or not len(values):
         return raw, False
     book, index = np.unique(values, return_inverse=True)
-    bits = (len(book) - 1).bit_length()
-    bit_rows = index[:, None] >> np.arange(bits)[::-1]
+    bit_rows = index[:, None] >> np.arange((len(book) - 1).bit_length())[::-1]
     packed = np.packbits((bit_rows & 1).astype(np.uint8))
     booked = np.concatenate([np.array([len(book) - 1], np.uint8), book.view(np.uint8), packed])
     return (booked, True) if len(booked) < len(raw) else (raw, False)
@@ -126,13 +125,11 @@ def _decode_book(content: Bytes, runs: int) -> npt.NDArray[np.float32]:
     _check(len(content) > 0, "has no code book")
     codes = int(content[0]) + 1
     bits = (codes - 1).bit_length()
-    packed = content[1 + 4 * codes :]
     expected = 1 + 4 * codes + (runs * bits + 7) // 8
     _check(len(content) == expected, f"has {len(content)} bytes of a code book's values")
-    places = np.unpackbits(packed)
+    places = np.unpackbits(content[1 + 4 * codes :])
     _check(not places[runs * bits :].any(), "has bits behind its end")
-    powers = 1 << np.arange(bits)[::-1]
-    index = places[: runs * bits].reshape(runs, bits) @ powers
+    index = places[: runs * bits].reshape(runs, bits) @ (1 << np.arange(bits)[::-1])
     _check(bool((index < codes).all()), "names entries that its code book lacks")
     return content[1 : 1 + 4 * codes].copy().view("<f4")[index]
 

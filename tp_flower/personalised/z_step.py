@@ -187,8 +187,7 @@ class ZStep:
         strength = 25.0 * penalty * float(np.sqrt(width)) / typical
         strength = min(max(strength, 1.0), 10.0)
         mean_degree = 2.0 * len(self.graph.edges) / len(self.graph)
-        coupling = 3.0 / mean_degree * strength
-        return float(2.0 ** np.round(np.log2(coupling)))
+        return float(2.0 ** np.round(np.log2(3.0 / mean_degree * strength)))
 
 
 def inverse_of(graph: SimilarityGraph, kappa: float) -> FloatArray:
@@ -198,8 +197,7 @@ def inverse_of(graph: SimilarityGraph, kappa: float) -> FloatArray:
     explicit inverse loses no digits.
     """
     incidence = graph.incidence
-    matrix = np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray()
-    return np.linalg.inv(matrix)
+    return np.linalg.inv(np.eye(len(graph)) + kappa * (incidence.T @ incidence).toarray())
 
 
 def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
@@ -207,8 +205,7 @@ def _means(models: FloatArray, groups: npt.NDArray[np.int64]) -> FloatArray:
     order = np.argsort(groups, kind="stable")
     starts = np.flatnonzero(np.diff(groups[order], prepend=-1))
     sizes = np.diff(starts, append=len(groups))
-    sums = np.add.reduceat(models[order], starts, axis=0)
-    return (sums / sizes[:, None])[groups]
+    return (np.add.reduceat(models[order], starts, axis=0) / sizes[:, None])[groups]
 
 
 def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
@@ -225,8 +222,7 @@ def piecewise_update(gradient: FloatArray, penalty: float) -> FloatArray:
     values = [0.0] * len(lower)
     value = 0.0
     for place in range(len(lower) - 1, -1, -1):
-        value = min(max(value, lower[place]), upper[place])
-        values[place] = value
+        value = values[place] = min(max(value, lower[place]), upper[place])
     return np.array(values)
 
 

@@ -105,8 +105,7 @@ def noise_multiplier(
         mechanism = replace(planned, noise_multiplier=multiplier)
         return epsilon([mechanism], delta, accountant) - target_epsilon
 
-    unsampled = math.sqrt(count) * float(get_sigma_gaussian(target_epsilon, delta))
-    enough = unsampled * (1 + _RELATIVE)
+    enough = math.sqrt(count) * float(get_sigma_gaussian(target_epsilon, delta)) * (1 + _RELATIVE)
     return enough if sample_rate == 1 else _least_noise(excess, enough)
 
 

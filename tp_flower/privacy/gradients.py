@@ -146,8 +146,7 @@ def clip_weights(norms: FloatArray, clip: float | FloatArray) -> FloatArray:
     [1.0, 1.0, 0.5, 0.0, 0.0]
     """
     is_finite = np.isfinite(norms)
-    bounded = np.maximum(np.where(is_finite, norms, clip), clip)
-    return np.where(is_finite, clip / bounded, 0.0)
+    return np.where(is_finite, clip / np.maximum(np.where(is_finite, norms, clip), clip), 0.0)
 
 
 @dataclass(frozen=True)
@@ -231,8 +230,7 @@ def fit_privately(
         square = ADAM_SQUARE * square + (1 - ADAM_SQUARE) * gradient**2
         first = mean / (1 - ADAM_MEAN**step)
         second = square / (1 - ADAM_SQUARE**step)
-        theta = theta - rate * first / (np.sqrt(second) + ADAM_TINY)
-        model.parameters = theta
+        theta = model.parameters = theta - rate * first / (np.sqrt(second) + ADAM_TINY)
 
 
 def _sample(

@@ -169,8 +169,7 @@ def _plan_models(settings: "PrivacyTerms", schedule: Schedule, *, is_linear: boo
         statistics = plan_statistics(settings, schedule)
         gram = Use(GRAM, 1, Gaussian(statistics.gram_multiplier))
         moments = Gaussian(statistics.moments_multiplier)
-        uses = (gram, Use(MOMENTS, schedule.epochs, moments))
-        return PartPlan(statistics=statistics, uses=uses)
+        return PartPlan(statistics=statistics, uses=(gram, Use(MOMENTS, schedule.epochs, moments)))
     return PartPlan()
 
 
@@ -259,7 +258,6 @@ def _plan_scores(
         return None, tuple(Use(what, limit) for what, (limit, _) in limits.items())
     total = sum(limit * rows for limit, rows in limits.values())
     sigma = noise_multiplier(settings.predictions, settings.delta, count=total)
-    clip = settings.prediction_clip * schedule.output_scale
-    return ClippedNoise(clip, sigma), tuple(
+    return ClippedNoise(settings.prediction_clip * schedule.output_scale, sigma), tuple(
         Use(what, limit, Gaussian(sigma, rows)) for what, (limit, rows) in limits.items()
     )

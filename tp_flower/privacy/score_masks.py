@@ -145,8 +145,7 @@ class JoinMask:
         """Return the masks of keys (n, d_c), by their tags (n, 2)."""
         # different inputs of one permutation: two tags whose difference is that of two
         # names, or a few bits, are as unlikely as two that are equal
-        digest = hashlib.sha256(name.encode()).digest()
-        inputs = tags ^ np.frombuffer(digest[:_BLOCK_BYTES], "<u8")
+        inputs = tags ^ np.frombuffer(hashlib.sha256(name.encode()).digest()[:_BLOCK_BYTES], "<u8")
         blocks = -(-outputs // _WORDS)
         if blocks > 1:
             inputs = np.repeat(inputs[:, None, :], blocks, axis=1)

@@ -69,8 +69,7 @@ class ShardSeal:
         place, padded = self._place(document, shard), pad(text)
         named = place + request.encode() + padded
         nonce = hmac.digest(self._purpose("nonce"), named, hashlib.sha256)[:NONCE_BYTES]
-        sealed = nonce + self._cipher.encrypt(nonce, padded, place)
-        return np.frombuffer(sealed, np.uint8)
+        return np.frombuffer(nonce + self._cipher.encrypt(nonce, padded, place), np.uint8)
 
     def open(self, sealed: AnyArray, document: str, shard: int) -> bytes:
         """Return the document of a shard; SiteError for any other bytes."""

@@ -145,8 +145,7 @@ class Rows:
         squares = squared_lengths(on_host(self.features), intercept=self.intercept)
         bound = radius * radius
         if self.units is not None:
-            totals = self.units.totals(weights * squares)
-            return weights * (bound / np.maximum(totals, bound))
+            return weights * (bound / np.maximum(self.units.totals(weights * squares), bound))
         # a row of zeros adds nothing, whatever its weight
         largest = np.full_like(squares, math.inf)
         np.divide(bound, squares, out=largest, where=squares > 0)

@@ -220,8 +220,7 @@ def _chunk_sum(
         return _chunk_sum(model, hooked, features[finite], messages[finite], clips[finite])
     weighted = upstream * torch.as_tensor(weights[:, None]).to(upstream)
     gradients = torch.autograd.grad(scores, parameters, weighted)
-    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    return flat.double().cpu().numpy()
+    return torch.cat([gradient.reshape(-1) for gradient in gradients]).double().cpu().numpy()
 
 
 def _norms(model: TorchModel) -> npt.NDArray[np.float64]:

@@ -52,8 +52,7 @@ class Units:
     def _sorted(self) -> tuple[IndexArray, IndexArray]:
         """The rows unit by unit, (n,), and where among them each unit starts; n."""
         order = np.argsort(self.codes, kind="stable")
-        starts = np.flatnonzero(np.diff(self.codes[order], prepend=-1))
-        return order, np.append(starts, len(order))
+        return order, np.append(np.flatnonzero(np.diff(self.codes[order], prepend=-1)), len(order))
 
     def gradient_norms(
         self, features: FeatureArray, messages: FloatArray, *, intercept: bool
@@ -63,9 +62,8 @@ class Units:
         Of features (n, d) and messages Y (n, d_c); not finite if one of them is not.
         """
         norms, (order, starts) = np.zeros(len(messages)), self._sorted
-        width = (features.shape[1] + 1) * messages.shape[1]
         # blocks of whole units
-        size = max(_BLOCK_VALUES // width, 1)
+        size = max(_BLOCK_VALUES // ((features.shape[1] + 1) * messages.shape[1]), 1)
         cuts = np.searchsorted(starts, np.arange(0, len(order) + size, size))
         for first, last in pairwise(np.unique(np.minimum(cuts, len(starts) - 1))):
             rows = order[starts[first] : starts[last]]

@@ -226,8 +226,7 @@ def _check_shape(name: str, array: AnyArray, spec: f.ArraySpec, sizes: dict[str,
         if isinstance(size, int):
             expected = size
         elif "{}" in size:
-            size_of_key = size.replace("{}", name.partition(_FAMILY)[2])
-            expected = sizes.setdefault(size_of_key, length)
+            expected = sizes.setdefault(size.replace("{}", name.partition(_FAMILY)[2]), length)
         elif size.endswith("/8"):
             rows = sizes.get(size.removesuffix("/8"))
             expected = length if rows is None else -(-rows // 8)

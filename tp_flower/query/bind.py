@@ -300,8 +300,7 @@ def _make_joins(
     """Return one join per pair of tables, and the keys that they use per table."""
     pairs: dict[tuple[str, str], list[Condition]] = {}
     for predicate in predicates:
-        pair = predicate.left.table, predicate.right.table
-        pairs.setdefault(pair, []).append(predicate)
+        pairs.setdefault((predicate.left.table, predicate.right.table), []).append(predicate)
     joins: list[Join] = []
     keys: dict[str, list[tuple[str, ...]]] = {}
     for left, right in sorted(pairs, key=lambda p: (order.index(p[1]), order.index(p[0]))):
@@ -345,9 +344,8 @@ def _label_and_weight(
 def _bind_features(bound: Sequence[Bound], scope: Scope) -> dict[str, list[Feature]]:
     labels = [local for item, local in bound if parsing.is_label(item)]
     chosen = [pair for pair in bound if not _is_marked(pair[0])]
-    names = _feature_names(chosen, scope)
     features: dict[str, list[Feature]] = {}
-    for (item, local), name in zip(chosen, names, strict=True):
+    for (item, local), name in zip(chosen, _feature_names(chosen, scope), strict=True):
         if local in labels:
             raise QueryError(f"feature {name!r} is the label itself ({item.sql}): the label leaks")
         features.setdefault(local.table, []).append(Feature(name, local.sql))

@@ -147,8 +147,7 @@ def settle(
     local = [c.left for c in filters if c.owner in (None, c.left.table)]
     guards = [c for c in filters if c.owner not in (None, c.left.table)]
     predicates = [c for c in settled if not c.is_filter]
-    guarded = _with_guards(predicates, guards)
-    return Settled(tuple(dict.fromkeys(guarded)), tuple(local), outer)
+    return Settled(tuple(dict.fromkeys(_with_guards(predicates, guards))), tuple(local), outer)
 
 
 def _still_outer(

@@ -314,9 +314,7 @@ def _why_refused_call(node: exp.Expr, parts: set[str]) -> str:
 
 
 def _is_fraction(node: object) -> bool:
-    if not isinstance(node, exp.Literal) or node.is_string:
-        return False
-    return 0 <= float(node.name) <= 1
+    return isinstance(node, exp.Literal) and not node.is_string and 0 <= float(node.name) <= 1
 
 
 def conjuncts(tree: exp.Expr) -> Iterator[exp.Expr]:

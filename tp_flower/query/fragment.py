@@ -244,8 +244,7 @@ class Fragment:
         if not all(self.keys):
             raise QueryError(f"{where}: a join key has no expression")
         _check_names(self.features, f"{where}: feature")
-        subquery = self.subquery
-        if subquery is not None:
+        if (subquery := self.subquery) is not None:
             subquery = subquery.check(columns, where)
             columns = subquery.names
         return replace(self.map(_checked(columns, where)), subquery=subquery)

@@ -267,8 +267,7 @@ def _parse_ref(source: exp.Expr) -> TableRef:
     if source.args.get("joins"):
         raise QueryError(f"write one join after the other, not nested: {sql}")
     alias = source.args.get("alias")
-    odd = clauses_of(source) - {"this", "alias"}
-    if odd or (alias is not None and alias.args.get("columns")):
+    if clauses_of(source) - {"this", "alias"} or (alias is not None and alias.args.get("columns")):
         raise QueryError(f"only plain tables are supported in FROM: {sql}")
     return TableRef(alias=source.alias_or_name, name=source.name)
 
@@ -277,8 +276,7 @@ def _parse_derived(source: exp.Subquery) -> DerivedTable:
     sql = shorten(source.sql(DIALECT))
     if not source.alias:
         raise QueryError(f"give the sub-query an alias, (...) AS t: {sql}")
-    odd = clauses_of(source) - {"this", "alias"}
-    if odd or source.args["alias"].args.get("columns"):
+    if clauses_of(source) - {"this", "alias"} or source.args["alias"].args.get("columns"):
         raise QueryError(f"only an alias is supported after a sub-query: {sql}")
     what = f"sub-query {source.alias!r}"
     branches = tuple(_parse_branch(tree, what) for tree in _selects(source.this, what))
@@ -409,8 +407,7 @@ def _parse_join(join: exp.Join) -> JoinClause:
     on = join.args.get("on")
     using = tuple(column.name for column in join.args.get("using") or ())
     # sqlglot gives a comma's join no other arguments, not even empty ones
-    is_comma = join.args.keys() == {"this"}
-    if on is None and not (using or is_comma or is_natural):
+    if on is None and not (using or join.args.keys() == {"this"} or is_natural):
         raise QueryError(f"join of {alias} has no equality condition: add ON or USING")
     return JoinClause(
         alias=alias,

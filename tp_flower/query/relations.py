@@ -155,8 +155,7 @@ def _inline(piece: Piece, outputs: Mapping[str, str]) -> str:
         is_plain = isinstance(tree, exp.Column | exp.Paren | exp.Func)
         column.replace(tree if is_plain or column.parent is holder else exp.Paren(this=tree))
     # parsed again: only an expression with one form may leave
-    inlined = piece._replace(sql=render(holder.this, quote=True))
-    return render(inlined.parse(), quote=True)
+    return render(piece._replace(sql=render(holder.this, quote=True)).parse(), quote=True)
 
 
 Named = tuple[str | None, str]  # an item's name, if it has one, and its expression

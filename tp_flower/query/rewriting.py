@@ -224,12 +224,11 @@ def merge_sub_queries(select: exp.Select) -> None:
 def _can_merge(outer: exp.Select, inner: exp.Select) -> bool:
     items = (*outer.expressions, *inner.expressions)
     names = [item.alias_or_name.lower() for item in inner.expressions if not item.is_star]
-    joins = outer.args.get("joins", ())
     return (
         {"from_"} <= expressions.clauses_of(inner) <= {"expressions", "from_", "joins", "where"}
         and len(names) == len(set(names))
         and not any(map(expressions.has_aggregate, inner.expressions))
-        and not any(join.args.get("using") or join.method for join in joins)
+        and not any(join.args.get("using") or join.method for join in outer.args.get("joins", ()))
         and not any(item.is_star and expressions.clauses_of(item.find(exp.Star)) for item in items)
     )
 

@@ -104,9 +104,8 @@ def tabulate(
 ) -> Table:
     """Return the table of some records, a row each."""
     rows = [tuple(column.cell(item) for column in columns) for item in items]
-    head = tuple(column.head for column in columns)
     words = frozenset(n for n, column in enumerate(columns) if column.is_text)
-    return Table(title, head, rows, words, note, is_folded)
+    return Table(title, tuple(column.head for column in columns), rows, words, note, is_folded)
 
 
 @dataclass(frozen=True)
@@ -260,7 +259,6 @@ def render_page(head: Mapping[str, object], contents: Mapping[str, Blocks], foot
 
 @cache
 def _template() -> Template:
-    environment = Environment(
+    return Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_TEXTS["template"])
+    ).from_string(_TEXTS["template"])

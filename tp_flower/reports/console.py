@@ -5,7 +5,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from rich import box
-from rich.console import JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -111,8 +110,7 @@ def text_table(
     """Return a table; the columns in ``words`` hold words, the others numbers."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_header=any(head))
     for place, text in enumerate(head):
-        justify: JustifyMethod = "left" if place in words else "right"
-        table.add_column(text, justify=justify, overflow="fold")
+        table.add_column(text, justify="left" if place in words else "right", overflow="fold")
     for row in rows:
         # names come from queries: markup in them is plain text
         table.add_row(*map(Text, row))

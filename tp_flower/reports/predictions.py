@@ -89,8 +89,7 @@ def occurrences(rows: IntArray) -> IntArray:
     [0, 0, 1, 2, 0]
     """
     first_rows = np.flatnonzero(np.append(True, rows[1:] != rows[:-1])[: len(rows)])
-    counts = np.diff(np.append(first_rows, len(rows)))
-    return np.arange(len(rows)) - np.repeat(first_rows, counts)
+    return np.arange(len(rows)) - np.repeat(first_rows, np.diff(np.append(first_rows, len(rows))))
 
 
 def prediction_table(names: pa.Array, scored: Scored, outputs: Outputs) -> pa.Table:

@@ -195,8 +195,7 @@ class RunReport(RunRecord):
 
 def waiting_seconds(rounds: float) -> dict[str, float]:
     """Return, by channel, what rounds wait besides computing and the network."""
-    over_session = FLOWER_SECONDS + rounds * SESSION_SECONDS
-    return {"session": over_session, "flower": rounds * FLOWER_SECONDS}
+    return {"session": FLOWER_SECONDS + rounds * SESSION_SECONDS, "flower": rounds * FLOWER_SECONDS}
 
 
 def merge_rounds(rounds: Sequence[RoundReport]) -> RoundReport:

@@ -114,8 +114,7 @@ class SettingValues(
     def model_of(self, table: str) -> str:
         """Return the model of one table, named by its alias in the query."""
         # as in DuckDB, identifiers are compared without case
-        models = {alias.lower(): model for alias, model in self.models}
-        return models.get(table.lower(), self.model)
+        return {alias.lower(): model for alias, model in self.models}.get(table.lower(), self.model)
 
 
 GROUPS: Final[tuple[type[Any], ...]] = SettingValues.__bases__
@@ -152,8 +151,7 @@ def _unread(values: SettingValues) -> Iterator[str]:
     strategy, mode = values.method_name, values.mode
     for item in PLAIN_SETTINGS:
         value, readers = getattr(values, item.field), item.readers
-        is_read = value == item.default or readers.include(strategy, mode)
-        if readers.refusal and not is_read:
+        if readers.refusal and not (value == item.default or readers.include(strategy, mode)):
             reason = readers.refusal.format(value=value, strategy=strategy, mode=mode)
             yield f"{item.key}: {reason}"
 
@@ -369,7 +367,6 @@ class Settings(SettingValues):
 
 
 def _unknown(key: object) -> str:
-    close = difflib.get_close_matches(str(key), KEYS, n=3)
-    if close:
+    if close := difflib.get_close_matches(str(key), KEYS, n=3):
         return f"{key}: unknown setting. Did you mean {' or '.join(close)}?"
     return f"{key}: unknown setting. Valid settings: {', '.join(KEYS)}."

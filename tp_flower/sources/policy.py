@@ -361,8 +361,7 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         levels |= _levels(rules, where)
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
-    defaults = BUDGETED if "epsilon" in merged else UNBUDGETED
-    merged["releases"] = {**vars(defaults), **levels}
+    merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)
     if bool(policy.privacy_unit) != ("rows-per-unit" in merged):

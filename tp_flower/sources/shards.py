@@ -336,8 +336,7 @@ def describe(source: ShardSource) -> ShardSchema:
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
         # nearly every column has an early value: only the others are read to the end
-        early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
-        unseen = _without_value(connection, early, columns)
+        unseen = _without_value(connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns)
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
         unread = tuple(_unread(connection, source))

@@ -363,8 +363,7 @@ def _relation(entry: _ShardEntry, where: str) -> tuple[str, ...] | None:
     # a name that contains a dot or a quote is written in double quotes
     parts = re.findall(r'"((?:[^"]|"")+)"|([^".]+)', name)
     parts_of_name = [(quoted.replace('""', '"'), bare) for quoted, bare in parts]
-    full_name = ".".join(f'"{q}"' if q else bare for q, bare in parts)
-    if full_name != name or len(parts) > 3:
+    if ".".join(f'"{q}"' if q else bare for q, bare in parts) != name or len(parts) > 3:
         raise SourceError(f"'table' of {where} is {name!r}: expected a name, or schema.name")
     return tuple(quoted or bare for quoted, bare in parts_of_name)
 

@@ -269,8 +269,7 @@ class FitProblem:
     def relative_penalty(self) -> FloatArray:
         """The weight of the penalty relative to a weighted mean over the rows, (p,)."""
         data_weight = self.kappa * float(self.multiplicity.sum())
-        ridge = self.strength * self.joined_rows / data_weight
-        return np.where(self.penalised, ridge, 0.0)
+        return np.where(self.penalised, self.strength * self.joined_rows / data_weight, 0.0)
 
     def settle(self, parameters: FloatArray) -> FloatArray:
         """Return the parameters (p,) that minimise the penalty alone."""

@@ -36,8 +36,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type != local_model.CUDA:
         return 1 << 62
     free, _ = torch.cuda.mem_get_info(device)
-    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(free) + int(unused)
+    return int(free) + int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
 def as_tensor(values: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
@@ -107,10 +106,7 @@ def build_torch_model(spec: local_model.ModelSpec, features: int, device: str) -
     """Return the MLP or the factory's module, initialised from the spec's seed."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec.seed)  # noqa: TID251 - forked: no module has a Generator argument
-        if spec.kind == "mlp":
-            module = _mlp(features, spec)
-        else:
-            module = _from_factory(features, spec)
+        module = _mlp(features, spec) if spec.kind == "mlp" else _from_factory(features, spec)
     return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 

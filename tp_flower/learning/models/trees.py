@@ -79,16 +79,14 @@ class TreeModel(LocalModel):
     def start(self, categorical: Sequence[int]) -> None:
         """Begin without trees, over features of which some are codes."""
         _lightgbm()  # if it is missing, before any training
-        forest = Forest(tuple(categorical))
-        self.parameters = forest.bytes()
+        self.parameters = Forest(tuple(categorical)).bytes()
 
     def add(self, step: float, grown: AnyArray) -> None:
         """Add trees (their text's bytes) times a step; none if the step is 0."""
         if not step:
             return
         forest, text = self.forest, grown.tobytes().decode()
-        added = Forest(forest.categorical, (*forest.rounds, (step, text)))
-        self.parameters = added.bytes()
+        self.parameters = Forest(forest.categorical, (*forest.rounds, (step, text))).bytes()
 
     def gains(self, features: int, joined_rows: float) -> FloatArray:
         """Return by how much the splits at each feature lower the loss, (d, 1).
@@ -184,8 +182,7 @@ def grow(
     for _ in range(growth.trees):
         if booster.update(fobj=quadratic):
             break  # no split is left
-    text = booster.model_to_string()
-    grown = np.frombuffer(text.encode(), np.uint8)
+    grown = np.frombuffer(booster.model_to_string().encode(), np.uint8)
     # it has those of the rows that it grew on: to predict them takes as long
     booster.eval_train(take)
     if len(rows) > trained:
