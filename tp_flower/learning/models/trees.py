@@ -219,4 +219,5 @@ def _lightgbm() -> ModuleType:
 def _tree_features(features: Features) -> npt.NDArray[np.float32]:
     """Return encoded rows as trees read them: NaN where a value is missing."""
     rows = on_host(features)
-    return np.where(rows <= MISSING, np.float32(np.nan), rows)
+    # large rows are mapped from a file, and not copied without need
+    return np.where(rows <= MISSING, np.float32(np.nan), rows) if (rows <= MISSING).any() else rows
