@@ -76,7 +76,7 @@ DRAWING = (Action.MEASURE, Action.DRAW, Action.WEIGH)
 PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, (TablePuppetCG, {})),
-    Action.BOOST: (TablePuppetBoost, {}),
+    **dict.fromkeys((Action.BOOST, Action.BAG), (TablePuppetBoost, {})),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
@@ -114,6 +114,8 @@ ATTACKS = {
     Action.STEP: (US, header("scores-number", value=0), "'scores-number'"),
     # more trees than the site has time and memory for
     Action.BOOST: (US, header("growth", "trees", value=10**9), "malformed"),
+    # the trees of some shards alone, to see what another one adds
+    Action.BAG: (UK, array(UK_PART, "trees/2"), "has no 'trees/2'"),
     # the leverage of a row
     Action.MEASURE: (SHOP, TRAINED_1, "min-rows|multiplicity|'trained'"),
     Action.DRAW: (SHOP, MANY_ROWS, "malformed|at most|allowed"),

@@ -13,7 +13,7 @@ OF_SGD = {"batch_size": 16, "learning_rate": 0.2, "momentum": 0.5}
 RUNS = {
     "cg": {"tolerance": 1e-9},
     "admm": {"rho": 0.01},
-    "boost": {"l2": 1e-4, "trees_per_round": 5, "min_rows_per_leaf": 1},
+    "boost": {"l2": 1e-4, "trees_per_round": 20, "min_rows_per_leaf": 1},
     "sgd": OF_SGD,
     "vfl-sgd": {},
     "gd": {},
