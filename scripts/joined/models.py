@@ -25,6 +25,7 @@ from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import Loss
 from tp_flower.reports.records import Metrics
 from tp_flower.settings import Settings
+from tp_flower.settings.training import LEAVES
 from tp_flower.splits import TRAIN, VALIDATION
 
 Matrix = Any
@@ -173,7 +174,7 @@ def tree_options(settings: Settings, loss: Loss) -> dict[str, object]:
     return {
         "objective": objectives.get(loss.name, "multiclass"),
         "num_class": loss.outputs,
-        "num_leaves": settings.leaves,
+        "num_leaves": settings.leaves or LEAVES,
         "learning_rate": settings.tree_rate,
         "verbosity": -1,
         "num_threads": 1,

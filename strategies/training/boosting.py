@@ -37,6 +37,7 @@ from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO, STOP
+from tp_flower.settings.training import LEAVES, LEAVES_OF_REST
 from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
@@ -132,6 +133,7 @@ class TablePuppetBoost(JoinStrategy):
         boosting = Boosting(problem.loss, problem.train_labels, weights, start)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
+        self.chosen["leaves"] = self._growth.leaves
         for epoch in range(1, self.settings.epochs + 1):
             steps = yield from self._steps(problem, boosting, growing, held_out)
             # of equals the later: no rows validate, or the trees are alike
@@ -206,7 +208,7 @@ class TablePuppetBoost(JoinStrategy):
         settings = self.settings
         return Growth(
             trees=settings.trees_per_round,
-            leaves=settings.leaves,
+            leaves=settings.leaves or (LEAVES_OF_REST if settings.boost_from else LEAVES),
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
             seed=model_seed(settings, "trees") >> 1,

@@ -180,6 +180,16 @@ class ModelSettings:
     )
 
 
+LEAVES: Final = 127
+LEAVES_OF_REST: Final = 31  # larger trees fit the training rows alone, where a model came before
+
+
+def _leaves(value: int) -> int:
+    if value == 0 or 2 <= value <= 1 << 16:
+        return value
+    raise ValueError(f"{value!r} is neither 0 nor from 2 to 65536")
+
+
 @dataclass(frozen=True)
 class BoostSettings:
     """Boosted trees: how many, how large, and how bold."""
@@ -189,7 +199,11 @@ class BoostSettings:
     trees_per_round: int = setting(
         30, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
     )
-    leaves: int = setting(127, "Leaves of a tree, at most.", Range(2, (1 << 16) + 1))
+    leaves: int = setting(
+        0,
+        f"Leaves of a tree, at most; 0 = {LEAVES}, or {LEAVES_OF_REST} with `boost-from`.",
+        Form("0, or from 2 to 65536", _leaves),
+    )
     tree_rate: float = setting(
         0.1,
         "Share of its best fit that a tree adds, above 0.",
