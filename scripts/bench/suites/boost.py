@@ -14,6 +14,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 
 from scripts.bench.datasets import Dataset, Tables, at_hand, lahman
 from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
@@ -35,7 +36,7 @@ SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_
 SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
 """By column of the flights, the AUC that shards may lose."""
-ALIKE: Final = 10
+ALIKE, WIDE = 10, 100  # random shards, and columns more in each of two tables
 
 
 def measure_boost(options: Options) -> Outcome:
@@ -54,7 +55,9 @@ def measure_boost(options: Options) -> Outcome:
         for title, split in SALARIES.items():
             _measure_split(outcome, salaries, title, split)
     _measure_shards(outcome, flights)
-    _measure_alike(outcome, next(dataset for dataset in datasets if dataset.name == "store"))
+    store = next(dataset for dataset in datasets if dataset.name == "store")
+    _measure_alike(outcome, store)
+    _measure_wide(outcome, store)
     return outcome
 
 
@@ -181,6 +184,22 @@ def _measure_shards(outcome: Outcome, flights: Dataset) -> None:
         lost = whole - _final(flights, settings, sites)
         count = len(sites) - len(flights.tables) + 1
         outcome.check(f"flights in {count} shards: AUC lost", lost, most)
+
+
+def _measure_wide(outcome: Outcome, store: Dataset) -> None:
+    """Time a run on a store whose customers and items have many columns, as in the wild."""
+    draw, tables, sql = np.random.default_rng(2), dict(store.tables), store.sql
+    for alias, name in (("c", "customers"), ("i", "items")):
+        columns = [f"more{place}" for place in range(WIDE)]
+        numbers = draw.normal(size=(len(tables[name]), WIDE))
+        tables[name] = tables[name].join(pd.DataFrame(numbers, columns=columns))
+        listed = ", ".join(f"{alias}.{column} AS {name}_{column}" for column in columns)
+        sql = sql.replace("\nFROM", f", {listed}\nFROM", 1)
+    wide = replace(store, tables=tables, sql=sql)
+    settings = Settings.from_run_config({**store.settings, "strategy": "boost"})
+    seconds, _ = _timed(wide, settings.with_fields(num_epochs=ROUNDS))
+    name = f"store, {2 * WIDE} columns more: {ROUNDS} rounds, seconds over those of join and trees"
+    outcome.check(name, seconds / seconds_of_join(wide, settings), 0.5)
 
 
 def _measure_alike(outcome: Outcome, store: Dataset) -> None:

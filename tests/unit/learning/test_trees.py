@@ -72,16 +72,16 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
 @given(number=st.integers(0, 2**32 - 1))
 def test_rare_categories_count_by_their_joined_rows(number):
     rng = np.random.default_rng(number)
-    # five rows each, in ten joined rows each: too few rows for LightGBM, and enough joined ones
+    # five rows each, in 30 joined rows each: too few rows for LightGBM, and enough joined ones
     features = (np.arange(300) % 60)[:, None].astype(np.float32)
-    rows = TableRows(np.arange(3000) % 300, 300)
-    gradient = rng.normal(size=(3000, 1)) + rng.normal(size=60)[np.arange(3000) % 60, None]
-    hessian, model = np.ones((3000, 1)), TreeModel(1)
+    rows = TableRows(np.arange(9000) % 300, 300)
+    gradient = rng.normal(size=(9000, 1)) + rng.normal(size=60)[np.arange(9000) % 60, None]
+    hessian, model = np.ones((9000, 1)), TreeModel(1)
     model.start([0])
     sums = rows.segment_sum(gradient), rows.segment_sum(hessian)
-    _, values = grow(model, features, *sums, 3000.0, GROWTH)
+    _, values = grow(model, features, *sums, 9000.0, GROWTH)
     options = {"objective": "none", "num_leaves": 5, "learning_rate": 1.0, "min_data_in_leaf": 0}
-    options |= {"min_sum_hessian_in_leaf": 50.0, "verbosity": -1}
+    options |= {"min_sum_hessian_in_leaf": 50.0, "cat_smooth": 100.0, "verbosity": -1}
     joined = features[rows.row_of]
     data = lightgbm.Dataset(joined, categorical_feature=[0], params=options)
     slow = lightgbm.Booster(options, data)
@@ -107,15 +107,15 @@ def test_trees_of_a_round_follow_the_quadratic_model():
 
 
 def test_categories_are_sorted_and_missing_values_have_a_side():
-    codes = np.repeat(np.arange(40, dtype=np.float32), 25)
+    codes = np.repeat(np.arange(40, dtype=np.float32), 120)
     wanted = np.where(codes % 2 == 0, 1.0, -1.0)
-    codes[:25], wanted[:25] = MISSING, 5.0
-    model, hessian = TreeModel(1), np.ones((1000, 1))
+    codes[:120], wanted[:120] = MISSING, 5.0
+    model, hessian = TreeModel(1), np.ones((4800, 1))
     model.start([0])
     growth = Growth(trees=40, leaves=4, rate=0.5, least_rows=20)
-    text, values = grow(model, codes[:, None], -wanted[:, None], hessian, 1000.0, growth)
-    np.testing.assert_allclose(values[25:, 0], wanted[25:], atol=0.05)
-    np.testing.assert_allclose(values[:25, 0], wanted[:25], atol=0.5)
+    text, values = grow(model, codes[:, None], -wanted[:, None], hessian, 4800.0, growth)
+    np.testing.assert_allclose(values[120:, 0], wanted[120:], atol=0.05)
+    np.testing.assert_allclose(values[:120, 0], wanted[:120], atol=0.5)
     model.add(0.5, text)
     model.add(0.0, text)
     np.testing.assert_allclose(model.scores(codes[:, None]), 0.5 * values, atol=1e-6)

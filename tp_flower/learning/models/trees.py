@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     import lightgbm
 
 GROUP_ROWS: Final = 100
-SMOOTHING_ROWS: Final = 10
+PENALTY_ROWS: Final = 10
 BIN_ROWS: Final = 3
-"""LightGBM's joined rows: of a set of categories, to smooth categories by, and of a bin."""
+"""LightGBM's joined rows: of a set of categories, in its penalty, and of a bin. A category has
+as many as a set, in place of 10: those of a row have all of its columns in common."""
 THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
 
 
@@ -152,8 +153,8 @@ def grow(
         "learning_rate": growth.rate,
         # a leaf's rows are counted by their share of the Hessian
         "min_sum_hessian_in_leaf": growth.least_rows * hessian.mean() * per_row,
-        "cat_smooth": SMOOTHING_ROWS * per_row,
-        "cat_l2": SMOOTHING_ROWS * per_row,
+        "cat_smooth": GROUP_ROWS * per_row,
+        "cat_l2": PENALTY_ROWS * per_row,
         "min_data_in_leaf": 0,
         "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
         "min_data_in_bin": max(round(BIN_ROWS * per_row), 1),
