@@ -181,19 +181,24 @@ def tree_options(settings: Settings, loss: Loss) -> dict[str, object]:
     }
 
 
-def grow_trees(joined: JoinedTable, settings: Settings, trees: int = TREES) -> Any:
-    """Return LightGBM's model of the joined rows; validation rows stop it early."""
+def grow_trees(
+    joined: JoinedTable, settings: Settings, trees: int = TREES, start: FloatArray | None = None
+) -> Any:
+    """Return LightGBM's model of the joined rows; validation rows stop it early.
+
+    ``start`` has the scores (N,) that it goes on from.
+    """
     import lightgbm
 
-    rows = _with_nan(joined)
-    parts = {
-        part: lightgbm.Dataset(
-            rows[joined.subset == part],
-            joined.labels[joined.subset == part],
+    rows, parts = _with_nan(joined), {}
+    for part in (TRAIN, VALIDATION):
+        chosen = joined.subset == part
+        parts[part] = lightgbm.Dataset(
+            rows[chosen],
+            joined.labels[chosen],
             categorical_feature=list(joined.categorical),
+            init_score=None if start is None else start[chosen],
         )
-        for part in (TRAIN, VALIDATION)
-    }
     is_stopped = bool((joined.subset == VALIDATION).any())
     return lightgbm.train(
         tree_options(settings, joined.loss),
@@ -204,10 +209,14 @@ def grow_trees(joined: JoinedTable, settings: Settings, trees: int = TREES) -> A
     )
 
 
-def tree_metrics(joined: JoinedTable, booster: Any, trees: int | None = None) -> Metrics:
+def tree_metrics(
+    joined: JoinedTable, booster: Any, trees: int | None = None, start: FloatArray | None = None
+) -> Metrics:
     """Return the metrics of the held-out rows after the first, or the best, trees."""
     rows, labels = _with_nan(joined)[joined.is_test], joined.labels[joined.is_test]
     scores = booster.predict(rows, raw_score=True, num_iteration=trees)
+    if start is not None:
+        scores += start[joined.is_test]
     return evaluate(joined.loss, scores.reshape(len(rows), -1), labels)
 
 

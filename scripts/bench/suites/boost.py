@@ -18,7 +18,7 @@ import pandas as pd
 
 from scripts.bench.datasets import Dataset, Tables, at_hand, lahman
 from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
-from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
+from scripts.joined.models import TREES, Problem, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
@@ -153,17 +153,21 @@ def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -
     joined = dataset.joined(settings)
     booster = grow_trees(joined, settings, TREES)
     linear = Settings.from_run_config({**config, "strategy": "cg"})
+    plain = dataset.joined(linear)
+    start = Problem.of(plain, linear).optimum().scores(plain.features)[:, 0]
+    further_booster = grow_trees(joined, settings, TREES, start)
     with TemporaryDirectory() as home, patch.dict(os.environ, {HOME_VARIABLE: home}):
         first = train(dataset.sql, linear, dataset.join_only(), state=Path(home))
         write_manifest(home_folder(), make_manifest(first))
         further = settings.with_fields(boost_from=first.model.name)
         second = train(dataset.sql, further, dataset.join_only(), state=Path(home))
-    name = f"{dataset.name}, {title}: {metric}, linear, boost, boost from linear, "
-    outcome.facts[f"{name}LightGBM joined"] = [
+    name = f"{dataset.name}, {title}: {metric}, linear, boost, boost from linear; on the join"
+    outcome.facts[f"{name} LightGBM, linear then LightGBM"] = [
         first.report.final_test[metric],
         _final(dataset, settings),
         second.report.final_test[metric],
         tree_metrics(joined, booster, booster.best_iteration)[metric],
+        tree_metrics(joined, further_booster, further_booster.best_iteration, start)[metric],
     ]
 
 

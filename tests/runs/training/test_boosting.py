@@ -278,10 +278,10 @@ def test_trees_are_shown_where_the_policies_let_models_leave(tmp_path, lou):
             continue
         run = boosted(lou, sites)
         assert len({seen.round for seen in run.sent(Action.BAG)}) == 3 * count
-        whats = {
+        kinds = {
             line["release"]["what"] for lines in run.strategy.ledgers.values() for line in lines
         }
-        assert ("trees" in whats) == bool(count)
+        assert ("trees" in kinds) == bool(count)
 
 
 @pytest.mark.parametrize("how", ["replayed", "swapped", "missing"])
