@@ -35,7 +35,7 @@ LONGEST = (
 )
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
-SHARE = 8
+SHARE = 14
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
