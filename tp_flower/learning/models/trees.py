@@ -220,5 +220,6 @@ def _lightgbm() -> ModuleType:
 def _tree_features(features: Features) -> npt.NDArray[np.float32]:
     """Return encoded rows as trees read them: NaN where a value is missing."""
     rows = on_host(features)
+    is_missing = rows <= MISSING
     # large rows are mapped from a file, and not copied without need
-    return np.where(rows <= MISSING, np.float32(np.nan), rows) if (rows <= MISSING).any() else rows
+    return np.where(is_missing, np.float32(np.nan), rows) if is_missing.any() else rows
