@@ -14,7 +14,7 @@ from tp_flower.learning.models.bagging import average, shown_trees
 from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
 from tp_flower.methods import CLEAR, Growth
 from tp_flower.privacy.plan import MODEL
-from tp_flower.privacy.shard_seals import TREES
+from tp_flower.privacy.shard_seals import TREES, ShardSeal
 from tp_flower.protocol.boost_messages import (
     BagPart,
     BagReply,
@@ -38,13 +38,14 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
         body = request.parts.get(part.number)
         if body is not None:
             part.begin_scores(request.scores_number)
-            is_bagged, growth = part.data.table in request.bagged, request.growth
-            if is_bagged:
-                growth = growth.of_shards(len(shared(site, part.number)[0].shards))
+            seal, growth = None, request.growth
+            if part.data.table in request.bagged:
+                seal, _ = shared(site, part.number)
+                growth = growth.of_shards(len(seal.shards))
             values = _grow(part, body, growth)
             updates[part.number] = BoostUpdate(
                 scores=part.release_values(values) if request.sends_scores else None,
-                sealed=_sealed(site, part, request) if is_bagged else None,
+                sealed=_sealed(site, part, request, seal) if seal else None,
             )
             if request.bagged:
                 part.vectors[ADDED] = values
@@ -95,7 +96,9 @@ def _grow(part: Participant, body: BoostStep, growth: Growth) -> FloatArray:
     return values
 
 
-def _sealed(site: Site, part: Participant, request: BoostRequest) -> AnyArray | None:
+def _sealed(
+    site: Site, part: Participant, request: BoostRequest, seal: ShardSeal
+) -> AnyArray | None:
     """Seal the new trees for the table's other shards; None if a policy keeps them."""
     number, level = part.number, site.source(part.number).policy.releases.models
     if level != CLEAR:
@@ -106,7 +109,6 @@ def _sealed(site: Site, part: Participant, request: BoostRequest) -> AnyArray | 
             "the table's other shards; each shard may grow its own (lou = 'local', or 'auto')"
         )
     ledger_entries.note(site, number, ledger_entries.TREES)
-    seal, _ = shared(site, number)
     text = shown_trees(part.vectors[GROWN], float(part.data.multiplicity.sum()))
     name = TREES.format(request.scores_number)
     return seal.seal(text, name, number, site.round.digest)
