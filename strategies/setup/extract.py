@@ -299,12 +299,11 @@ def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
 
 
 def join_groups(bound: BoundQuery, parts: Mapping[str, Sequence[Part]]) -> dict[str, set[int]]:
-    """Return the nodes that share the key of each join: those of its two sides."""
+    """Return the nodes that share the key of each join: those of its two sides, if any."""
     return {
-        join_group(number): {
-            part.node for table in (join.left, join.right) for part in parts[table]
-        }
+        join_group(number): nodes
         for number, join in enumerate(bound.joins)
+        if (nodes := {part.node for table in (join.left, join.right) for part in parts[table]})
     }
 
 

@@ -92,8 +92,8 @@ def test_a_bridge_cannot_be_missing(tmp_path, gone):
         model.table(without(layout(store()), *gone), **MEAN)
 
 
-def test_a_table_that_is_gone_is_joined_last(tmp_path):
-    """A table that it shares a condition with is joined without it."""
+def test_tables_that_are_gone_are_joined_last(tmp_path):
+    """A table that shares a condition with one is joined without it."""
     frames = store()
     tail = (
         "FROM orders o JOIN items i ON o.item = i.item "
@@ -101,11 +101,15 @@ def test_a_table_that_is_gone_is_joined_last(tmp_path):
     )
     sql = f"SELECT o.qty AS label, {FEATURES} {tail}"
     model = train(tmp_path, on(whole, frames), sql, task="regression", num_epochs=1)
-    table = model.table(without(on(whole, frames), "customers"), **MEAN)
-    joined = "FROM orders o JOIN items i ON o.item = i.item"
-    pairs = model.reference(frames, joined, aliases=("o", "i"))
-    mean = model.manifest.table("c").mean_score[0]
-    check_equal(scored(table), [(row, score + mean) for row, score in pairs])
+    for gone, joined, left in (
+        ({"c": "customers"}, "FROM orders o JOIN items i ON o.item = i.item", ("o", "i")),
+        # a join whose tables are both gone
+        ({"c": "customers", "i": "items"}, "FROM orders o", ("o",)),
+    ):
+        table = model.table(without(on(whole, frames), *gone.values()), **MEAN)
+        pairs = model.reference(frames, joined, aliases=left)
+        mean = sum(model.manifest.table(alias).mean_score[0] for alias in gone)
+        check_equal(scored(table), [(row, score + mean) for row, score in pairs])
 
 
 def test_a_new_shard_at_a_site_takes_the_part_of_another(model):
