@@ -5,7 +5,8 @@ Without weights, means and counts equal numpy's to the bit.
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import cache
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
@@ -91,5 +92,19 @@ def in_threads(work: Callable[[slice], Result], rows: int, least_rows: int) -> l
     if parts <= 1:
         return [work(slice(0, rows))]
     edges = np.linspace(0, rows, parts + 1).astype(np.int64).tolist()
-    with ThreadPoolExecutor(parts) as pool:
-        return list(pool.map(work, [slice(*pair) for pair in pairwise(edges)]))
+    first, *others = (slice(*pair) for pair in pairwise(edges))
+    futures = [_pool(parts - 1).submit(work, span) for span in others]
+    try:
+        result = work(first)
+    finally:
+        wait(futures)  # none may go on when the caller does
+    return [result, *(future.result() for future in futures)]
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Keep the threads: to start one takes as long as much of what it is to do."""
+    return ThreadPoolExecutor(threads)
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,6 +1,10 @@
 """Local models against dense algebra, finite differences and autograd; threads."""
 
+import os
+import subprocess
+import sys
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -231,6 +235,31 @@ def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypat
 
     with pytest.raises(ValueError, match="not the first"):
         in_threads(fail, 30, least_rows=10)
+    ended = []
+
+    def fail_first(span):
+        if not span.start:
+            raise ValueError("the first")
+        time.sleep(0.05)
+        ended.append(span)
+
+    with pytest.raises(ValueError, match="the first"):
+        in_threads(fail_first, 30, least_rows=10)
+    assert len(ended) == 2  # none goes on behind the caller's back
+
+
+def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
+    # passes only if three threads are inside together
+    work = "in_threads(lambda _: meet.wait(), 30, 10)"
+    code = "import os, threading; from tp_flower.arrays import in_threads\n"
+    code += f"meet = threading.Barrier(3, timeout=10); {work}; child = os.fork()\n"
+    code += f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
+    environment = {**os.environ, "OMP_NUM_THREADS": "3"}
+    run = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(
+        run, check=True, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("0\n", "")
 
 
 @pytest.mark.parametrize("text", ["", "0", "-2", "many"])
