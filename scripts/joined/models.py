@@ -182,11 +182,15 @@ def tree_options(settings: Settings, loss: Loss) -> dict[str, object]:
 
 
 def grow_trees(
-    joined: JoinedTable, settings: Settings, trees: int = TREES, start: FloatArray | None = None
+    joined: JoinedTable,
+    settings: Settings,
+    trees: int = TREES,
+    start: FloatArray | None = None,
+    **options: object,
 ) -> Any:
     """Return LightGBM's model of the joined rows; validation rows stop it early.
 
-    ``start`` has the scores (N,) that it goes on from.
+    ``start`` has the scores (N,) that it goes on from, ``options`` come before the settings'.
     """
     import lightgbm
 
@@ -201,7 +205,7 @@ def grow_trees(
         )
     is_stopped = bool((joined.subset == VALIDATION).any())
     return lightgbm.train(
-        tree_options(settings, joined.loss),
+        tree_options(settings, joined.loss) | options,
         parts[TRAIN],
         trees,
         valid_sets=[parts[VALIDATION]] if is_stopped else None,

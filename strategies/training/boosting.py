@@ -55,7 +55,7 @@ class TablePuppetBoost(JoinStrategy):
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
     _bagged: Collection[str] = ()
-    _start: tuple[FloatArray, FloatArray] | None = None
+    start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class TablePuppetBoost(JoinStrategy):
         rows = Joined(joined.bound, joined.extracted, joined.mapping, joined.steps, missing)
         scores = yield from score(rows, model, self.settings, self.inventory)
         is_train = joined.subset == TRAIN
-        self._start = scores[is_train], scores[~is_train]
+        self.start_scores = scores[is_train], scores[~is_train]
 
     def choose_update(self, *_: Any, **__: Any) -> Update:
         """Let every shard grow trees of its own, whatever becomes of them."""
@@ -129,7 +129,7 @@ class TablePuppetBoost(JoinStrategy):
         """
         weights, base = problem.weighting.train_rows, problem.base_score
         constant = np.tile(base, (len(problem.test_labels), 1))
-        start, held_out = self._start or (base, constant)
+        start, held_out = self.start_scores or (base, constant)
         boosting = Boosting(problem.loss, problem.train_labels, weights, start)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()

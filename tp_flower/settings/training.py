@@ -181,7 +181,7 @@ class ModelSettings:
 
 
 LEAVES: Final = 127
-LEAVES_OF_REST: Final = 31  # larger trees fit the training rows alone, where a model came before
+LEAVES_OF_REST: Final = 15  # larger trees fit the training rows alone, where a model came before
 
 
 def _leaves(value: int) -> int:

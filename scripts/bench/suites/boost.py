@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Any, Final, cast
 from unittest.mock import patch
 
 import numpy as np
@@ -18,8 +18,9 @@ import pandas as pd
 
 from scripts.bench.datasets import Dataset, Tables, at_hand, lahman
 from scripts.bench.harness import Options, Outcome, Sites, SkippedSuite, first_within, train
-from scripts.joined.models import TREES, Problem, grow_trees, tree_metrics, tree_options
+from scripts.joined.models import TREES, grow_trees, tree_metrics, tree_options
 from strategies.inference.manifest import write_manifest
+from strategies.training.boosting import TablePuppetBoost
 from strategies.training.saving import make_manifest
 from tp_flower.duckdb_engine import new_engine
 from tp_flower.files import HOME_VARIABLE, home_folder
@@ -27,6 +28,8 @@ from tp_flower.methods import CLEAR
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.privacy import PrivacySettings
+from tp_flower.settings.training import LEAVES_OF_REST
+from tp_flower.splits import TRAIN
 
 ROUNDS: Final = 6
 CLEAR_SCORES: Final = PrivacySettings(scores=CLEAR)
@@ -36,6 +39,7 @@ SPLITS: Final = {"held-out days": "group(f.month, f.day)", "last": "time(f.time_
 SALARIES: Final = {"random": "random", "last years": "time(s.yearID)"}
 SHARDED: Final = {"origin": 0.003, "carrier": 0.006}
 """By column of the flights, the AUC that shards may lose."""
+ONE_TABLE: Final = "interaction_constraints"
 ALIKE, WIDE = 10, 100  # random shards, and columns more in each of two tables
 
 
@@ -144,31 +148,48 @@ def _compare(
 
 
 def _measure_split(outcome: Outcome, dataset: Dataset, title: str, split: str) -> None:
-    """Hold out days or the last rows; all stop early by the same validation rows."""
+    """Hold out days or the last rows; all stop early by the same validation rows.
+
+    What goes on from the linear model starts where that one's best epoch has ended, on
+    the join, too. Where LightGBM's trees, too, have one table's columns each, the rest is
+    what an interaction of two tables is worth.
+    """
     metric, config = (
         dataset.metric,
         {**dataset.settings, "test-split": split, "validation-fraction": 0.1},
     )
     settings = Settings.from_run_config({**config, "strategy": "boost", "patience": 2})
-    joined = dataset.joined(settings)
-    booster = grow_trees(joined, settings, TREES)
     linear = Settings.from_run_config({**config, "strategy": "cg"})
-    plain = dataset.joined(linear)
-    start = Problem.of(plain, linear).optimum().scores(plain.features)[:, 0]
-    further_booster = grow_trees(joined, settings, TREES, start)
     with TemporaryDirectory() as home, patch.dict(os.environ, {HOME_VARIABLE: home}):
         first = train(dataset.sql, linear, dataset.join_only(), state=Path(home))
         write_manifest(home_folder(), make_manifest(first))
         further = settings.with_fields(boost_from=first.model.name)
         second = train(dataset.sql, further, dataset.join_only(), state=Path(home))
-    name = f"{dataset.name}, {title}: {metric}, linear, boost, boost from linear; on the join"
-    outcome.facts[f"{name} LightGBM, linear then LightGBM"] = [
-        first.report.final_test[metric],
-        _final(dataset, settings),
-        second.report.final_test[metric],
-        tree_metrics(joined, booster, booster.best_iteration)[metric],
-        tree_metrics(joined, further_booster, further_booster.best_iteration, start)[metric],
-    ]
+    joined = dataset.joined(settings)
+    begun = cast(TablePuppetBoost, second).start_scores or ()
+    start, is_train = np.empty(len(joined.labels)), joined.subset == TRAIN
+    start[is_train], start[~is_train] = (scores[:, 0] for scores in begun)
+    tables = [list(range(*part.indices(len(start)))) for part in joined.columns.values()]
+    name = f"{dataset.name}, {title}: {metric}"
+    before, reached = (run.report.final_test[metric] for run in (first, second))
+    own = f"{name}, linear, boost, boost from linear"
+    outcome.facts[own] = [before, _final(dataset, settings), reached]
+    few, metrics = {"num_leaves": LEAVES_OF_REST}, list[float]()
+    for witness, begin, options in (
+        ("LightGBM", None, {}),
+        ("linear, then LightGBM", start, {}),
+        (f"linear, then LightGBM of {LEAVES_OF_REST} leaves", start, few),
+        ("linear, then LightGBM whose trees see one table each", start, few | {ONE_TABLE: tables}),
+    ):
+        booster = grow_trees(joined, settings, TREES, begin, **options)
+        metrics.append(tree_metrics(joined, booster, booster.best_iteration, begin)[metric])
+        outcome.facts[f"{name}, on the join, {witness}"] = metrics[-1]
+    # of an AUC more is better
+    sign, choose = (-1.0, max) if metric == "auc" else (1.0, min)
+    best, lost = choose(metrics[:-1]), sign * (reached - before) / before
+    outcome.check(f"{name}, from linear: worse than linear", lost, 0.002)
+    lost = sign * (reached - best) / best
+    outcome.check(f"{name}, from linear: behind the best on the join", lost, 0.01)
 
 
 def _measure_steps(outcome: Outcome, flights: Dataset) -> None:
