@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from client_apps.handlers.encoding import shared
-from client_apps.operator.participant import ADDED, BAGGED, GROWN, SCORES_NUMBER, Participant
+from client_apps.operator.participant import SCORE_SUMS, SCORES_NUMBER, Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -27,6 +27,11 @@ from tp_flower.protocol.boost_messages import (
 )
 from tp_flower.protocol.codec import check_sizes, required
 
+GROWN, BAGGED = "grown", "bagged"
+VALUES, REACHED = "values_{}", "reached"
+"""State vectors: the last trees' text as bytes, that of the average of the shards', either's
+values (n, d_c), and the sum of what all trees have added to the trained rows' scores."""
+
 
 def boost(site: Site, request: BoostRequest) -> BoostReply:
     """Add the last trees; grow more, and reply with their values, or seal them, or both."""
@@ -47,8 +52,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
                 scores=part.release_values(values) if request.sends_scores else None,
                 sealed=_sealed(site, part, request, seal) if seal else None,
             )
-            if request.bagged:
-                part.vectors[ADDED] = values
+            part.vectors[VALUES.format(GROWN)] = values
         site.save(part)
     return BoostReply(updates)
 
@@ -59,7 +63,7 @@ def bag(site: Site, request: BagRequest) -> BagReply:
     for part in site.parts():
         body = request.parts.get(part.number)
         if body is not None:
-            values = _average(site, part, body)
+            part.vectors[VALUES.format(BAGGED)] = values = _average(site, part, body)
             part.begin_scores(request.scores_number)
             updates[part.number] = BagUpdate(part.release_values(values))
             site.save(part)
@@ -73,7 +77,11 @@ def add_trees(part: Participant, lengths: Mapping[str, float], *, is_bagged: boo
     name = BAGGED if is_bagged else GROWN
     if name not in part.vectors or not isinstance(part.model, TreeModel):
         raise MessageError("no trees have been grown, or none averaged")
-    part.model.add(lengths[part.data.table], part.vectors[name])
+    step, counts = lengths[part.data.table], part.data.multiplicity
+    part.model.add(step, part.vectors[name])
+    added = step * part.vectors[VALUES.format(name)][: len(counts)]
+    part.vectors[REACHED] = part.vectors.get(REACHED, 0.0) + added
+    part.vectors[SCORE_SUMS] = score_sums(part.vectors[REACHED], counts)
 
 
 def _grow(part: Participant, body: BoostStep, growth: Growth) -> FloatArray:
@@ -121,7 +129,7 @@ def _average(site: Site, part: Participant, body: BagPart) -> FloatArray:
         raise MessageError("no trees have been grown for an average")
     part.vectors[BAGGED] = part.vectors[GROWN]
     if body.is_own:
-        return part.vectors[ADDED]
+        return part.vectors[VALUES.format(GROWN)]
     seal, _ = shared(site, part.number)
     name = TREES.format(int(part.vectors[SCORES_NUMBER][0]))
     documents = [

@@ -49,11 +49,6 @@ MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
 DESCENT: Final = "descent"
 DIRECTION: Final = "direction"
 GRADIENT: Final = "gradient"  # state vectors of conjugate gradients: v, p and g, (p,)
-GROWN: Final = "grown"
-BAGGED: Final = "bagged"
-ADDED: Final = "added"
-"""State vectors of boosting: the last trees' text as bytes, that of the average of the
-shards', and the former's values (n, d_c)."""
 
 BEST: Final = "best"
 BEST_SUMS: Final = "best_sums"

@@ -105,16 +105,19 @@ def test_manifest_says_what_the_sites_keep(trained):
 
 
 @pytest.mark.parametrize(
-    "method",
-    [None, TablePuppetBoost, TablePuppetCG, TablePuppetSGD],
-    ids=["admm", "boost", "cg", "sgd"],
+    ("method", "how"),
+    [
+        (None, {}),
+        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "local"}),
+        (TablePuppetBoost, {"min_rows_per_leaf": 1, "lou": "bagged"}),
+        (TablePuppetCG, {}),
+        (TablePuppetSGD, {"batch_size": 10}),
+    ],
+    ids=["admm", "boost", "bagged", "cg", "sgd"],
 )
-def test_manifest_says_what_the_tables_add(trained, tmp_path, method):
+def test_manifest_says_what_the_tables_add(trained, tmp_path, method, how):
     folder, strategy = trained
     if method is not None:
-        how = {TablePuppetBoost: {"min_rows_per_leaf": 1}, TablePuppetSGD: {"batch_size": 10}}.get(
-            method, {}
-        )
         folder, (strategy, _) = tmp_path, run(tmp_path, method, **how)
     # by hand: the final parameters on the encoded features of the joined rows
     orders, people = frames()
