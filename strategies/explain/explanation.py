@@ -263,6 +263,7 @@ class CostEstimate:
             is_repeated=self.method.by_joined_rows,
             is_weighted=layout.masses is not None or self.method.is_measured,
             has_hessian=not joined.loss.is_regression,
+            joined_rows=joined.train.joined_rows,
         )
 
 

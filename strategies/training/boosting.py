@@ -7,7 +7,7 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -54,7 +54,6 @@ class TablePuppetBoost(JoinStrategy):
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
-    _bagged: Collection[str] = ()
     start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
 
     def __init__(
@@ -77,18 +76,22 @@ class TablePuppetBoost(JoinStrategy):
 
     def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
         """Return the facts that decide who learns what."""
-        lou, rows = self.settings.lou, joined.train.joined_rows
-        self._bagged = [
-            name
-            for name, layout in joined.layouts.items()
-            if (shards := len(layout.parts)) > 1
-            and (lou == BAGGED or (lou == AUTO and rows < LARGE_SHARD * shards))
-        ]
+        shards = {name: len(layout.parts) for name, layout in joined.layouts.items()}
+        bagged = self._averaged(shards, joined.train.joined_rows)
         return dataclasses.replace(
             super().exposure(joined, *others),
-            bagged=self._bagged,
-            scores_own_trees=lou != BAGGED or not self._bagged,
+            bagged=bagged,
+            scores_own_trees=self.settings.lou != BAGGED or not bagged,
         )
+
+    def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
+        """Return the tables whose shards may average their trees."""
+        lou = self.settings.lou
+        return [
+            name
+            for name, count in shards.items()
+            if count > 1 and (lou == BAGGED or (lou == AUTO and joined_rows < LARGE_SHARD * count))
+        ]
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
@@ -115,7 +118,8 @@ class TablePuppetBoost(JoinStrategy):
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
-        return boost_epoch(tables, self._growth, self._bagged)
+        shards = {table.name: len(table.shards) for table in tables}
+        return boost_epoch(tables, self._growth, self._averaged(shards, tables[0].joined_rows))
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""

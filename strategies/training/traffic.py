@@ -82,6 +82,7 @@ class TableSize:
     is_repeated: bool = False
     is_weighted: bool = False
     has_hessian: bool = False
+    joined_rows: int = 0
 
     def sizes(self, shard: ShardSize) -> dict[str, float]:
         """Return one shard's sizes, by the names in the shapes of messages."""
