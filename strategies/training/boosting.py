@@ -6,6 +6,7 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 """
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -85,12 +86,16 @@ class TablePuppetBoost(JoinStrategy):
         )
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
-        """Return the tables whose shards may average their trees."""
-        lou = self.settings.lou
+        """Return the tables whose shards may average their trees.
+
+        Without validation rows nothing says which are better: those of large shards do not.
+        """
+        lou, is_validated = self.settings.lou, self.settings.validation_share > 0.0
+        large = math.inf if lou == BAGGED or is_validated else LARGE_SHARD
         return [
             name
             for name, count in shards.items()
-            if count > 1 and (lou == BAGGED or (lou == AUTO and joined_rows < LARGE_SHARD * count))
+            if count > 1 and lou in (BAGGED, AUTO) and joined_rows < large * count
         ]
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
@@ -139,7 +144,9 @@ class TablePuppetBoost(JoinStrategy):
         choices: Counter[str] = Counter()
         self.chosen["leaves"] = self._growth.leaves
         for epoch in range(1, self.settings.epochs + 1):
-            steps = yield from self._steps(problem, boosting, growing, held_out)
+            # shards whose own trees were better once differ in all epochs
+            bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
+            steps = yield from self._steps(problem, boosting, growing, held_out, bagged)
             # of equals the later: no rows validate, or the trees are alike
             step = min(reversed(steps), key=lambda each: each.validation_loss)
             boosting.scores = moved(boosting.scores, step.lengths, step.directions)
@@ -163,9 +170,9 @@ class TablePuppetBoost(JoinStrategy):
         boosting: Boosting,
         growing: Mapping[str, TrainedTable],
         held_out: FloatArray,
+        bagged: list[str],
     ) -> Generator[Requests, Replies, list["Step"]]:
-        """Let the tables grow trees; return the steps that may be taken along them."""
-        bagged = [name for name in problem.exposure.bagged if name in growing]
+        """Let the tables grow trees; return steps along them, and along the average of some."""
         number = 2 * self.epoch  # of scores: two in an epoch, each with a mask of its own
         sends_scores = problem.exposure.scores_own_trees or not bagged
         request = BoostRequest(

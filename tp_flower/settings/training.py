@@ -43,8 +43,8 @@ class AdmmSettings:
         'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" (any '
         'model); "auto": gram where its model is linear. "boost": "local" (each shard grows its '
         'own trees), "bagged" (the average of all shards\' trees, which they show each other); '
-        f'"auto": local from {methods.LARGE_SHARD:,} joined rows a shard on, or else what the '
-        "validation rows prefer in each round (bagged without any).",
+        '"auto": both, until the validation rows prefer local; without validation rows bagged, '
+        f"but local from {methods.LARGE_SHARD:,} joined rows a shard on.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
     )

@@ -248,14 +248,36 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
     }
     assert first["local"] != first["bagged"]
     assert first["auto"] == min(first["local"], first["bagged"])
-    assert " in " in runs["auto"].strategy.chosen["lou"]
     own = runs["bagged"].arrays(Action.BOOST, replies=True)
     assert {name for _, name in own} == {"sealed"}
 
 
-def test_large_shards_keep_their_trees(monkeypatch):
-    monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
+@pytest.mark.parametrize(
+    ("own_from", "tried", "chosen"),
+    [
+        (1, 1, "local in 3 epochs"),
+        (2, 2, "bagged in 1 epochs, local in 2 epochs"),
+        (9, 3, "bagged in 3 epochs"),
+    ],
+)
+def test_shards_average_until_their_own_trees_are_preferred(monkeypatch, own_from, tried, chosen):
+    taken, calls = boosting._step, itertools.count(2)
+
+    def step(*facts):
+        # in turns of own trees and of the average, while both are tried
+        epoch, is_averaged = divmod(next(calls), 2)
+        found, worse = taken(*facts), bool(is_averaged) == (epoch >= own_from)
+        return found._replace(metrics=found.metrics._replace(validation={"loss": float(worse)}))
+
+    monkeypatch.setattr(boosting, "_step", step)
     run = boosted("auto")
+    assert len({seen.round for seen in run.sent(Action.BAG)}) == tried
+    assert run.strategy.chosen["lou"] == chosen
+
+
+def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
+    monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
+    run = boosted("auto", validation_fraction=0.0, patience=0)
     assert not run.sent(Action.BAG)
     assert run.strategy.chosen["lou"] == "local in 3 epochs"
     assert "the trees that a shard has grown" not in str(report_dict(run.strategy.report))
