@@ -20,7 +20,7 @@ CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
 LOCAL, BAGGED = "local", "bagged"  # how the shards of a table boost
-LARGE_SHARD: Final = 50_000  # joined rows: its own trees are hardly noisier than all shards'
+LARGE_SHARD: Final = 50_000  # joined rows: where no rows validate, it keeps to its own trees
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models
 ROWS_OF_CORESET: Final = 2000  # default of a method that solves on a coreset

@@ -137,7 +137,7 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
     scopes = {release["what"]: release["scope"] for release in releases}
     assert scopes["scores"] == "given the encoder, whose statistics are not covered"
     assert scopes["moments"] == f"{SEALED}; {scopes['scores']}"
-    # balancing and over-relaxation rest where there is noise
+    # over-relaxation rests where there is noise
     assert finished.strategy.chosen["over-relaxation"] == 1.0
 
 

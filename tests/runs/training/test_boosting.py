@@ -255,9 +255,9 @@ def test_auto_takes_what_the_validation_rows_prefer(privacy):
 @pytest.mark.parametrize(
     ("own_from", "tried", "chosen"),
     [
-        (1, 1, "local in 3 epochs"),
-        (2, 2, "bagged in 1 epochs, local in 2 epochs"),
-        (9, 3, "bagged in 3 epochs"),
+        (1, 1, "local in 3 of 3 epochs"),
+        (2, 2, "bagged in 1 of 3 epochs, local in 2 of 3 epochs"),
+        (9, 3, "bagged in 3 of 3 epochs"),
     ],
 )
 def test_shards_average_until_their_own_trees_are_preferred(monkeypatch, own_from, tried, chosen):
@@ -279,7 +279,7 @@ def test_large_shards_keep_their_trees_where_no_rows_validate(monkeypatch):
     monkeypatch.setattr(boosting, "LARGE_SHARD", 1)
     run = boosted("auto", validation_fraction=0.0, patience=0)
     assert not run.sent(Action.BAG)
-    assert run.strategy.chosen["lou"] == "local in 3 epochs"
+    assert run.strategy.chosen["lou"] == "local in 3 of 3 epochs"
     assert "the trees that a shard has grown" not in str(report_dict(run.strategy.report))
 
 
