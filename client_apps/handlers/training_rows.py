@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.privacy.guard import check_rows
-from tp_flower.arrays import AnyArray, FloatArray, IntArray
+from tp_flower.arrays import AnyArray, FloatArray, IntArray, count_distinct
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import check_positions, check_sizes, required
@@ -59,7 +59,7 @@ class TrainingRows:
     @property
     def trained_positions(self) -> int:
         """Rows of the table that are trained on."""
-        return self.trained if self.place is None else len(np.unique(self.place[: self.trained]))
+        return self.trained if self.place is None else count_distinct(self.place[: self.trained])
 
     def units_of(self, codes: AnyArray | None) -> Units | None:
         """Return the units of privacy of the trained rows, by those of the table's."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import BoolArray
+from tp_flower.arrays import BoolArray, count_distinct
 from tp_flower.errors import MappingError
 from tp_flower.extraction.extracted import KeyColumn
 from tp_flower.joins.mapping import NO_ROW, IntArray, TableMapping, TableRows
@@ -146,7 +146,7 @@ def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer
     """Return the record of joining a table to label ``rows``, with its row counts."""
     lost_label_rows = 0
     if not is_outer and not match.counts.all():
-        lost_label_rows = _count_distinct(rows) - _count_distinct(rows[match.counts > 0])
+        lost_label_rows = count_distinct(rows) - count_distinct(rows[match.counts > 0])
     fan_outs = np.maximum(match.counts, 1) if is_outer else match.counts
     return JoinStep(
         table=table,
@@ -161,11 +161,6 @@ def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer
         unmatched_rows=match.unmatched_rows,
         lost_label_rows=lost_label_rows,
     )
-
-
-def _count_distinct(rows: IntArray) -> int:
-    # of row numbers; np.unique takes a hundred times as long
-    return int(np.count_nonzero(np.bincount(rows)))
 
 
 def join_table(step: JoinStep, match: Match, joined: Mapping[str, IntArray]) -> dict[str, IntArray]:
