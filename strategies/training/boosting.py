@@ -162,9 +162,8 @@ class TablePuppetBoost(JoinStrategy):
             if self.best.is_over or not growing or not has_split:
                 break
         if any(len(table.parts) > 1 for table in problem.tables.values()):
-            self.chosen["lou"] = ", ".join(
-                f"{x} in {n} of {epoch} epochs" for x, n in choices.items()
-            )
+            counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
+            self.chosen["lou"] = ", ".join(counts)
 
     def _steps(
         self,
