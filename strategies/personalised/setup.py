@@ -17,6 +17,7 @@ from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
+from strategies.setup.columns import bind_columns
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
@@ -83,7 +84,7 @@ def set_up_personalised(
     query: Query, settings: Settings, inventory: Inventory
 ) -> Generator[Requests, Replies, PersonalisedProblem]:
     """Run the rounds of the set-up."""
-    bound = query.bind(inventory.schemas())
+    bound, columns = bind_columns(query.bind, inventory)
     if len(bound.tables) > 1:
         raise QueryError(
             "strategy 'personalised' is for the rows of one table, whose shards get a "
@@ -96,7 +97,7 @@ def set_up_personalised(
         )
     (name,) = bound.tables
     choices = encoder_choices(bound, settings)
-    extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
+    extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)

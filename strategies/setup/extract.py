@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
+from strategies.setup.columns import Columns
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from strategies.setup.splitting import split_terms
@@ -28,7 +29,9 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
+from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query.fragment import reads
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 
@@ -40,7 +43,8 @@ class Extracted:
     Parts are by table in shard order, none for a table whose sites are all missing; row counts,
     after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
-    the query or the run has none. ``public_keys`` are those of the run, by node.
+    the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
+    how text files are read.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -49,6 +53,7 @@ class Extracted:
     weights: FloatArray | None
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
+    columns: Columns
     replies: Replies = field(repr=False)
 
     @property
@@ -85,22 +90,26 @@ def extract(
     bound: BoundQuery,
     settings: Settings,
     inventory: Inventory,
+    columns: Columns,
     row_key: Sequence[str] = (),
     *,
     keeps_labels: bool = False,
 ) -> Generator[Requests, Replies, Extracted]:
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
     fragments: dict[Part, Fragment] = {}
+    readings: dict[int, dict[str, TextReading]] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
         table = fragment.table
         for shard in inventory.shards_of(fragment.name):
             part = Part(len(fragments), table, shard.site, shard.node, shard.position)
             fragments[part] = fragment
+            readings[part.number] = columns.readings_of(shard)
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
+    bodies = {n: replace(body, readings=readings[n]) for n, body in bodies.items()}
     groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
@@ -129,6 +138,7 @@ def extract(
         weights=weights,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
+        columns=columns,
         replies=replies,
     )
 
@@ -405,6 +415,18 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     if first.weight is not None:
         lines.append(f"weight of a joined row: {first.weight}")
     return tuple(lines)
+
+
+def describe_formats(fragments: Sequence[Fragment], columns: Columns) -> tuple[str, ...]:
+    """Describe how the days in text files are read, where they are not ISO 8601."""
+    names = dict.fromkeys(fragment.name for fragment in fragments)
+    read = {(fragment.name, item.column) for fragment in fragments for item in reads(fragment)}
+    return tuple(
+        f"days of {column} in the texts of {name}: {day_format}"
+        for name in names
+        for column, day_format in columns.formats_of(name).items()
+        if (name, column) in read
+    )
 
 
 def _rows(fragment: Fragment) -> str:

@@ -28,6 +28,7 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
+from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
@@ -507,16 +508,18 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows."""
         settings = self.settings
-        bound = self.bind(inventory.schemas())
-        for problem in inventory.unread if self.query.has_stars else ():
+        bound, columns = bind_columns(self.bind, inventory)
+        for problem in columns.unread if self.query.has_stars else ():
             self.warn(f"{problem}; * leaves it out")
+        for warning in reading_warnings(bound, columns):
+            self.warn(warning)
         for alias, _ in settings.models:
             table_named(bound, alias, "models")
         if settings.split.table:
             table_named(bound, settings.split.table, "test-split")
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
-        extracted = yield from extract(bound, settings, inventory)
+        extracted = yield from extract(bound, settings, inventory, columns)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
