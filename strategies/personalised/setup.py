@@ -6,7 +6,7 @@ one encoder. ``personalise`` sends the split, and brings sums of labels, which g
 
 import math
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
-from strategies.setup.columns import bind_columns
+from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
@@ -81,10 +81,12 @@ class PersonalisedProblem(PreparedRun):
 
 
 def set_up_personalised(
-    query: Query, settings: Settings, inventory: Inventory
+    query: Query, settings: Settings, inventory: Inventory, warn: Callable[[str], None]
 ) -> Generator[Requests, Replies, PersonalisedProblem]:
     """Run the rounds of the set-up."""
     bound, columns = bind_columns(query.bind, inventory)
+    for warning in reading_warnings(bound, columns):
+        warn(warning)
     if len(bound.tables) > 1:
         raise QueryError(
             "strategy 'personalised' is for the rows of one table, whose shards get a "
