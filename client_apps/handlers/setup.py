@@ -58,6 +58,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 rows=schema.rows,
                 all_null=list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),
+                unread=schema.unread,
             )
         )
     return setup_messages.DescribeReply(

@@ -217,12 +217,14 @@ def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
 
 def _schema(shards: Sequence[HostedShard]) -> TableSchema:
     """Return the columns that all shards have with one kind of values, and their types."""
-    schema, unread = TableSchema(), {}
+    schema, unread = TableSchema(), _unread(shards)
     columns: dict[str, list[tuple[HostedShard, str]]] = {}
     for shard in shards:
         for name in shard.columns:
             columns.setdefault(name.lower(), []).append((shard, name))
     for lower, having in columns.items():
+        if lower in unread:
+            continue
         first, name = having[0]
         where = f"table {first.table!r}: column {name!r} is"
         # the type of a column without values must not count
@@ -245,3 +247,12 @@ def _schema(shards: Sequence[HostedShard]) -> TableSchema:
     unlisted = {name.lower() for shard in shards for name in shard.unlisted}
     schema.unread, schema.unlisted = unread, frozenset(n for n in schema if n.lower() in unlisted)
     return schema
+
+
+def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
+    """Return why some site cannot read a column, by the name in lower case."""
+    return {
+        name.lower(): f"table {shard.table!r}: column {name!r} at site {shard.site!r} {why}"
+        for shard in reversed(shards)
+        for name, why in shard.unread.items()
+    }

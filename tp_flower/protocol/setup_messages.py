@@ -39,6 +39,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         position: position among the shards that the node hosts.
         columns: types by name, for the columns that a policy shows.
         unlisted: those of them that the policy keeps from features.
+        unread: why queries cannot read other columns that a policy shows, and what to write.
     """
 
     table: f.Name
@@ -49,6 +50,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     rows: f.TableRowCount
     all_null: list[f.Name]
     unlisted: list[f.Name] = []
+    unread: dict[f.Name, f.Name] = {}
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -71,8 +73,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "names of the hosted tables; columns, types and rows of the query's, and which "
-            "columns a policy keeps from features",
+            "names of the hosted tables; columns, types and rows of the query's, which "
+            "columns a policy keeps from features, and why some cannot be read",
             fields=("shards", "tables"),
         ),
     )
