@@ -444,7 +444,7 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
         missing: share without a value, rounded up; ``other`` in the column of all other
             categories; None where the encoder tells neither.
         categories: how many, of at least min-count rows each; ``listed`` have a column.
-        nearly_numbers: whether nearly all texts are numbers or dates, and not all plain digits.
+        nearly_numbers: whether most texts are numbers or dates, and not all plain digits.
     """
 
     column: f.Name
@@ -473,7 +473,7 @@ _COLUMNS = Discloses(
 _FEATURES = Discloses(
     "a summary of each feature of tables without a budget, unless its encoder was declared: the "
     "kind of value; in whole percents the share of missing values and of categories in (other); "
-    "how many categories there are; and whether nearly all texts are numbers or dates",
+    "how many categories there are; and whether most texts are numbers or dates",
     fields=("features",),
     kinds=("features",),
     policy="statistics",
