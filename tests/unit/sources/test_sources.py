@@ -136,12 +136,10 @@ def test_type_override(tmp_path, name):
     frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     source = shards.ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
     assert shards.describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
-    for column, match in (
-        ("d", "names column 'd', but the columns are a, b, c"),
-        ("c", r"table 't' at site 's' .*column 'c' .*more than one in 10 of its texts"),
-    ):
-        with pytest.raises(SourceError, match=match):
-            shards.describe(replace(source, types={column: "DOUBLE"}))
+    with pytest.raises(SourceError, match="names column 'd', but the columns are a, b, c"):
+        shards.describe(replace(source, types={"d": "DOUBLE"}))
+    unread = shards.describe(replace(source, types={"c": "DOUBLE"})).unread
+    assert "more than one in 10 of its texts" in unread["c"]
     assert rows_of(replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})) == [("007",)]
 
 
