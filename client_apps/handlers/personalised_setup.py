@@ -21,7 +21,7 @@ from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
-from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
@@ -48,15 +48,13 @@ from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
 
 
-def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
+def local_label_facts(source: ShardSource, label: LabelColumn, task: str, sql: str) -> LabelFacts:
     """Return the type of labels that stay at the site, and their classes, if any.
 
+    ``sql`` is the label's expression, for messages.
     With task "auto", booleans and texts make a classification.
     """
-    if missing := int(np.isnan(label.values).sum()):
-        raise QueryError(
-            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
-        )
+    check_no_null([label], sql, are_private=True)
     is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:

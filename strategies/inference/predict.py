@@ -255,7 +255,7 @@ class Evaluate(ModelStrategy):
         if not self.has_label:
             labels = Labels(np.zeros((extracted.table_rows[table], 0)))
             return labels, KMeansLoss(self.manifest.outputs)
-        labels = gather_labels(extracted.label_columns(table), settings)
+        labels = gather_labels(extracted.label_columns(table), settings, joined.bound.label_sql)
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:
             names = ", ".join(map(repr, unknown[:10]))

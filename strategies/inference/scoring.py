@@ -68,6 +68,7 @@ def join_rows(
         bound.label_table,
         bound.outer,
         settings.max_joined_rows,
+        filters=extracted.filters,
     )
     return Joined(bound, extracted, mapping, steps, missing)
 

@@ -44,7 +44,7 @@ class Extracted:
     after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
     the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
-    how text files are read.
+    how text files are read, ``filters`` by table which conditions have removed rows of it.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -54,6 +54,7 @@ class Extracted:
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
     columns: Columns
+    filters: Mapping[str, str]
     replies: Replies = field(repr=False)
 
     @property
@@ -139,6 +140,7 @@ def extract(
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
         columns=columns,
+        filters=_removing(fragments, inventory, rows),
         replies=replies,
     )
 
@@ -183,6 +185,25 @@ def _check_filled(
         after = " after the query's filters" if is_filtered else ""
         sites = ", ".join(dict.fromkeys(part.site for part in shards))
         raise SchemaError(f"table {table!r} is empty{after}: none of its sites ({sites}) has a row")
+
+
+def _removing(
+    fragments: Mapping[Part, Fragment], inventory: Inventory, rows: Mapping[int, int]
+) -> dict[str, str]:
+    """Say by table which conditions have removed rows of it, for messages."""
+    removing = {}
+    for part, fragment in fragments.items():
+        subquery = fragment.subquery
+        conditions = fragment.filters
+        if subquery is not None:
+            # its rows are groups: how many there would be without the conditions is unknown
+            conditions = (*subquery.filters, *subquery.having, *conditions)
+        elif rows[part.number] == inventory.by_place[part.node, part.shard].rows:
+            continue
+        if conditions:
+            texts = " AND ".join(dict.fromkeys(conditions))
+            removing[part.table] = f"of {fragment.name} the query takes only rows WHERE {texts}"
+    return removing
 
 
 def _keys(

@@ -10,7 +10,7 @@ from strategies.run.exchange import Part
 from strategies.run.replies import refuse
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.learning import label_noise
 from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
 from tp_flower.methods import LAPLACE
@@ -68,11 +68,13 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
     return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
-def gather_labels(columns: Sequence[tuple[Part, LabelColumn]], settings: Settings) -> Labels:
-    """Combine the label columns of the label table's shards."""
+def gather_labels(
+    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
+) -> Labels:
+    """Combine the label columns of the label table's shards; the query writes them as ``sql``."""
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
-    return read_labels([column for _, column in columns], settings.task)
+    return read_labels([column for _, column in columns], settings.task, sql)
 
 
 def read_private_labels(
@@ -91,17 +93,14 @@ def read_private_labels(
     return Labels(values, names, expected, plan.noise)
 
 
-def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
+def read_labels(columns: Sequence[LabelColumn], task: str, sql: str) -> Labels:
     """Concatenate the shards' labels.
 
     With task "auto", booleans and texts make a classification.
     """
     values = np.concatenate([column.values for column in columns])
     # a shard whose labels are all NULL has no type to compare
-    if missing := int(np.isnan(values).sum()):
-        raise QueryError(
-            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
-        )
+    check_no_null(columns, sql)
     kind = common_kind({column.kind for column in columns})
     is_classes = task == "classification" or (task == "auto" and kind in {"boolean", "text"})
     if kind == "text" and not is_classes:

@@ -7,7 +7,7 @@ import numpy as np
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.joining import hint_of_types
+from tp_flower.joins.joining import why_unmatched
 from tp_flower.joins.mapping import TableRows
 from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM, TRAIN, SubsetArray
@@ -40,13 +40,14 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
 
 def _lost_rows(joined: JoinedRows) -> Iterator[str]:
     """Yield a warning where fewer than half of the label's rows join."""
-    rows, lost = joined.steps[0].rows, sum(step.lost_label_rows for step in joined.steps)
+    extracted, rows = joined.extracted, joined.steps[0].rows
+    lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)
         yield (
             f"only {rows - lost} of {rows} label rows are joined: {worst.lost_label_rows} "
             f"have no match in {worst.table} on {worst.on}"
-            f"{hint_of_types(worst, joined.bound.joins, joined.extracted.keys)}"
+            f"{why_unmatched(worst, joined.bound.joins, extracted.keys, extracted.filters)}"
         )
 
 

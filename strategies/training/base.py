@@ -363,9 +363,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         parts = extracted.parts.get(bound.split_table, ())
         return split_joined(bound, parts, extracted.replies, mapping, self.settings)
 
-    def read_labels(self, extracted: Extracted, table: str) -> Labels:
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Labels:
         """Return the labels of the label table."""
-        return gather_labels(extracted.label_columns(table), self.settings)
+        columns = extracted.label_columns(bound.label_table)
+        return gather_labels(columns, self.settings, bound.label_sql)
 
     def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
         """Return the loss for the labels (N,) of the joined training rows."""
@@ -522,7 +523,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         extracted = yield from extract(bound, settings, inventory, columns)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
-        labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
+        labels = self.read_labels(extracted, bound).of_rows(sampled)
         if settings.task == AUTO and self.has_label:
             task = "classification" if labels.classes else "regression"
             self.chosen["task"] = f"{task}, by the label's type ({labels.kind})"
@@ -534,6 +535,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             bound.outer,
             settings.max_joined_rows,
             sampled,
+            extracted.filters,
         )
         mapping, weights, weighting = without_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""

@@ -304,6 +304,20 @@ def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     return piece
 
 
+def _usable(duckdb_type: str, sql: str) -> str:
+    """Return what makes a number or a text of a value whose type has no kind."""
+    text = f"CAST({sql} AS VARCHAR) is a text"
+    if duckdb_type.startswith("TIME"):
+        return f"EPOCH({sql}) is a number, the seconds since midnight, as is HOUR({sql}); {text}"
+    if duckdb_type == "INTERVAL":
+        return f"EPOCH({sql}) is a number, of seconds; {text}"
+    if duckdb_type in ("UHUGEINT", "BIGNUM", "BIT"):
+        return f"CAST({sql} AS DOUBLE) is a number; {text}"
+    if duckdb_type.endswith("]"):
+        return f"LENGTH({sql}) is a number; {text}"
+    return text
+
+
 def typed_piece(
     source: ShardSource, spelled: tuple[str, str, str], duckdb_type: str, *, can_be_vector: bool
 ) -> TypedColumn:
@@ -311,9 +325,8 @@ def typed_piece(
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
-        kind_text = without_values(duckdb_type)
         raise SourceError(
-            f"{source}: {name!r} is of type {kind_text}, which cannot be used: "
-            "CAST it to a number, a text, a date, a timestamp or a boolean"
+            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which cannot be used: "
+            f"{_usable(duckdb_type, sql)}, or leave it out, of a star with EXCLUDE"
         )
     return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

@@ -11,6 +11,7 @@ other tables in the order of joining.
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -216,6 +217,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     outer: Collection[str] = (),
     max_joined_rows: float = math.inf,
     sampled: BoolArray | None = None,
+    filters: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys; return the mapping, and a record of each step, in order.
 
@@ -223,7 +225,8 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's rows,
-    (n,), those that are not ``sampled`` take no part.
+    (n,), those that are not ``sampled`` take no part. ``filters`` says by table which conditions
+    have removed rows of it, for messages.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
@@ -250,7 +253,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
-        hint = hint_of_types(next(step for step in steps if not step.rows), joins, keys)
+        hint = why_unmatched(next(step for step in steps if not step.rows), joins, keys, filters)
         raise MappingError(f"the join has no rows; rows left after each step: {sizes}{hint}")
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
@@ -266,8 +269,12 @@ def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
     }
 
 
-def hint_of_types(step: JoinStep, joins: Sequence[Join], keys: Keys) -> str:
-    """Return why keys of a step may not match, as far as their types tell; else ""."""
+def why_unmatched(
+    step: JoinStep, joins: Sequence[Join], keys: Keys, filters: Mapping[str, str]
+) -> str:
+    """Return why keys of a step may not match, as far as filters or types tell; else ""."""
+    if step.table in filters:
+        return f"; {filters[step.table]}"
     for join in joins:
         columns = keys[join.left, join.left_key]
         if join.text in step.on and any("text" in column.kind for column in columns):

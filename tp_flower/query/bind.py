@@ -15,7 +15,7 @@ needs values of two tables at once is refused by name. The query itself is never
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sqlglot import exp
@@ -58,6 +58,7 @@ class BoundQuery:
         outer: LEFT JOINed tables, which may have no match for a joined row.
         split_table: the table whose last key decides which rows are held out; ""
             if none does.
+        label_sql: the label as the query writes it; "" without one.
     """
 
     fragments: tuple[Fragment, ...]
@@ -65,6 +66,7 @@ class BoundQuery:
     label_table: str
     outer: frozenset[str] = frozenset()
     split_table: str = ""
+    label_sql: str = field(default="", compare=False)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -220,7 +222,8 @@ class Query:
             for branch in relation.branches
         )
         followed = label.table if label else unlabelled.table if unlabelled else ""
-        return BoundQuery(fragments, joins, followed, settled.outer, split_table)
+        label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
+        return BoundQuery(fragments, joins, followed, settled.outer, split_table, label_sql)
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:

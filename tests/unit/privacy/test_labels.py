@@ -20,7 +20,7 @@ def labels(*shards, task="auto"):
         LabelColumn(kind, np.array(values, dtype=float), tuple(*rest))
         for kind, values, *rest in shards
     ]
-    return read_labels(columns, task)
+    return read_labels(columns, task, "t.y")
 
 
 @pytest.mark.parametrize(("shards", "task", "values", "classes"), CASES["values"])
@@ -32,7 +32,7 @@ def test_labels_are_numbers_or_classes(shards, task, values, classes):
 
 TASKS = ("auto", "regression", "classification")
 NULLS = [
-    ([(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])], task, "NULL in 3 rows: add a f")
+    ([(kind, [0, NAN, NAN], ["a"]), (kind, [NAN], [])], task, "NULL in 3 rows: the others have one")
     for kind in ("number", "text")
     for task in TASKS
 ]

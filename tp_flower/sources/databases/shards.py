@@ -42,7 +42,10 @@ from tp_flower.sources.tables_file import ShardSource
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """The table or the owner's query behind a shard, in the tables file's types."""
+    """The table or the owner's query behind a shard, in the tables file's types.
+
+    ``types`` are those of the columns that queries can read.
+    """
 
     session: DatabaseSession
     connection: duckdb.DuckDBPyConnection
@@ -92,13 +95,6 @@ class DatabaseTable:
 
     def _arrow(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> Any:
         columns = [self.columns[name] for name in selection.columns]
-        for column in columns:
-            if not column.is_readable:
-                raise SourceError(
-                    f"{self.session.source}: column {column.name!r} is of type "
-                    f"{column.type}, which cannot be used: convert it in 'sql' to a "
-                    "number, a text, a date, a timestamp or a boolean"
-                )
         return to_arrow(rows, columns or [_NOTHING], str(self.session.source))
 
     def _view(self, selection: Selection, relation: str) -> None:
@@ -155,8 +151,10 @@ def describe_database(source: ShardSource) -> ShardSchema:
         table = _open_table(session, connection)
         counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.columns)
         total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
-    empty = [name for name, n in zip(table.columns, present, strict=True) if not n]
-    return ShardSchema(dict(table.types), int(total), tuple(empty))
+    counted = zip(table.columns, present, strict=True)
+    empty = [name for name, values in counted if not values and name in table.types]
+    unread = {n: c.why_unread for n, c in table.columns.items() if not c.is_readable}
+    return ShardSchema(dict(table.types), int(total), tuple(empty), unread=unread)
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
@@ -197,12 +195,11 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
     """Make the view ``shard`` of a connection all rows that can be read."""
     with open_session(source) as session:
         table = _open_table(session, connection)
-        names = tuple(n for n, column in table.columns.items() if column.is_readable)
-        table.load(Selection(Fragment(source.table, source.table), names))
+        table.load(Selection(Fragment(source.table, source.table), tuple(table.types)))
 
 
 def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection) -> DatabaseTable:
-    """Determine the columns, and create the empty relation ``declared`` with them."""
+    """Determine the columns, and the types of those that queries can read."""
     source = session.source
     declared = _columns(session)
     check_names([column.name for column in declared], str(source))
@@ -210,16 +207,15 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     columns = {names[c.name]: replace(c, name=names[c.name]) for c in declared}
     chosen = source.types_of(columns)
     source.spelled("order-by", session.database.order_by, columns)
-    wanted = {name: chosen.get(name, column.type) for name, column in columns.items()}
+    wanted = {n: chosen.get(n, column.type) for n, column in columns.items() if column.is_readable}
     nulls = ", ".join(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
     )
     try:
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW declared AS SELECT {nulls} WHERE false")
-        types = column_types(connection, "SELECT * FROM declared")
+        types = column_types(connection, f"SELECT {nulls} WHERE false") if nulls else {}
     except duckdb.Error as error:
         raise SourceError(f"{source}: {safe_message(error)}") from error
-    for name in chosen:
+    for name in chosen.keys() & types.keys():
         # the site casts, because the database's columns are not of this type
         column = columns[name]
         columns[name] = DatabaseColumn(
@@ -239,9 +235,8 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
         rows = chain.from_iterable(session.chunks("PRAGMA table_info(tp_flower_shard)"))
         declared = {str(name): str(kind) for _, name, kind, *_ in rows}
         names = session.source.renamed(declared)
-        chosen = session.source.types_of(names.values())
-        overridden = [name for name in declared if names[name] in chosen]
-        return sqlite_columns(declared, one_row, overridden, str(session.source))
+        types = session.source.types_of(names.values())
+        return sqlite_columns(declared, one_row, names, types)
     fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
     if session.dialect == "mysql":
         return list(map(mysql_column, fields))
