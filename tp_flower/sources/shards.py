@@ -262,7 +262,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         _check_readable(source, source.path)
     if source.path is None:
         frame = _registered(source.token or "")[1][source.table][source.index]
-        connection.register("frame", frame.rename(columns=str))
+        connection.register("frame", _with_nanoseconds(frame.rename(columns=str)))
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
@@ -290,6 +290,18 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     rows = f"(SELECT {columns} FROM source_rows)"
     types = column_types(connection, f"SELECT * FROM {rows}")
     connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
+
+
+def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a frame whose nanoseconds DuckDB reads: it cuts those of times with a zone."""
+    import pandas as pd
+
+    zoned = [
+        name
+        for name, dtype in frame.dtypes.items()
+        if isinstance(dtype, pd.DatetimeTZDtype) and dtype.unit == "ns"
+    ]
+    return frame.assign(**{str(name): frame[name].dt.tz_convert(None) for name in zoned})
 
 
 def _only_table(
