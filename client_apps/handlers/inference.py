@@ -208,5 +208,6 @@ def _times(texts: pa.Array) -> pa.Array:
     texts = pc.if_else(is_finite, texts, pa.scalar(None, pa.string()))
     if not pc.any(pc.match_substring(texts, ".")).as_py():
         return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
-    nanoseconds = pc.multiply(pc.cast(texts, pa.decimal128(22, 3)), pa.scalar(1000, pa.int64()))
+    thousand = pa.scalar(1000, pa.decimal128(4, 0))
+    nanoseconds = pc.multiply(pc.cast(texts, pa.decimal128(22, 3)), thousand)
     return pc.cast(pc.cast(nanoseconds, pa.int64()), pa.timestamp("ns", "UTC"))
