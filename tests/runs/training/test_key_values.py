@@ -209,3 +209,17 @@ def test_nan_labels_in_parquet_are_filtered_out(condition, tmp_path):
     with pytest.raises(TPFlowerError, match=r"the label is NULL in 9 rows: .*IS NOT NULL"):
         joined_rows(sites, sql)
     assert joined_rows(sites, f"{sql} WHERE {condition}") == 51
+
+
+def test_uuids_and_texts_of_one_sub_query_are_refused_with_the_cast_to_write(tmp_path):
+    text = f"CAST({UUID_OF} AS VARCHAR)"
+    sites = [
+        site(tmp_path, "A", {"a": parquet(tmp_path, "a", sixty(text))}),
+        site(tmp_path, "B", {"b": parquet(tmp_path, "b", six(UUID_OF))}),
+        site(tmp_path, "C", {"c": parquet(tmp_path, "c", six(f"upper({text})"))}),
+    ]
+    both = "(SELECT k, z FROM b UNION ALL SELECT k, z FROM c) u"
+    sql = f"SELECT a.y AS label, a.x, u.z FROM a JOIN {both} ON a.k = "
+    with pytest.raises(TPFlowerError, match=r"differ in type: .*; cast texts to UUID in the query"):
+        joined_rows(sites, f"{sql}u.k")
+    assert joined_rows(sites, f"{sql}CAST(u.k AS UUID)") == 120

@@ -211,6 +211,14 @@ def test_nanoseconds_are_kept(nanoseconds, data):
     assert len(set(fine)) == len(set(whole))
 
 
+def test_keys_as_numbers_are_in_the_order_of_the_values(tmp_path):
+    infinite = ["'-infinity'", "'1969-12-31 23:59:59.9'", "'2020-01-01 00:00:00.000000001'"]
+    times = ", ".join(f"(TIMESTAMP_NS {t})" for t in [*infinite, "'infinity'"])
+    (key,) = extract(duckdb_file(tmp_path, f"FROM (VALUES {times}) t(k)"), keys_of(['"k"'])).keys
+    expected = [-math.inf, -100_000.0, 1577836800e6, math.inf]
+    assert key.numbers()[key.codes].tolist() == expected
+
+
 def typed_table() -> str:
     rows = zip(*(column["values"] for column in COLUMNS.values()), strict=True)
     listed = ", ".join(f"({', '.join(map(quote_text, row))})" for row in rows)
