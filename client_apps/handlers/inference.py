@@ -195,8 +195,19 @@ def _values(key: ExtractedKey) -> pa.Array:
     if key.kind == "boolean":
         return pc.equal(texts, "true")
     if key.kind == "time":
-        return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
+        return _times(texts)
     if key.kind != "number":
         return texts
     is_whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
     return pc.cast(texts, pa.int64() if is_whole else pa.float64())
+
+
+def _times(texts: pa.Array) -> pa.Array:
+    """Return times from microseconds as text; infinite ones are missing."""
+    is_finite = pc.invert(pc.match_substring(texts, "infinity"))
+    texts = pc.if_else(is_finite, texts, pa.scalar(None, pa.string()))
+    if not pc.any(pc.match_substring(texts, ".")).as_py():
+        return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
+    thousand = pa.scalar(1000, pa.decimal128(4, 0))
+    nanoseconds = pc.multiply(pc.cast(texts, pa.decimal128(22, 3)), thousand)
+    return pc.cast(pc.cast(nanoseconds, pa.int64()), pa.timestamp("ns", "UTC"))

@@ -63,11 +63,13 @@ def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColum
         for side, keys in ((join.left, left), (join.right, right))
     }
     # a shard without values has no type that could differ
-    if len({kind for kinds_of in kinds.values() for kind in kinds_of}) > 1:
+    distinct = {kind for kinds_of in kinds.values() for kind in kinds_of}
+    if len(distinct) > 1:
+        has_uuid = any("uuid" in kind.split("+") for kind in distinct)
         raise MappingError(
             f"the keys of the join {join.text} differ in type: "
             + ", ".join(f"{side}: {' or '.join(kind)}" for side, kind in kinds.items())
-            + "; cast one side in the query"
+            + f"; cast {'texts to UUID' if has_uuid else 'one side'} in the query"
         )
 
 

@@ -22,7 +22,13 @@ from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query import parsing
-from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
+from tp_flower.query.conditions import (
+    Condition,
+    Settled,
+    bind_conditions,
+    cast_text_to_uuid,
+    settle,
+)
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.relations import Schema, bind_table, table_schemas
@@ -194,11 +200,12 @@ class Query:
         left_joined = [join.alias for join in statement.joins if join.is_left]
         settled = settle(conditions, left_joined, relations)
         _check_joined(statement, settled)
+        predicates = [cast_text_to_uuid(p, relations) for p in settled.predicates]
         sides = {side for c in conditions if not c.is_filter for side in c.sides}
         items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
         bound = [(item, _bind_item(item, scope)) for item in items]
         features = _bind_features(bound, scope)
-        joins, keys = _make_joins(settled.predicates, list(relations))
+        joins, keys = _make_joins(predicates, list(relations))
         marked = [pair for pair in bound if _is_marked(pair[0])]
         if unlabelled is not None:
             keys.setdefault(unlabelled.table, []).extend(_row_key(unlabelled, scope, settled))

@@ -81,6 +81,30 @@ def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str
     return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE {select}").fetchall()}
 
 
+_FLOATS: Final = frozenset(("FLOAT", "DOUBLE"))
+
+
+def regular_rows(types: Mapping[str, str], relation: str) -> str:
+    """Return the SELECT of columns of these types in which a missing number has one form.
+
+    NaN becomes NULL here, before anything reads the values: filters, aggregates, keys
+    and features then agree that it is missing. TIMESTAMPTZ_NS, to which few of DuckDB's
+    functions apply, becomes TIMESTAMP_NS, in UTC.
+    """
+    columns = []
+    for name, kind in types.items():
+        column = duckdb_engine.quote_name(name)
+        value = column
+        if kind in _FLOATS:
+            # Parquet's least and greatest values leave NaN out, and DuckDB takes isnan() and
+            # comparisons with NaN to be false where they do; it does not decide these by them
+            value = f"CASE WHEN isfinite({column}) OR isinf({column}) THEN {column} END"
+        elif kind == "TIMESTAMPTZ_NS":
+            value = f"CAST({column} AS TIMESTAMP_NS)"
+        columns.append(f"{value} AS {column}")
+    return f"SELECT {', '.join(columns) or 'nothing'} FROM {relation}"
+
+
 EARLY_ROWS: Final = 2048
 
 Frames: TypeAlias = "Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]"
@@ -250,7 +274,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     if source.path is not None:
         _check_readable(source, source.path)
     if source.path is None:
-        connection.register("frame", _frame(source).rows)
+        connection.register("frame", _with_nanoseconds(_frame(source).rows))
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
@@ -271,7 +295,21 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     columns = ", ".join(
         f"{casts.get(name, quote_name(name))} AS {quote_name(name)}" for name in names.values()
     )
-    connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
+    rows = f"(SELECT {columns} FROM source_rows)"
+    types = column_types(connection, f"SELECT * FROM {rows}")
+    connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
+
+
+def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a frame whose nanoseconds DuckDB reads: it cuts those of times with a zone."""
+    import pandas as pd
+
+    zoned = [
+        name
+        for name, dtype in frame.dtypes.items()
+        if isinstance(dtype, pd.DatetimeTZDtype) and dtype.unit == "ns"
+    ]
+    return frame.assign(**{str(name): frame[name].dt.tz_convert(None) for name in zoned})
 
 
 def _only_table(

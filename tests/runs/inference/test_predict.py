@@ -284,12 +284,13 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     rows["orders"] = rows["orders"].assign(
         name=[f"n{k}:\n{k}" for k in range(80)],
         at=pd.Timestamp("2020-01-01 01:02:03") + pd.to_timedelta(range(80), "s"),
+        fine=pd.Timestamp("1969-12-31 23:59:59.9999999") + pd.to_timedelta(range(80), "ns"),
     )
     rows["orders"].loc[7, "name"] = None
     sites = on(sharded, rows)
     by_position = logistic.table(sites, UNLABELLED).to_pandas()
     before = set(logistic.state.glob("*/predictions/row-keys-*"))
-    columns = ["customer", "name", "at", "online"]
+    columns = ["customer", "name", "at", "fine", "online"]
     predictions = logistic.table(sites, UNLABELLED, row_key=", ".join(columns)).to_pandas()
     (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
@@ -302,7 +303,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     joined = predictions.merge(distinct, on="row_key")
     pieces = pd.concat(sites["orders"]["orders"], ignore_index=True)
     pd.testing.assert_frame_equal(
-        joined[columns].assign(at=joined["at"].dt.tz_localize(None)),
+        joined[columns].assign(**{c: joined[c].dt.tz_localize(None) for c in ("at", "fine")}),
         pieces.iloc[by_position["row_key"]][columns].reset_index(drop=True),
         check_dtype=False,
     )

@@ -154,6 +154,7 @@ _MY_INTEGERS, _MY_TIMES, _MY_TEXTS, _MY_OTHERS = (
     _TYPES[f"mysql-{which}"] for which in ("integers", "times", "texts", "others")
 )
 _PG_MONEY, _PG_NUMERIC, _PG_UUID = 790, 1700, 2950
+_PG_FLOATS: Final = (700, 701)
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
 
@@ -181,6 +182,9 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
         # its texts have a currency sign
         number = exp.cast(exp.cast(named(name), "DECIMAL"), "DOUBLE")
         return DatabaseColumn.of(name, "DOUBLE", number, is_exact=False)
+    if code in _PG_FLOATS:
+        kind = _PG_TYPES[code]
+        return DatabaseColumn.of(name, kind, _without_nan(name, kind))
     if code in _PG_TYPES:
         return DatabaseColumn.of(name, _PG_TYPES[code])
     if code in _PG_UNUSABLE:
@@ -202,9 +206,13 @@ def _declared_digits(field: Any) -> tuple[int, int] | None:
 
 
 def _numeric(name: str, kind: str) -> DatabaseColumn:
-    # a DECIMAL cannot be NaN: it is a missing value, as everywhere else
-    nan = exp.cast(exp.Literal.string("NaN"), "DECIMAL")
-    return DatabaseColumn.of(name, kind, exp.Nullif(this=named(name), expression=nan))
+    return DatabaseColumn.of(name, kind, _without_nan(name, "DECIMAL"))
+
+
+def _without_nan(name: str, kind: str) -> exp.Expr:
+    """NaN is a missing value, also to the filters that the database applies."""
+    nan = exp.cast(exp.Literal.string("NaN"), kind)
+    return exp.Nullif(this=named(name), expression=nan)
 
 
 def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:

@@ -36,7 +36,7 @@ from tp_flower.sources.databases.pushdown import (
     select,
 )
 from tp_flower.sources.databases.session import DatabaseSession, open_session
-from tp_flower.sources.shards import Scan, ShardSchema, column_types
+from tp_flower.sources.shards import Scan, ShardSchema, column_types, regular_rows
 from tp_flower.sources.tables_file import ShardSource
 
 
@@ -102,9 +102,9 @@ class DatabaseTable:
         columns = ", ".join(
             f"{self._cast(name)} AS {quote_name(name)}" for name in selection.columns
         )
-        self.connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {columns or 'nothing'} FROM {relation}"
-        )
+        rows = f"(SELECT {columns or 'nothing'} FROM {relation})"
+        types = {name: self.types[name] for name in selection.columns}
+        self.connection.execute(f"CREATE OR REPLACE TEMP VIEW shard AS {regular_rows(types, rows)}")
 
     def _cast(self, name: str) -> str:
         column, kind = quote_name(name), self.types[name]
