@@ -136,8 +136,7 @@ class CostEstimate:
 
     def memory(self) -> Document:
         """Return the entry `memory`."""
-        name = self.method.settings.method_name
-        return forecast(self.joined, self.encoders, self._tables, name)
+        return forecast(self.joined, self.encoders, self._tables, self.method)
 
     @property
     def updates(self) -> dict[str, Update]:

@@ -17,13 +17,11 @@ from typing import Final
 
 from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows
+from strategies.training.base import JoinStrategy
 from strategies.training.traffic import ShardSize, TableSize
 from tp_flower.features.sparse import is_sparse
 from tp_flower.features.spec import LEVELS, EncoderSpec
-from tp_flower.learning import solvers
-from tp_flower.methods import ADMM, BOOST, CG, METHODS, SGD
 from tp_flower.protocol.fields import Document
-from tp_flower.protocol.training_messages import Update
 
 SITE: Final = 7e6
 READ_ROWS: Final = 122_880  # of a row group, which DuckDB holds at a time
@@ -39,7 +37,6 @@ ROW_OF_TABLE: Final = 8.0  # of a joined row
 SERVER_KEY: Final = 24.0  # of a row
 """Bytes at the server."""
 
-MATRICES: Final = 4  # that a factorisation holds at a time, of the Gram matrix's size
 ONE_HOT: Final = frozenset({"one-hot", "hash", "bins", "categories", ""})
 
 
@@ -71,7 +68,7 @@ def forecast(
     joined: JoinedRows,
     encoders: Mapping[str, TableEncoding],
     tables: Sequence[TableSize],
-    method: str,
+    method: JoinStrategy,
 ) -> Document:
     """Return the peak bytes of each site, by name, and of the server.
 
@@ -95,45 +92,20 @@ def _terms(
     table: TableSize,
     shard: ShardSize,
     place: int,
-    method: str,
+    method: JoinStrategy,
 ) -> ShardTerms:
     keys = [of for (name, _), of in joined.extracted.keys.items() if name == table.name]
     columns = len(encoding.columns.features) + len(keys) + table.has_intercept
     stored, width = stored_values(encoding), table.features
     of_row = 8.0 * stored if is_sparse(width, stored) else 4.0 * width
-    # trees have the values in bins, and read missing ones from a copy
-    copies = 2.25 if METHODS[method].family == BOOST else 1.0
     return ShardTerms(
         values=columns * min(shard.rows, READ_ROWS),
         distinct=sum(len(of[place].hashes) for of in keys),
         categories=width - stored,
         taking_part=shard.total * (1 + (table.outputs - 1) / 2),
-        features=copies * of_row * shard.total,
-        solver=_solver_bytes(table, shard, method),
+        features=of_row * shard.total,
+        solver=method.working_bytes(table, shard),
     )
-
-
-def _solver_bytes(table: TableSize, shard: ShardSize, method: str) -> float:
-    """Return the memory of the factorisation of a linear model, or of any model's vectors."""
-    vectors = 64.0 * table.parameters
-    width, family = table.features + table.has_intercept, METHODS[method].family
-    if not table.starts_at_zero or family not in (ADMM, CG, SGD):
-        return vectors
-    is_exact = not METHODS[method].only_model
-    way = solvers.factorisation(shard.trained, table.features, is_exact=is_exact)
-    numbers = float(width**2)
-    if table.update is Update.GRAM:
-        # shares of 64-bit words besides
-        return 2 * MATRICES * 8 * numbers
-    if family == SGD or way == solvers.ITERATIVE:
-        is_wide = width > solvers.MOST_COLUMNS
-        # Lanczos steps have some twenty vectors
-        return vectors + (8 * 24 * width if is_wide else MATRICES * 8 * numbers)
-    if way == solvers.BY_FREQUENT:
-        return vectors + MATRICES * 8 * solvers.FREQUENT**2
-    if way == solvers.BY_ROWS:
-        numbers = float(shard.trained * width)
-    return MATRICES * 8 * numbers
 
 
 def _server_bytes(joined: JoinedRows, tables: Sequence[TableSize]) -> float:

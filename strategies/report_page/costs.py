@@ -12,7 +12,7 @@ TIMES = ("server-seconds", "client-seconds", "wait-seconds")
 TIME_PARTS = ("server", "slowest site", "transfer and waiting")
 DIRECTIONS = ("up, to the server", "down, to the sites")
 
-MOST_SITES = 5
+MOST_SITES = 3
 ESTIMATES = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 
@@ -73,7 +73,7 @@ def memory_line(forecast: blocks.Record) -> blocks.Block | None:
         parts.append(f"{blocks.counted(len(others), 'other site')} less each")
     parts.append(f"the server {format_bytes(forecast.amount('server'))}")
     return blocks.Prose(
-        f"Memory of training, about: {', '.join(parts)}, besides the libraries of each process."
+        f"Memory, about: {', '.join(parts)}, besides some 300 MB of libraries each."
     )
 
 
