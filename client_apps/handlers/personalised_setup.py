@@ -22,6 +22,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
+from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
@@ -256,7 +257,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
 
 def _summary(site: Site, model: PersonalisedModel, request: SummariseRequest) -> FloatArray:
     multiplier = model.noise_multiplier
-    features = np.asarray(on_host(model.objective.features))
+    features = dense(on_host(model.objective.features))
     if model.summary == BY_DATA:
         rows = np.column_stack([features, _label_columns(model.objective, request.label_scale)])
         rng = generator(request.seed, Stream.SUMMARIES)

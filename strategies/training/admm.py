@@ -16,8 +16,9 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
-from strategies.training.traffic import TableSize, Traffic, admm_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, admm_epoch
 from strategies.training.trend import SETTLED, remaining_fall
+from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.learning import admm
@@ -132,6 +133,10 @@ class AdmmStrategy(JoinStrategy):
         """Return the traffic of an epoch."""
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
+
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the solver of a shard."""
+        return solver_bytes(table, shard, is_exact=True)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss settles or the residuals are within the tolerance."""

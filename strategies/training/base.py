@@ -38,8 +38,9 @@ from strategies.setup.row_weights import declared_weighting, row_weights, withou
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
 from strategies.training.prepare import Preparation, prepare
-from strategies.training.traffic import TableSize, Traffic
+from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.trend import NOT_CONVERGED, trend_verdict
+from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError
@@ -353,6 +354,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     @abstractmethod
     def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch of some batches."""
+
+    def working_bytes(self, table: TableSize, _: ShardSize) -> float:
+        """Return the memory that a shard's model takes besides its encoded rows."""
+        return vector_bytes(table)
 
     def batch_size(self, _: int) -> int:
         """Return B, at most N; 0 without batches."""

@@ -23,7 +23,8 @@ from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, model_seed
-from strategies.training.traffic import TableSize, Traffic, boost_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
+from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
@@ -120,6 +121,10 @@ class TablePuppetBoost(JoinStrategy):
         """Return trees for every table."""
         spec = preparation.spec(table)
         return replace(spec, kind=TREES, intercept=False)
+
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the values that trees read."""
+        return tree_bytes(table, shard)
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""

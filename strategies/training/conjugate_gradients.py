@@ -18,7 +18,8 @@ from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
-from strategies.training.traffic import TableSize, Traffic, cg_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
+from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
@@ -56,6 +57,10 @@ class TablePuppetCG(JoinStrategy):
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
         return cg_epoch(tables)
+
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the solver of a shard."""
+        return solver_bytes(table, shard, is_exact=False)
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the models take their last step."""

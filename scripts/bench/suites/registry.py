@@ -15,6 +15,7 @@ from scripts.bench.suites.convergence import measure_convergence, measure_moviel
 from scripts.bench.suites.coreset import measure_coreset
 from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
+from scripts.bench.suites.memory import measure_memory
 from scripts.bench.suites.methods import measure_methods
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.optimum import measure_optimum
@@ -33,6 +34,7 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "centralized": measure_centralized,
     "coreset": measure_coreset,
     "encode": measure_encode,
+    "memory": measure_memory,
     "privacy": measure_privacy,
     "labels": measure_labels,
     "blind": measure_blind,
