@@ -20,7 +20,14 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, cg_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
+from tp_flower.learning.conjugate_gradients import (
+    FLOAT32,
+    HEADROOM,
+    REST,
+    TOLERANCE,
+    Descent,
+    Products,
+)
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
@@ -36,6 +43,8 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 
 ROW, SMALL = 4, 5.0  # see TOLERANCE
+BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
+BELOW_ROUNDING = "converged: the loss falls no further than messages are rounded"
 
 
 class TablePuppetCG(JoinStrategy):
@@ -46,7 +55,7 @@ class TablePuppetCG(JoinStrategy):
     messages_of_shards = (Action.DIRECTION,)
 
     _step: LineStep | None = None
-    _is_optimal = False
+    _end = ""
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the Gram matrices and the gradients of sharded tables."""
@@ -64,7 +73,8 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        descent = Descent(problem.loss, problem.train_labels, weights, base)
+        rounding = _rounding(problem, 1.0) or FLOAT32 * problem.score_unit
+        descent = Descent(problem.loss, problem.train_labels, weights, base, rounding)
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
@@ -72,11 +82,11 @@ class TablePuppetCG(JoinStrategy):
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
-        self._step, self._is_optimal = None, False
-        norms = [math.inf] * ROW
+        self._step, self._end = None, ""
+        ratios = [math.inf] * ROW
         for epoch in range(1, self.settings.epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
-            descent.step(unit * problem.add_up(scores), products)
+            descent.step(unit * problem.add_up(scores), products, _rounding(problem, unit))
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
             if problem.test is not None:
                 direction *= descent.conjugacy
@@ -86,15 +96,16 @@ class TablePuppetCG(JoinStrategy):
             norm = descent.gradient_norm(train["loss"])
             held_out = problem.metrics_of_held_out(test)._asdict()
             self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
-            norms.append(norm)
-            self._is_optimal = norm < max(tolerance / SMALL, REST) or max(norms[-ROW:]) < tolerance
-            if self._is_optimal or self.best.is_over:
+            ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
+            if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
+                self._end = BELOW_TOLERANCE if norm < tolerance else BELOW_ROUNDING
+                return
+            if self.best.is_over:
                 return
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the gradient's, or that of how the loss fell."""
-        is_optimal, verdict = self._is_optimal, super().judge(problem)
-        return "converged: the gradient is below the tolerance" if is_optimal else verdict
+        return self._end or super().judge(problem)
 
     def _exchange(
         self, problem: TrainingProblem, descent: Descent
@@ -104,7 +115,7 @@ class TablePuppetCG(JoinStrategy):
         terms = DescentTerms(
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
-            product_unit=descent.slope or unit**2,
+            product_unit=unit**2 if self.epoch == 1 else descent.product_unit(self.losses[-1]),
             tables=len(problem.tables),
             scores_number=self.epoch,
         )
@@ -145,6 +156,12 @@ class TablePuppetCG(JoinStrategy):
             }
         parts = [part for part in problem.parts if part.number in sums]
         return (yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts)))
+
+
+def _rounding(problem: TrainingProblem, unit: float) -> float:
+    """Return the error of sums of scores in a unit, root mean square; 0 if they are numbers."""
+    point = problem.fixed_point
+    return 0.0 if point is None else unit * point.rounding
 
 
 def _factorisation(table: TrainedTable) -> str:
