@@ -15,7 +15,7 @@ from tp_flower import errors
 from tp_flower.arrays import AnyArray
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol.fields import Reply, layout_of
-from tp_flower.protocol.messages import Failure
+from tp_flower.protocol.messages import Action, Failure
 from tp_flower.protocol.packet import unpack
 from tp_flower.protocol.setup_messages import ExtractedPart
 
@@ -83,7 +83,9 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
         number = getattr(error, "part", None)
         hosted = [part for part in request.parts_at(node) if part.number == number]
         where = _site_of(hosted[0]) if hosted else name
-        advice = _DIVERGED if isinstance(error, errors.RangeError) else ""
+        # nothing trains where a saved model scores rows
+        may_diverge = isinstance(error, errors.RangeError) and request.action is not Action.SCORE
+        advice = _DIVERGED if may_diverge else ""
         raise errors.ReplyError(
             f"{where} sent a reply to {request.action} that cannot be used: {error}{advice}"
         ) from None
