@@ -40,13 +40,13 @@ def collect_replies(
 ) -> Replies:
     """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
-    absent: dict[int, errors.MissingSiteError | errors.UnavailableError] = {}
+    failed: dict[int, errors.TPFlowerError] = {}
     behind: dict[int, int | None] = {}
     # sorted, so that of several failures always the same one is raised
     for node, message in sorted(replies, key=lambda pair: pair[0]):
         name = _name(node, site_names)
         if message.has_error():
-            absent[node] = _crash(request, message, node, name)
+            failed[node] = _crash(request, message, node, name)
             continue
         answer = _read_reply(request, message, node, name)
         failure = answer.message
@@ -56,21 +56,28 @@ def collect_replies(
             behind[node] = answer.envelope.at
         else:
             error = _error_of(request, failure, node, name)
-            if not isinstance(error, errors.UnavailableError):
+            if not isinstance(error, errors.UnavailableError | errors.DivergedError):
                 raise error
-            absent[node] = error
+            failed[node] = error
     if behind:
         raise BehindSites(behind)
     # one error names all that are silent
-    silent = sorted(request.packets.keys() - answers.keys() - absent.keys())
+    silent = sorted(request.packets.keys() - answers.keys() - failed.keys())
     names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
     missing = errors.MissingSiteError(
         f"no reply to {request.action} from {', '.join(names)} within site-timeout"
     )
-    absent |= dict.fromkeys(silent, missing)
-    if absent:
-        raise absent[min(absent)]
+    _raise_first(failed | dict.fromkeys(silent, missing))
     return Replies.of(answers)
+
+
+def _raise_first(failed: Mapping[int, errors.TPFlowerError]) -> None:
+    """Raise the error of the first node that is absent, or else of one that diverged."""
+    diverged = {n: e for n, e in failed.items() if isinstance(e, errors.DivergedError)}
+    if absent := failed.keys() - diverged.keys():
+        raise failed[min(absent)]
+    if diverged:
+        raise errors.DivergedError(str(diverged[min(diverged)]), diverged)
 
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:

@@ -23,8 +23,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.run import exchange
 from strategies.run.replies import BehindSites
-from strategies.run.session import Session
+from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
+from tp_flower.errors import DivergedError
 from tp_flower.learning.metrics import Predictions
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
@@ -259,13 +260,45 @@ class RoundStrategy(Strategy):
         request = self._progress.pending
         if request is None:
             return None, None
-        collected, answered = self.session.collect_replies(request, list(replies))
+        replies = list(replies)
+        try:
+            collected, answered = self.session.collect_replies(request, replies)
+        except DivergedError as error:
+            return self._take_divergence(server_round, request, replies, error)
         self._take(collected)
         report = self._report(server_round, request, collected.answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()
+
+    def _take_divergence(
+        self,
+        server_round: int,
+        request: exchange.Requests,
+        replies: list[Message],
+        error: DivergedError,
+    ) -> tuple[None, None]:
+        """Let the method end the run after a round that some sites could not take.
+
+        Raises:
+            DivergedError: the method has no model that it could end with.
+        """
+        received_at = time.perf_counter()
+        self._throw(error)
+        by_node = {self.session.transport.node_of(message): message for message in replies}
+        answered = {node: item for node, item in by_node.items() if node not in error.nodes}
+        report = self._report(server_round, request, {}, answered, received_at)
+        self.session.end_round(request.action, report, answered, error)
+        if self._on_round is not None:
+            self._on_round(report)
+        return None, None
+
+    def _throw(self, error: DivergedError) -> None:
+        """Raise an error where the method waits for replies; take its next request."""
+        if self._progress.method is None:
+            raise error
+        self._progress.pending = self._progress.method.throw(error)
 
     def _take(self, replies: exchange.Replies) -> None:
         for node, answer in replies.answers.items():
@@ -358,7 +391,11 @@ class RoundStrategy(Strategy):
         self._progress.pending = next(self._progress.method)
         journal = self.session.journal
         for frame in journal.frames() if journal else ():
-            self._take(self.session.recall(self._progress.pending, frame))
+            replies = self.session.recall(self._progress.pending, frame)
+            if DIVERGED in frame.facts:
+                self._throw(DivergedError(*frame.facts[DIVERGED]))
+            else:
+                self._take(replies)
             self._record(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
         if rounds := self.rounds_done:

@@ -106,6 +106,7 @@ class AdmmStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.ADMM)
     messages_of_shards = (Action.CONSENSUS,)
+    copies_lowest = True
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Refuse settings that contradict each other before any round."""
@@ -195,7 +196,7 @@ class AdmmStrategy(JoinStrategy):
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
-            is_best=self.best.is_last,
+            is_best=self.is_best,
             parts={},
         )
 

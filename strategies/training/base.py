@@ -21,6 +21,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
+from msgspec.structs import replace as replace_struct
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
@@ -38,7 +39,7 @@ from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
-from strategies.training.trend import NOT_CONVERGED, trend_verdict
+from strategies.training.trend import DIVERGED, NOT_CONVERGED, trend_verdict
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError
@@ -157,7 +158,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     """
 
     has_label: ClassVar[bool] = True
-    _final = EpochResult(0, {}, {})  # of the last epoch, or of the best one
+    # whether sites copy the model of lowest training loss, where no rows validate
+    copies_lowest: ClassVar[bool] = False
+    _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
+    _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
         self,
@@ -176,6 +180,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.held_out_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
+        # by training loss, where no rows validate; what a training that diverges ends with
+        self.lowest = BestEpoch()
         self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
 
@@ -184,9 +190,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         try:
             return super().start(*args, **options)
         except DivergedError as error:
-            rate = self.chosen.get("learning-rate", "chosen")
-            advice = f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
-            raise DivergedError(f"{error}. {advice}") from error
+            raise DivergedError(f"{error}. {self._advice}") from error
 
     @abstractmethod
     def set_up(self) -> Generator[Requests, Replies, Run]:
@@ -216,6 +220,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
+        self.lowest = BestEpoch()
         self.losses = []
         problem = self.training_problem = yield from self.set_up()
         for table, encoder in problem.encoders.items():
@@ -224,13 +229,58 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
                 log(INFO, "table %s: constant features dropped: %s", table, names)
         self._baseline = self.baseline(problem)
         self.epoch = 1
-        yield from self.epochs(problem)
+        try:
+            yield from self.epochs(problem)
+        except DivergedError as error:
+            if not self.has_usable_model:
+                raise
+            last = self._end_with_best(problem, error)
+        else:
+            self.verdict = self.judge(problem)
+            last = ask(self.last_request(), problem.parts)
         self.epoch = 0
-        self.verdict = self.judge(problem)
-        if self.verdict.startswith(NOT_CONVERGED):
+        if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
             self.warn(self.verdict)
-        replies = yield ask(self.last_request(), problem.parts)
+        replies = yield last
         self.outcome = self.outcome_of(replies, problem)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the last epoch's model is the best so far: the sites copy it."""
+        return self.best.is_last or self.lowest.is_last
+
+    @property
+    def has_usable_model(self) -> bool:
+        """Whether the sites have the copy of an epoch that was better than a constant score."""
+        epoch = self.best.epoch or self.lowest.epoch
+        return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
+
+    def _end_with_best(self, problem: Run, error: DivergedError) -> Requests:
+        """Return the request that ends a diverged run with the model of its best epoch.
+
+        A site that could not take a round has not copied the model that came before it.
+        """
+        kind = "validation" if self.best.epoch else "training"
+        self.verdict = (
+            f"{DIVERGED} in epoch {self.epoch}: the model of epoch "
+            f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is saved "
+            f"({error}). {self._advice}"
+        )
+        self._final = self._copied
+        copied = replace_struct(self.last_request(), step=None, is_best=False, has_diverged=True)
+        pending = self._progress.pending
+        is_lost = pending is not None and getattr(pending.message, "is_best", False)
+        uncopied = replace_struct(self.last_request(), is_best=True, has_diverged=True)
+        by_node = {
+            part.node: uncopied if is_lost and part.node in error.nodes else copied
+            for part in problem.parts
+        }
+        return ask(copied, problem.parts, by_node)
+
+    @property
+    def _advice(self) -> str:
+        rate = self.chosen.get("learning-rate", "chosen")
+        return f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
 
     @property
     def ends_by_loss(self) -> bool:
@@ -250,8 +300,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
+        # without validation rows the last model is saved
+        is_best = self.best.is_last or not self.best.epoch
         return FinishRequest(
-            keep_models=True, model_name=name, model_version=version, is_best=self.best.is_last
+            keep_models=True, model_name=name, model_version=version, is_best=is_best
         )
 
     def finish_epoch(self, result: EpochResult) -> None:
@@ -261,6 +313,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
+        elif self.copies_lowest and not self.settings.is_noisy:
+            self.lowest = self.lowest.after(result.epoch, result.train["loss"])
+        if self.is_best:
+            self._copied = result
         if self.best.epoch in (0, result.epoch):
             self._final = result
         super().finish_epoch(result)

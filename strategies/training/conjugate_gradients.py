@@ -53,6 +53,7 @@ class TablePuppetCG(JoinStrategy):
     name = "cg"
     messages = (Action.PREPARE, Action.DESCENT)
     messages_of_shards = (Action.DIRECTION,)
+    copies_lowest = True
 
     _step: LineStep | None = None
     _end = ""
@@ -130,9 +131,7 @@ class TablePuppetCG(JoinStrategy):
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
-        request = DescentRequest(
-            terms=terms, line=self._step, is_best=self.best.is_last, parts=steps
-        )
+        request = DescentRequest(terms=terms, line=self._step, is_best=self.is_best, parts=steps)
         replies = yield self.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)

@@ -22,6 +22,7 @@ schemas), but 0.6 % where tables are nearly collinear."""
 NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
 NOT_CONVERGED: Final = "not converged"
+DIVERGED: Final = "diverged"
 
 
 def remaining_fall(losses: Sequence[float]) -> float:
