@@ -25,6 +25,7 @@ from strategies.run import exchange
 from strategies.run.replies import BehindSites
 from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import DivergedError
 from tp_flower.learning.metrics import Predictions
 from tp_flower.protocol.fields import Document
@@ -39,7 +40,8 @@ class EpochResult:
 
     There are none of test or validation rows if these were not scored. Residuals are
     relative: ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate
-    gradients. ``predicted`` are the predictions of the test rows, (N',).
+    gradients. ``predicted`` are the predictions of the test rows, ``row_losses`` their
+    losses, (N',).
     """
 
     epoch: int
@@ -48,6 +50,7 @@ class EpochResult:
     residuals: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
     predicted: Predictions = None
+    row_losses: FloatArray | None = None
 
     def is_within(self, tolerance: float) -> bool:
         """Whether there are residuals, and all are below the tolerance."""

@@ -90,12 +90,13 @@ class Weighting:
 class HeldOutMetrics(NamedTuple):
     """The metrics of held-out rows, {} where there are none.
 
-    ``predicted`` are the predictions of those that test, (N',).
+    ``predicted`` are the predictions of those that test, ``row_losses`` their losses, (N',).
     """
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
     validation: dict[str, float] = {}  # noqa: RUF012
     predicted: Predictions = None
+    row_losses: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -379,8 +380,15 @@ class TrainingProblem(PreparedRun):
             evaluate(self.loss, scores[rows], *self._held_out(rows)) if rows.any() else {}
             for rows in (~self.validates, self.validates)
         )
-        predicted = predict(scores[~self.validates], is_regression=self.loss.is_regression)
-        return HeldOutMetrics(test, validation, predicted)
+        tested = scores[~self.validates]
+        predicted = predict(tested, is_regression=self.loss.is_regression)
+        losses = self.loss.row_values(tested, self._held_out(~self.validates)[0])
+        return HeldOutMetrics(test, validation, predicted, losses)
+
+    @property
+    def test_weights(self) -> FloatArray | None:
+        """The weights of the rows that test, (N',); None where all weigh alike."""
+        return self._held_out(~self.validates)[1]
 
     def _held_out(self, rows: BoolArray) -> tuple[FloatArray, FloatArray | None]:
         """Return the labels and the weights of some of the held-out rows."""

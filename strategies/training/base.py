@@ -47,6 +47,7 @@ from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import Contribution, contributions, no_better
 from tp_flower.learning.models.local_model import ModelSpec
+from tp_flower.learning.overfitting import LEAST_FALL, rise_of
 from tp_flower.losses import Loss
 from tp_flower.methods import TREES
 from tp_flower.model_names import ModelVersion, make_version
@@ -62,6 +63,7 @@ from tp_flower.splits import TRAIN
 
 INTERCEPT: Final = "(intercept)"
 GAIN: Final = "gain"
+LEAST_L2: Final = 1e-3  # that a warning names where there is none
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
 never this bad."""
@@ -161,6 +163,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     # whether sites copy the model of lowest training loss, where no rows validate
     copies_lowest: ClassVar[bool] = False
     _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
+    _lowest_test = EpochResult(0, {}, {})  # of the epoch of lowest loss on the test rows
     _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
@@ -221,6 +224,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
         self.lowest = BestEpoch()
+        self._lowest_test = EpochResult(0, {}, {})
         self.losses = []
         problem = self.training_problem = yield from self.set_up()
         for table, encoder in problem.encoders.items():
@@ -319,6 +323,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             self._copied = result
         if self.best.epoch in (0, result.epoch):
             self._final = result
+        if result.test and not result.test["loss"] >= self._lowest_test.test.get("loss", math.inf):
+            self._lowest_test = result
         super().finish_epoch(result)
 
     @property
@@ -395,6 +401,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     by_joined_rows: ClassVar[bool] = False
     importance: ClassVar[str] = REGRESSION
     label_reach: ClassVar[float] = 1.0
+    has_penalty: ClassVar[bool] = True  # l2 weighs it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -635,6 +642,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         rows = f"held-out rows ({self.settings.split_name})"
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
             self.warn(warning)
+        if warning := self._overfitting(problem, rows):
+            self.warn(warning)
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
@@ -642,4 +651,28 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             comparison=problem.compare(
                 self._final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),
+        )
+
+    def _overfitting(self, problem: TrainingProblem, rows: str) -> str:
+        """Return a warning if an earlier epoch fitted the test rows clearly better, or "".
+
+        Where rows validate, they have chosen the epoch.
+        """
+        earlier, last = self._lowest_test, self._final
+        if earlier.row_losses is None or last.row_losses is None:
+            return ""
+        if self.best.epoch or self.settings.is_noisy or earlier.epoch >= last.epoch:
+            return ""
+        if last.train["loss"] > (1.0 - LEAST_FALL) * earlier.train["loss"]:
+            return ""
+        rise = rise_of(earlier.row_losses, last.row_losses, problem.test_weights)
+        if rise is None:
+            return ""
+        remedies = ["validation-fraction = 0.1, which saves the best epoch,"]
+        if self.has_penalty:
+            l2 = self.settings.l2
+            remedies.insert(0, f"l2 = {10.0 * l2 or LEAST_L2:g} (here {l2:g})")
+        return (
+            f"the model overfits: its loss on {rows} is {100.0 * rise:.2g} % above that after "
+            f"epoch {earlier.epoch} of {last.epoch}; {' or '.join(remedies)} may end lower"
         )

@@ -1,0 +1,39 @@
+"""Whether a model fits held-out rows worse than an earlier epoch of its training did."""
+
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray
+
+LEAST_RISE: Final = 5e-3  # of the loss, relative to it: less is not worth another setting
+LEAST_FALL: Final = 1e-2
+"""Of the training loss meanwhile, relative to it. Conjugate gradients overshoot: where held-out
+rows alone tell, a loss that settles from below is no overfitting, and a higher l2 ends higher."""
+LEAST_ROWS: Final = 30
+DEVIATIONS: Final = 3.0
+"""Of the mean difference from 0; as the earlier epoch is the best of many, two would often be
+chance."""
+
+
+def rise_of(
+    earlier: FloatArray, last: FloatArray, weights: FloatArray | None = None
+) -> float | None:
+    """Return how far the mean of the last losses is above that of earlier ones, relative to it.
+
+    The losses (N',) are of the same rows, so that the deviation of the mean difference is that
+    of their differences. None if the rise is small, or chance might explain it.
+
+    >>> rise_of(np.full(40, 1.0), np.full(40, 1.0)) is None
+    True
+    >>> round(rise_of(np.linspace(1, 2, 40), np.linspace(1.1, 2.2, 40)), 3)
+    0.1
+    """
+    shares = np.full(len(last), 1.0 / max(len(last), 1))
+    if weights is not None:
+        shares = weights / weights.sum()
+    before, difference = float(shares @ earlier), last - earlier
+    rise = float(shares @ difference)
+    deviation = float(np.linalg.norm(shares * (difference - rise)))
+    is_clear = len(last) >= LEAST_ROWS and rise > DEVIATIONS * deviation
+    return rise / before if is_clear and rise > LEAST_RISE * abs(before) else None
