@@ -654,7 +654,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         )
 
     def _overfitting(self, problem: TrainingProblem, rows: str) -> str:
-        """Return a warning if an earlier epoch fitted the test rows clearly better, or "".
+        """Return a warning if an earlier epoch fitted the test rows better, or "".
 
         Where rows validate, they have chosen the epoch.
         """
