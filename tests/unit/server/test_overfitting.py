@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tp_flower.learning.overfitting import LEAST_ROWS, rise_of
+from strategies.training.overfitting import LEAST_ROWS, rise_of
 
 
 def test_a_rise_is_beyond_one_deviation_of_the_mean_difference():
