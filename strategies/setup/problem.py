@@ -22,6 +22,7 @@ from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
+from tp_flower.learning.conjugate_gradients import FLOAT32
 from tp_flower.learning.metrics import Predictions, compare, constant_metrics, evaluate, predict
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
@@ -289,6 +290,11 @@ class PreparedRun(ABC):
         return [part for table in self.tables.values() for part in table.parts]
 
     @property
+    def rounding(self) -> float:
+        """The error of a joined row's score, root mean square, by how scores are sent."""
+        return 0.0
+
+    @property
     @abstractmethod
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
@@ -337,6 +343,12 @@ class TrainingProblem(PreparedRun):
     def joined_rows(self) -> tuple[int, int]:
         """Training rows and held-out rows."""
         return self.train.joined_rows, int(np.count_nonzero(~self.validates))
+
+    @property
+    def rounding(self) -> float:
+        """The error of the sum of scores: of their fixed point, or of float32."""
+        point = self.fixed_point
+        return FLOAT32 * self.score_unit if point is None else point.rounding
 
     @property
     def sharded(self) -> list[TrainedTable]:

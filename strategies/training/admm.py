@@ -147,7 +147,8 @@ class AdmmStrategy(JoinStrategy):
             held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            has_settled = self.ends_by_loss and remaining_fall(self.losses) < SETTLED
+            remaining = remaining_fall(self.losses, problem.rounding)
+            has_settled = self.ends_by_loss and remaining < SETTLED
             if result.is_within(self.settings.tolerance) or has_settled or self.best.is_over:
                 return
 

@@ -227,7 +227,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if self.best.is_over:
             return f"converged: epoch {self.best.epoch} had the lowest validation loss"
         is_convex = all(table.is_linear for table in problem.tables.values())
-        return trend_verdict(self.losses, is_convex=is_convex)
+        return trend_verdict(self.losses, is_convex=is_convex, rounding=problem.rounding)
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""

@@ -20,14 +20,7 @@ from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.traffic import TableSize, Traffic, cg_epoch
 from tp_flower.arrays import FloatArray
-from tp_flower.learning.conjugate_gradients import (
-    FLOAT32,
-    HEADROOM,
-    REST,
-    TOLERANCE,
-    Descent,
-    Products,
-)
+from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
 from tp_flower.privacy.sealed_sums import read_words
 from tp_flower.protocol.descent_messages import (
@@ -74,8 +67,7 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        rounding = _rounding(problem, 1.0) or FLOAT32 * problem.score_unit
-        descent = Descent(problem.loss, problem.train_labels, weights, base, rounding)
+        descent = Descent(problem.loss, problem.train_labels, weights, base, problem.rounding)
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)

@@ -43,6 +43,16 @@ def test_the_first_toy_converges_in_a_few_epochs(rows, keys, noise):
     assert finished.losses[-1] <= min(finished.losses) * (1.0 + 1e-3)
 
 
+def test_admm_settles_where_rounding_does():
+    shards, sql = first_toy()
+    how = {"num_epochs": 0, "task": "regression", "test_fraction": 0.25}
+    report = run_query(sql, [shards], "admm", **how).strategy.report
+    assert report.verdict == "converged: the loss has settled"
+    assert report.final_train["loss"] == pytest.approx(
+        end_of(shards, sql, test_fraction=0.25).strategy.report.final_train["loss"], rel=0.05
+    )
+
+
 @pytest.mark.parametrize("privacy", [CLEAR, PrivacySettings()])
 @pytest.mark.parametrize("layout", [1, 2])
 def test_without_a_penalty_it_ends_where_rounding_does(privacy, layout):
