@@ -19,15 +19,19 @@ from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.rounds.site import Site
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, ModelError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.methods import CLEAR
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
+from tp_flower.privacy.score_masks import ScoreMasks
+from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.inference_messages import ScoredPart, ScorePart, ScoreReply, ScoreRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
@@ -67,6 +71,7 @@ def _scored(
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     scores = site.releaser(number, plan).scores(model.scores(features))
+    check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
     sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
     (use,) = plan.uses
@@ -75,6 +80,25 @@ def _scored(
         scope = ledger_entries.score_scope(masks)
     planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)
     return ScoredPart(rows=len(rows), scores=sent), planned
+
+
+def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
+    """Refuse scores (n, d_c) that cannot be sent.
+
+    The server reads the error: it has no score's value.
+    """
+    limit = LARGEST if masks is None else masks.point.limit
+    # false for NaN
+    if np.abs(scores).max(initial=0.0) < limit:
+        return
+    remedy = ""
+    if masks is not None:
+        remedy = f', or set privacy.scores = "{CLEAR}" if the policies allow it'
+    raise ModelError(
+        f"a score is out of range, which for this model is up to {limit:.4g}: a row is far "
+        "outside of those that the model was trained on. Look for a column whose unit or kind "
+        f"has changed, and for extreme values; leave such rows out by WHERE{remedy}"
+    )
 
 
 def _loaded(

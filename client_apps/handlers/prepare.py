@@ -433,7 +433,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             add_trees(part, request.lengths, is_bagged=request.is_bagged)
             if not request.is_best:
                 part.return_to_best()
-            if request.step is not None:
+            if request.step is not None or request.has_diverged:
+                part.releaser.check_clear("sums of scores")
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
                     part.model.scores(part.data.trained), part.data.multiplicity
                 )

@@ -41,7 +41,8 @@ from strategies.personalised.graph import (
 from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
-from strategies.training.base import Outcome, RelationalStrategy, read_digests
+from strategies.training.base import RelationalStrategy
+from strategies.training.outcome import Outcome, read_digests
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters

@@ -107,6 +107,7 @@ class AdmmStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.ADMM)
     messages_of_shards = (Action.CONSENSUS,)
+    copies_lowest = True
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Refuse settings that contradict each other before any round."""
@@ -151,7 +152,8 @@ class AdmmStrategy(JoinStrategy):
             held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            has_settled = self.ends_by_loss and remaining_fall(self.losses) < SETTLED
+            remaining = remaining_fall(self.losses, problem.rounding)
+            has_settled = self.ends_by_loss and remaining < SETTLED
             if result.is_within(self.settings.tolerance) or has_settled or self.best.is_over:
                 return
 
@@ -200,7 +202,7 @@ class AdmmStrategy(JoinStrategy):
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
-            is_best=self.best.is_last,
+            is_best=self.is_best,
             parts={},
         )
 

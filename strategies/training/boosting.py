@@ -51,6 +51,7 @@ class TablePuppetBoost(JoinStrategy):
     """Train boosted trees over the result of a query."""
 
     name = "boost"
+    has_penalty = False
     messages = (Action.PREPARE, Action.BOOST)
     messages_of_shards = (Action.BAG,)
 

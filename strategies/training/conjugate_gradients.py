@@ -37,6 +37,8 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 
 ROW, SMALL = 4, 5.0  # see TOLERANCE
+BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
+BELOW_ROUNDING = "converged: the loss falls no further than messages are rounded"
 
 
 class TablePuppetCG(JoinStrategy):
@@ -45,9 +47,10 @@ class TablePuppetCG(JoinStrategy):
     name = "cg"
     messages = (Action.PREPARE, Action.DESCENT)
     messages_of_shards = (Action.DIRECTION,)
+    copies_lowest = True
 
     _step: LineStep | None = None
-    _is_optimal = False
+    _end = ""
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the Gram matrices and the gradients of sharded tables."""
@@ -69,7 +72,7 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        descent = Descent(problem.loss, problem.train_labels, weights, base)
+        descent = Descent(problem.loss, problem.train_labels, weights, base, problem.rounding)
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
@@ -77,11 +80,11 @@ class TablePuppetCG(JoinStrategy):
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
-        self._step, self._is_optimal = None, False
-        norms = [math.inf] * ROW
+        self._step, self._end = None, ""
+        ratios = [math.inf] * ROW
         for epoch in range(1, self.settings.epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
-            descent.step(unit * problem.add_up(scores), products)
+            descent.step(unit * problem.add_up(scores), products, _rounding(problem, unit))
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
             if problem.test is not None:
                 direction *= descent.conjugacy
@@ -91,15 +94,16 @@ class TablePuppetCG(JoinStrategy):
             norm = descent.gradient_norm(train["loss"])
             held_out = problem.metrics_of_held_out(test)._asdict()
             self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
-            norms.append(norm)
-            self._is_optimal = norm < max(tolerance / SMALL, REST) or max(norms[-ROW:]) < tolerance
-            if self._is_optimal or self.best.is_over:
+            ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
+            if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
+                self._end = BELOW_TOLERANCE if norm < tolerance else BELOW_ROUNDING
+                return
+            if self.best.is_over:
                 return
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the gradient's, or that of how the loss fell."""
-        is_optimal, verdict = self._is_optimal, super().judge(problem)
-        return "converged: the gradient is below the tolerance" if is_optimal else verdict
+        return self._end or super().judge(problem)
 
     def _exchange(
         self, problem: TrainingProblem, descent: Descent
@@ -109,7 +113,7 @@ class TablePuppetCG(JoinStrategy):
         terms = DescentTerms(
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
-            product_unit=descent.slope or unit**2,
+            product_unit=unit**2 if self.epoch == 1 else descent.product_unit(self.losses[-1]),
             tables=len(problem.tables),
             scores_number=self.epoch,
         )
@@ -124,9 +128,7 @@ class TablePuppetCG(JoinStrategy):
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
-        request = DescentRequest(
-            terms=terms, line=self._step, is_best=self.best.is_last, parts=steps
-        )
+        request = DescentRequest(terms=terms, line=self._step, is_best=self.is_best, parts=steps)
         replies = yield self.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)
@@ -150,6 +152,12 @@ class TablePuppetCG(JoinStrategy):
             }
         parts = [part for part in problem.parts if part.number in sums]
         return (yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts)))
+
+
+def _rounding(problem: TrainingProblem, unit: float) -> float:
+    """Return the error of sums of scores in a unit, root mean square; 0 if they are numbers."""
+    point = problem.fixed_point
+    return 0.0 if point is None else unit * point.rounding
 
 
 def _factorisation(table: TrainedTable) -> str:

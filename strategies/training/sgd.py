@@ -80,6 +80,7 @@ class BatchStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.SGD)
     messages_of_shards = (Action.STEP,)
+    copies_lowest = True
 
     # in SGD the bias of a clip at one deviation costs more than the noise of one at
     # three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not
@@ -237,7 +238,7 @@ class BatchStrategy(JoinStrategy):
         request = SgdRequest(
             batch=step.batch,
             batch_rows=rows,
-            is_best=self.best.is_last and step.begins_epoch,
+            is_best=self.is_best and step.begins_epoch,
             step=batch_step,
             parts=parts,
         )
