@@ -127,7 +127,6 @@ class ModelStrategy(RoundStrategy):
 
     def _table(self, joined: Joined, name: str) -> records.TableReport:
         table, parts = self.manifest.table(name), joined.extracted.parts[name]
-        counts = joined.mapping.tables[name].multiplicity
         return records.TableReport(
             table=name,
             name=table.name,
@@ -136,7 +135,7 @@ class ModelStrategy(RoundStrategy):
             shards=len(parts),
             sites=tuple(part.site for part in parts),
             dropped=table.encoded.dropped,
-            multiplicity=records.min_mean_max(counts[counts > 0]),
+            multiplicity=records.min_mean_max(joined.mapping.tables[name].multiplicity),
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:

@@ -152,7 +152,7 @@ def set_up_personalised(
         label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
-        fan_out={name: np.ones(sum(trained), np.int64)},
+        fan_out={name: np.ones(len(split.held_out), np.int64)},
         names=split.names,
         encoders={name: encoders[name].columns},
         exposure=exposure_of(

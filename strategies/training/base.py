@@ -495,7 +495,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
+            fan_out={name: rows.multiplicity for name, rows in all_rows.mapping.tables.items()},
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
