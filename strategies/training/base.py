@@ -31,7 +31,7 @@ from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, Round
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
-from strategies.setup.labels import Labels, choose_loss, gather_labels
+from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
 from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
@@ -521,8 +521,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
         if settings.task == AUTO and self.has_label:
-            task = "classification" if labels.classes else "regression"
-            self.chosen["task"] = f"{task}, by the label's type ({labels.kind})"
+            self.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
