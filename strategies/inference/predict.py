@@ -89,6 +89,11 @@ class ModelStrategy(RoundStrategy):
         manifests.check_query(self.manifest, bound)
         missing = manifests.find_missing(self.manifest, self.inventory)
         bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
+        if sites := missing.sites.get(bound.label_table):
+            self.warn(
+                f"{', '.join(map(repr, sites))} of table {bound.label_table!r} took part in the "
+                "training and not in this run, which is about the rows of the other sites"
+            )
         joined = yield from self.model_rounds(bound, missing)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined

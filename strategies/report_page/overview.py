@@ -244,6 +244,8 @@ def result(report: blocks.Record) -> blocks.Blocks:
     yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
+    # means are spoken of where they are used
+    scored = [row for row in scored if row[0] != SCORED["partial"] or counts.amount("partial")]
     yield blocks.Table("Scored with a saved model", ("", "rows"), scored)
     predictions = report.at("predictions")
     if file := predictions.text("file"):

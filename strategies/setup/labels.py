@@ -82,16 +82,15 @@ def read_private_labels(
     columns: Sequence[tuple[Part, LabelColumn]], plan: label_noise.LabelPlan
 ) -> Labels:
     """Concatenate the shards' noisy labels."""
-    expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
     for part, column in columns:
         is_one = not count or np.isin(column.values, np.arange(count)).all()
-        has_form = column.kind == expected and column.categories == plan.classes
+        has_form = column.kind == plan.kind and column.categories == plan.classes
         if not (is_one and has_form and np.isfinite(column.values).all()):
             raise refuse(part, "labels without the noise that the run asks for")
     values = np.concatenate([column.values for _, column in columns])
     names = plan.classes or tuple(str(code) for code in range(count))
-    return Labels(values, names, expected, plan.noise)
+    return Labels(values, names, plan.kind, plan.noise)
 
 
 def read_labels(columns: Sequence[LabelColumn], settings: Settings) -> Labels:
