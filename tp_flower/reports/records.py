@@ -15,7 +15,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     warnings  [text]   what a user should know about the result
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
-                fan-out-max, unmatched-before, unmatched-rows, lost-label-rows}]
+                fan-out-max, unmatched-before, unmatched-rows, lost-label-rows,
+                repeated-keys: [{table, keys, repeated, most, more-rows}]}]
                 `JoinStep`, in order
     label-rows  {rows, joined, lost: [{step, rows}]}   `label_rows`
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
