@@ -23,7 +23,15 @@ from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.labels import Labels, gather_labels, loss_of
+from strategies.setup.leaks import (
+    find_leaks,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+    used_features,
+)
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
@@ -237,12 +245,23 @@ class Evaluate(ModelStrategy):
         constant = constant_metrics(loss, np.array(self.manifest.base_score), values, weights)
         if warning := no_better(self.metrics, constant, "these rows"):
             self.warn(warning)
+        if self.has_label and not self.settings.privacy.covers_labels:
+            self._warn_of_perfection(bound, labels, values)
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
             self.outcomes |= compare(
                 labels.classes, predict(scores, is_regression=loss.is_regression), values, weights
             )
         return joined
+
+    def _warn_of_perfection(self, bound: BoundQuery, labels: Labels, values: FloatArray) -> None:
+        score = nearly_perfect(self.metrics, len(labels.classes), values)
+        if score:
+            tables = self.manifest.tables
+            shares = {table.table: table.share for table in tables}
+            features = {table.table: used_features(table.encoded.features) for table in tables}
+            suspects = suspects_of(shares, features, {})
+            self.warn(perfect_warning(score, "these rows", find_leaks(bound), suspects))
 
     def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:
         extracted, table = joined.extracted, joined.bound.label_table

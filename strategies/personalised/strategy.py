@@ -42,6 +42,7 @@ from strategies.personalised.setup import PersonalisedProblem, personal_mask, se
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
 from strategies.setup.labels import Labels, needs_numbers, task_line
+from strategies.setup.leaks import leak_warnings
 from strategies.training.base import Outcome, RelationalStrategy, read_digests
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
@@ -240,6 +241,8 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
         problem = yield from set_up_personalised(self.query, self.settings, self.inventory)
+        for warning in leak_warnings(self.bind(self.inventory.schemas())):
+            self.warn(warning)
         self.chosen["loss"] = problem.loss.name
         if self.settings.task == AUTO:
             self.chosen["task"] = local_task_line(problem, self.settings)

@@ -32,6 +32,15 @@ from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
+from strategies.setup.leaks import (
+    feature_sizes,
+    find_leaks,
+    leak_warnings,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+    used_features,
+)
 from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
@@ -514,6 +523,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             table_named(bound, alias, "models")
         if settings.split.table:
             table_named(bound, settings.split.table, "test-split")
+        for warning in leak_warnings(bound):
+            self.warn(warning)
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         extracted = yield from extract(bound, settings, inventory)
@@ -563,6 +574,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
 
+    def _perfect_score(self, problem: TrainingProblem) -> str:
+        """Return the metric that is nearly perfect on the test rows; "" where noise decides it."""
+        if not self.has_label or self.settings.privacy.covers_labels:
+            return ""
+        labels = problem.test_labels[~problem.validates]
+        return nearly_perfect(self._final.test, len(problem.classes), labels)
+
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         coefficients = {
@@ -578,10 +596,20 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         rows = f"held-out rows ({self.settings.split_name})"
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
             self.warn(warning)
+        shares = contributions(sums, problem.train.joined_rows)
+        if score := self._perfect_score(problem):
+            columns = {t: used_features(problem.encoders[t].features) for t in problem.tables}
+            suspects = suspects_of(
+                {name: each.share for name, each in shares.items()},
+                columns,
+                {name: feature_sizes(columns[name], a) for name, a in coefficients.items()},
+            )
+            leaks = find_leaks(self.bind(self.inventory.schemas()))
+            self.warn(perfect_warning(score, rows, leaks, suspects))
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
-            contributions=contributions(sums, problem.train.joined_rows),
+            contributions=shares,
             comparison=problem.compare(
                 self._final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),
