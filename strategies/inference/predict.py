@@ -35,7 +35,14 @@ from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
-from tp_flower.learning.metrics import compare, constant_metrics, evaluate, no_better, predict
+from tp_flower.learning.metrics import (
+    Contribution,
+    compare,
+    constant_metrics,
+    evaluate,
+    no_better,
+    predict,
+)
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -258,7 +265,7 @@ class Evaluate(ModelStrategy):
         score = nearly_perfect(self.metrics, len(labels.classes), values)
         if score:
             tables = self.manifest.tables
-            shares = {table.table: table.share for table in tables}
+            shares = {t.table: Contribution(np.array(t.mean_score), t.share) for t in tables}
             features = {table.table: used_features(table.encoded.features) for table in tables}
             suspects = suspects_of(shares, features, {})
             self.warn(perfect_warning(score, "these rows", find_leaks(bound), suspects))

@@ -1,12 +1,13 @@
 """Warnings that a feature may tell the label: made from its columns, or nearly perfect."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from tp_flower.arrays import FloatArray
+from tp_flower.learning.metrics import Contribution
 from tp_flower.query import BoundQuery
 from tp_flower.query.fragment import Role, reads
 
@@ -41,7 +42,7 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
         for read in reads(fragment)
         if read.role is Role.LABEL
     }
-    found: dict[tuple[str, str, bool], dict[str, None]] = {}
+    columns_of: dict[tuple[str, str, bool], dict[str, None]] = {}
     for fragment in bound.fragments:
         # the last keys may only name rows, or hold them out
         joined = replace(fragment, keys=fragment.keys[: bound.joined_keys(fragment.table)])
@@ -51,10 +52,10 @@ def find_leaks(bound: BoundQuery) -> list[Leak]:
             is_key = read.role is Role.KEY and fragment.table == bound.label_table
             if is_key or read.role is Role.FEATURE:
                 reader = _reader_of(bound, fragment.table, read.what) if is_key else read.what
-                found.setdefault((reader, fragment.table, is_key), {})[read.column] = None
+                columns_of.setdefault((reader, fragment.table, is_key), {})[read.column] = None
     return [
         Leak(reader, table, tuple(columns), is_key)
-        for (reader, table, is_key), columns in found.items()
+        for (reader, table, is_key), columns in columns_of.items()
     ]
 
 
@@ -142,25 +143,28 @@ def feature_sizes(columns: Mapping[str, int], coefficients: FloatArray) -> dict[
 
 
 def suspects_of(
-    shares: Mapping[str, float],
-    features: Mapping[str, Iterable[str]],
-    weights: Mapping[str, Mapping[str, float]],
+    contributions: Mapping[str, Contribution],
+    features: Mapping[str, Mapping[str, int]],
+    coefficients: Mapping[str, FloatArray],
 ) -> str:
     """Return the feature of the table with the largest share, or the table's features.
 
-    ``weights`` are the sizes of the coefficients, by table and feature, that sites show.
+    ``features`` are the numbers of their encoded columns, ``coefficients`` (d [+ 1], d_c) those
+    that sites show, both by table.
 
-    >>> suspects_of({"o": 0.9, "c": 0.1}, {"o": ["day", "paid"], "c": ["age"]}, {})
+    >>> of_o = {"o": Contribution(np.zeros(1), 0.9)}
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {})
     'the features of o (day, paid), which has 90 % of the variance of the scores'
-    >>> suspects_of({"o": 0.9}, {"o": ["day", "paid"]}, {"o": {"day": 0.1, "paid": 2.0}})
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {"o": np.array([[0.1], [2.0], [9.0]])})
     "feature 'paid' of o, which has 90 % of the variance of the scores"
     """
-    shares = {table: share for table, share in shares.items() if features.get(table)}
+    shares = {t: each.share for t, each in contributions.items() if features.get(t)}
     if not shares:
         return "the features of the query"
     table = max(shares, key=lambda name: shares[name])
     names = list(features[table])
-    if sizes := weights.get(table):
+    if table in coefficients:
+        sizes = feature_sizes(features[table], coefficients[table])
         names = [max(sizes, key=lambda name: sizes[name])]
     share = f"which has {100 * shares[table]:.0f} % of the variance of the scores"
     if len(names) == 1:

@@ -12,8 +12,8 @@ loss, whether there is a label, how shards train together.
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -24,8 +24,7 @@ from flwr.serverapp.strategy import Result
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
-from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
-from strategies.run.replies import array_of
+from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
@@ -33,7 +32,6 @@ from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
 from strategies.setup.leaks import (
-    feature_sizes,
     find_leaks,
     leak_warnings,
     nearly_perfect,
@@ -41,22 +39,22 @@ from strategies.setup.leaks import (
     suspects_of,
     used_features,
 )
-from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
+from strategies.setup.problem import CoresetSample, PreparedRun, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
+from strategies.training.outcome import Outcome, coefficients_of, read_digests, score_sums_of
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import NOT_CONVERGED, trend_verdict
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
-from tp_flower.errors import DivergedError, ReplyError
+from tp_flower.errors import DivergedError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.metrics import Contribution, contributions, no_better
+from tp_flower.learning.metrics import contributions, no_better
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
-from tp_flower.methods import TREES
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
@@ -68,8 +66,6 @@ from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TRAIN
 
-INTERCEPT: Final = "(intercept)"
-GAIN: Final = "gain"
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
 never this bad."""
@@ -85,74 +81,6 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
         f"{baseline:.4g} for a constant score"
         + (f"; num-epochs = {epoch - 1} stops before it" if epoch > 1 else "")
     )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run, besides its metrics.
-
-    Digests identify the parts that sites keep, by number; "" for a site without a state
-    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
-    The comparison is with a constant, and of predictions with labels.
-    """
-
-    digests: Mapping[int, str] = field(default_factory=dict)
-    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)
-    comparison: Mapping[str, object] = field(default_factory=dict)
-
-    def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
-        """Return the report's facts about the coefficients of the encoded features.
-
-        For a standardised number they are per standard deviation. The output is a
-        class, if there are several, or the gain of trees.
-        """
-        facts = {}
-        for table, weights in self.coefficients.items():
-            names = [*problem.encoders[table].names, INTERCEPT]
-            outputs = problem.classes if weights.shape[1] > 1 else ("score",)
-            if problem.tables[table].model == TREES:
-                outputs = (GAIN,)
-            facts[table] = [
-                {"feature": feature, "output": output, "value": float(value)}
-                for feature, row in zip(names, weights, strict=False)
-                for output, value in zip(outputs, row, strict=True)
-            ]
-        return facts
-
-
-def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
-    """Return the digests that the sites report, by part."""
-    bodies = {part.number: replies.parts.get(part.number) for part in parts}
-    return {n: getattr(body, "digest", None) or "" for n, body in bodies.items()}
-
-
-def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return a linear model's coefficients, the mean over the shards that show them.
-
-    Shards that agree through statistics or gradients have equal coefficients. Of trees
-    they are the features' gains.
-    """
-    has_trees = table.model == TREES
-    shape = (table.features, 1) if has_trees else (table.width, table.outputs)
-    blocks = [
-        array_of(replies, part, "coefficients", shape).astype(np.float64)
-        for part in table.parts
-        if getattr(replies.parts.get(part.number), "coefficients", None) is not None
-    ]
-    if blocks and not (table.is_linear or has_trees):
-        raise ReplyError(f"table {table.name} sent coefficients; its model has none")
-    return np.mean(blocks, axis=0) if blocks else None
-
-
-def _score_sums(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return the sums of a table's scores; None where a shard has not answered."""
-    if not all(part.number in replies.parts for part in table.parts):
-        return None
-    shape = (2, table.outputs)
-    sums = [array_of(replies, part, "score_sums", shape) for part in table.parts]
-    total: FloatArray = np.sum(sums, axis=0)
-    return total
 
 
 Run = TypeVar("Run", bound=PreparedRun)
@@ -586,12 +514,12 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         coefficients = {
             name: weights
             for name, table in problem.tables.items()
-            if (weights := _coefficients(replies, table)) is not None
+            if (weights := coefficients_of(replies, table)) is not None
         }
         sums = {
             name: sums
             for name, table in problem.tables.items()
-            if (sums := _score_sums(replies, table)) is not None
+            if (sums := score_sums_of(replies, table)) is not None
         }
         rows = f"held-out rows ({self.settings.split_name})"
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
@@ -599,11 +527,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         shares = contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
             columns = {t: used_features(problem.encoders[t].features) for t in problem.tables}
-            suspects = suspects_of(
-                {name: each.share for name, each in shares.items()},
-                columns,
-                {name: feature_sizes(columns[name], a) for name, a in coefficients.items()},
-            )
+            suspects = suspects_of(shares, columns, coefficients)
             leaks = find_leaks(self.bind(self.inventory.schemas()))
             self.warn(perfect_warning(score, rows, leaks, suspects))
         return Outcome(
