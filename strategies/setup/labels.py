@@ -112,11 +112,7 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings) -> Labels:
         is_classes = kind in CLASS_KINDS
         if kind == "number" and not needs_numbers(settings):
             is_classes = count_values(values, most=2) == 2
-    if kind == "text" and not is_classes:
-        raise QueryError(
-            "the label is text, but the task is regression: CAST it to a number, or set types in "
-            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
-        )
+    check_kind(kind, settings.task)
     if is_classes:
         return _classes(columns, values, kind)
     largest = float(np.abs(values).max(initial=0.0))
@@ -170,12 +166,23 @@ def common_kind(kinds: Collection[str]) -> str:
     """Return the label's type in all shards; times are refused."""
     if len(kinds) > 1:
         raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
-    if "time" in kinds:
+    kind = next(iter(kinds), "number")
+    check_kind(kind)
+    return kind
+
+
+def check_kind(kind: str, task: str = AUTO) -> None:
+    """Refuse a label of a type that no model, or none of the task, learns."""
+    if kind == "time":
         raise QueryError(
             "the label is a date or time: write a number, such as EPOCH(t.column) or "
             "DATE_DIFF('day', DATE '2020-01-01', t.column), or a class: HOUR(t.column) < 12"
         )
-    return next(iter(kinds), "number")
+    if kind == "text" and task == REGRESSION:
+        raise QueryError(
+            "the label is text, but the task is regression: CAST it to a number, or set types in "
+            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
+        )
 
 
 def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> Labels:
