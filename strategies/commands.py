@@ -26,6 +26,7 @@ from strategies.report_page.page import explanation_view, read_report, result_vi
 from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
 from strategies.setup.columns import bind_columns
+from strategies.setup.declared_types import check_types
 from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import ModelError, SettingsError
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
@@ -107,8 +108,9 @@ def check(settings: Settings, client_app: ClientApp) -> str:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
-    bound, _ = bind_columns(method(query, settings).bind, inventory)
+    bound, columns = bind_columns(method(query, settings).bind, inventory)
     encoder_choices(bound, settings)
+    check_types(bound, inventory, columns, settings)
     tables = ", ".join(inventory.tables)
     return f"Settings, query and tables ({tables}) fit together; no row was read."
 

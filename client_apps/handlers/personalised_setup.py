@@ -52,16 +52,21 @@ from tp_flower.sources.shards import ShardSource
 def local_label_facts(source: ShardSource, label: LabelColumn, task: str, sql: str) -> LabelFacts:
     """Return the type of labels that stay at the site, and their classes, if any.
 
-    ``sql`` is the label's expression, for messages.
-    With task "auto", booleans and texts make a classification.
+    ``sql`` is the label's expression, for messages. With task "auto", booleans and texts make a
+    classification; so may numbers, if the site has at
+    most two: it sends them where its policy lets labels leave, and otherwise says nothing of them.
     """
     check_no_null([label], sql, are_private=True)
     is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))
+    distinct, rows = np.unique(label.values, return_counts=True)
+    if task == "auto" and label.kind == "number":
+        is_shown = source.policy.lets_leave(LABELS) and bool((rows >= source.min_count).all())
+        is_classes = len(distinct) <= 2 and is_shown
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
             raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
         return LabelFacts(label.kind)
-    classes: list[Any] = np.unique(label.values).tolist()
+    classes: list[Any] = distinct.tolist()
     if label.kind == "text":
         classes = list(label.categories)
     if label.kind != "boolean":

@@ -16,7 +16,7 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
-from strategies.setup.labels import label_plan
+from strategies.setup.labels import label_plan, needs_numbers
 from strategies.setup.row_weights import query_weights
 from strategies.setup.splitting import split_terms
 from tp_flower.arrays import FloatArray
@@ -33,6 +33,7 @@ from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import reads
 from tp_flower.settings import Settings
+from tp_flower.settings.run import REGRESSION
 from tp_flower.sources.tables_file import DUCKDB
 
 
@@ -107,7 +108,10 @@ def extract(
             fragments[part] = fragment
             readings[part.number] = columns.readings_of(shard)
             parts[table] += (part,)
-    local_label = settings.task if keeps_labels else None
+    local_label = None
+    if keeps_labels:
+        # sites do not show the values of a label that stays a number
+        local_label = REGRESSION if needs_numbers(settings) else settings.task
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
     bodies = {n: replace(body, readings=readings[n]) for n, body in bodies.items()}

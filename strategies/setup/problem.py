@@ -266,8 +266,8 @@ class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
     ``base_score`` is b, (d_c,); ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the number of joined training rows of each row that
-    is in at least one.
+    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out, that
+    each row is in.
     """
 
     tables: Mapping[str, PreparedTable]

@@ -20,6 +20,7 @@ ODDS, LEAST_ROWS = 2.0, 5.0
 def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     """Yield what a user should know about the rows that train, test or validate."""
     yield from _lost_rows(joined)
+    yield from _repeated_keys(joined)
     if joined.values.ndim > 1:
         return
     yield from _share(joined, settings)
@@ -49,6 +50,19 @@ def _lost_rows(joined: JoinedRows) -> Iterator[str]:
             f"have no match in {worst.table} on {worst.on}"
             f"{why_unmatched(worst, joined.bound.joins, extracted.keys, extracted.filters)}"
         )
+
+
+def _repeated_keys(joined: JoinedRows) -> Iterator[str]:
+    """Yield a warning per table of which a few keys name several rows, and the rest one each."""
+    for step in joined.steps:
+        for keys in step.repeated_keys:
+            verb = "occurs" if keys.repeated == 1 else "occur"
+            times = "twice" if keys.most == 2 else f"up to {keys.most:,} times"
+            yield (
+                f"{keys.repeated:,} of {keys.keys:,} keys of {joined.names[keys.table]} {verb} "
+                f"{times} ({step.on}): {keys.more_rows:,} rows more. If a key should name one row, "
+                f"aggregate {keys.table} in a sub-query (GROUP BY its join key)"
+            )
 
 
 def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:

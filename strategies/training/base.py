@@ -32,7 +32,15 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
-from strategies.setup.labels import Labels, choose_loss, gather_labels
+from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
+from strategies.setup.leaks import (
+    find_leaks,
+    leak_warnings,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+    used_features,
+)
 from strategies.setup.problem import CoresetSample, PreparedRun, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
@@ -493,7 +501,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
+            fan_out={name: rows.multiplicity for name, rows in all_rows.mapping.tables.items()},
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
@@ -514,6 +522,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             table_named(bound, alias, "models")
         if settings.split.table:
             table_named(bound, settings.split.table, "test-split")
+        for warning in leak_warnings(bound):
+            self.warn(warning)
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         extracted = yield from extract(bound, settings, inventory, columns)
@@ -521,8 +531,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound).of_rows(sampled)
         if settings.task == AUTO and self.has_label:
-            task = "classification" if labels.classes else "regression"
-            self.chosen["task"] = f"{task}, by the label's type ({labels.kind})"
+            self.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -565,6 +574,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
 
+    def _perfect_score(self, problem: TrainingProblem) -> str:
+        """Return the metric that is nearly perfect on the test rows; "" where noise decides it."""
+        if not self.has_label or self.settings.privacy.covers_labels:
+            return ""
+        labels = problem.test_labels[~problem.validates]
+        return nearly_perfect(self._final.test, len(problem.classes), labels)
+
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         coefficients = {
@@ -586,10 +602,17 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             warning = overfitting(self._lowest_test, self._final, problem.test_weights, rows, l2)
             if warning:
                 self.warn(warning)
+        shares = contributions(sums, problem.train.joined_rows)
+        if score := self._perfect_score(problem):
+            columns = {t: used_features(problem.encoders[t].features) for t in problem.tables}
+            suspects = suspects_of(shares, columns, coefficients)
+            bound, _ = bind_columns(self.bind, self.inventory)
+            leaks = find_leaks(bound)
+            self.warn(perfect_warning(score, rows, leaks, suspects))
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
-            contributions=contributions(sums, problem.train.joined_rows),
+            contributions=shares,
             comparison=problem.compare(
                 self._final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),

@@ -246,7 +246,7 @@ def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str)
     if different:
         raise SettingsError(
             f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
-            "both with one query, seed, test-split, test-fraction and validation-fraction"
+            "both with one query, task, seed, test-split, test-fraction and validation-fraction"
         )
 
 

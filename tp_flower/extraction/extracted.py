@@ -122,6 +122,9 @@ class ExtractedKey:
 
         Raises SourceError if the key is not one number or time.
         """
+        if not len(self.texts):
+            # without values, a column of a text file may have any type
+            return np.zeros(0)
         if self.kind not in ("number", "time"):
             raise SourceError(
                 f"a column of type {self.kind} has no order to hold the last rows out "

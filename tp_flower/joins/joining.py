@@ -9,9 +9,10 @@ other tables in the order of joining.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -78,12 +79,28 @@ Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
 
 
 @dataclass(frozen=True)
+class RepeatedKeys:
+    """Keys of several rows in a table whose other keys name one row each.
+
+    Of ``keys`` distinct ones ``repeated`` have from 2 to ``most`` rows, which is why the join has
+    ``more_rows`` more than with one row of each.
+    """
+
+    table: str
+    keys: int
+    repeated: int
+    most: int
+    more_rows: int
+
+
+@dataclass(frozen=True)
 class JoinStep:
     """One table joined to those before it.
 
     The fan-out is the number of joined rows that each previous one becomes. Of the joined rows
     before, ``unmatched_before`` match no row of the table, and ``unmatched_rows`` of its rows match
     none of them; ``lost_label_rows`` rows of the label table are in no joined row any more.
+    ``repeated_keys`` are of either side, if it looks like a table with a row per key.
     """
 
     table: str
@@ -97,6 +114,7 @@ class JoinStep:
     unmatched_before: int = 0
     unmatched_rows: int = 0
     lost_label_rows: int = 0
+    repeated_keys: tuple[RepeatedKeys, ...] = ()
 
     def __str__(self) -> str:
         if not self.on:
@@ -112,13 +130,15 @@ class Match:
     """The rows of a new table that match every joined row so far.
 
     The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
-    ``order`` has the table's rows with a key, sorted by key.
+    ``order`` has the table's rows with a key, sorted by key, ``key_rows`` the number of rows of
+    each key.
     """
 
     counts: npt.NDArray[np.int64]
     start: IntArray
     order: IntArray
     unmatched_rows: int
+    key_rows: npt.NDArray[np.int64]
 
 
 def match_table(
@@ -142,7 +162,44 @@ def match_table(
         start=(np.cumsum(sizes) - sizes).astype(np.int32).take(group_old, mode="wrap"),
         order=keyed[np.argsort(group_new[keyed], kind="stable")],
         unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
+        key_rows=sizes[sizes > 0],
     )
+
+
+MOST_REPEATED: Final = 0.25  # of the keys of a table that looks as if each named one row
+
+
+def repeated_keys(
+    table: str, match: Match, predicates: Sequence[tuple[Join, Codes]]
+) -> Iterator[RepeatedKeys]:
+    """Yield the repeated keys of a new table, or of the one that it is joined to.
+
+    The latter has several rows per row of the new table, unless this one has several of most keys.
+    """
+    more_rows = int(np.maximum(match.counts - 1, 0).sum())
+    if more_rows and _names_rows(match.key_rows):
+        yield _repeated(table, match.key_rows, more_rows)
+    if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(match.key_rows):
+        return
+    join, (left, right) = predicates[0]
+    other, codes, others = (
+        (join.right, right, left) if join.left == table else (join.left, left, right)
+    )
+    size = int(max(left.max(initial=NULL), right.max(initial=NULL))) + 1
+    rows, partners = (np.bincount(side[side >= 0], minlength=size) for side in (codes, others))
+    more_rows = int((np.maximum(rows - 1, 0) * partners).sum())
+    if more_rows and _names_rows(rows[rows > 0]):
+        yield _repeated(other, rows[rows > 0], more_rows)
+
+
+def _names_rows(key_rows: npt.NDArray[np.int64]) -> bool:
+    """Whether most keys, with these numbers of rows, name one row each."""
+    return int(np.count_nonzero(key_rows > 1)) <= MOST_REPEATED * len(key_rows)
+
+
+def _repeated(table: str, key_rows: npt.NDArray[np.int64], more_rows: int) -> RepeatedKeys:
+    repeated = int(np.count_nonzero(key_rows > 1))
+    return RepeatedKeys(table, len(key_rows), repeated, int(key_rows.max()), more_rows)
 
 
 def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool) -> JoinStep:
@@ -245,7 +302,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     for table, numbers in order[1:]:
         match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
         on = " AND ".join(joins[number].text for number in numbers)
-        steps.append(describe_step(table, on, match, joined[label_table], is_outer=table in outer))
+        step = describe_step(table, on, match, joined[label_table], is_outer=table in outer)
+        repeated = repeated_keys(table, match, [(joins[n], codes[n]) for n in numbers])
+        steps.append(replace(step, repeated_keys=tuple(repeated)))
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows {max_joined_rows}. "
