@@ -192,5 +192,5 @@ def test_a_site_shows_two_values_only_as_its_policy_lets_labels_leave(
 ):
     source = ShardSource("t", "s", 0, policy=policy, min_count=min_count)
     label = LabelColumn("number", np.array(values, np.float64))
-    assert local_label_facts(source, label, "auto").classes == classes
-    assert local_label_facts(source, label, "regression").classes is None
+    assert local_label_facts(source, label, "auto", "y").classes == classes
+    assert local_label_facts(source, label, "regression", "y").classes is None
