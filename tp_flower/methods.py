@@ -19,7 +19,7 @@ PERSONAL: Final = "personal"
 CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
-LOCAL, BAGGED = "local", "bagged"  # how the shards of a table boost
+LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
 LARGE_SHARD: Final = 50_000  # joined rows: where no rows validate, it keeps to its own trees
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models

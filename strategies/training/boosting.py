@@ -8,7 +8,7 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,9 +18,11 @@ from strategies.disclosures import Exposure
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.sites import Inventory
 from strategies.run.strategy import EpochResult, RoundListener
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
+from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, model_seed
 from strategies.training.traffic import TableSize, Traffic, boost_epoch
@@ -29,7 +31,7 @@ from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.learning.boosting import Boosting, moved
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import BAGGED, LARGE_SHARD, LOCAL, TREES, Growth
+from tp_flower.methods import BAGGED, LARGE_SHARD, LOCAL, POOLED, TREES, Growth
 from tp_flower.model_names import find_version
 from tp_flower.protocol.boost_messages import BagPart, BagRequest, BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -44,6 +46,20 @@ from tp_flower.splits import TRAIN
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
 )
+SHARD_IS_POOLED: Final = (
+    "%s: trees that each shard grows alone would know rows by their shard, and held-out rows of "
+    "the same shards cannot tell. So the shards pool sums by column (lou = pooled), of which trees "
+    "of one column each grow"
+)
+SHARD_IS_FEATURE: Final = (
+    "%s, and each shard grows trees of its own (lou = local): the shard is a feature of this "
+    "model. Its metrics hold for new rows only where their shard tells their label, too; "
+    'lou = "auto" trains without it'
+)
+SHARD_LEARNS_LITTLE: Final = (
+    "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn little from "
+    'its columns; lou = "pooled" grows them on sums over all shards'
+)
 
 
 class TablePuppetBoost(JoinStrategy):
@@ -55,6 +71,7 @@ class TablePuppetBoost(JoinStrategy):
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
+    _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
     start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
 
     def __init__(
@@ -70,6 +87,16 @@ class TablePuppetBoost(JoinStrategy):
             start = str(find_version(home_folder(), name))
             self.settings = self.settings.with_fields(boost_from=start)
 
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
+        """Extract and return the joined rows; warn of shards that tell the labels."""
+        joined = yield from super().join(inventory)
+        self._telling = list(shards_that_tell_labels(joined))
+        warnings = {AUTO: SHARD_IS_POOLED, LOCAL: SHARD_IS_FEATURE, BAGGED: SHARD_LEARNS_LITTLE}
+        if self.settings.lou in warnings:
+            for table in self._telling:
+                self.warn(warnings[self.settings.lou] % table.text)
+        return joined
+
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         further = (Action.SCORE,) if self.settings.boost_from else ()
@@ -82,21 +109,29 @@ class TablePuppetBoost(JoinStrategy):
         return dataclasses.replace(
             super().exposure(joined, *others),
             bagged=bagged,
-            scores_own_trees=self.settings.lou != BAGGED or not bagged,
+            scores_own_trees=self.settings.lou not in (BAGGED, POOLED) or not bagged,
         )
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
-        """Return the tables whose shards may average their trees.
+        """Return the tables whose shards may average their trees, or pool sums.
 
         Without validation rows nothing says which are better: those of large shards do not.
         """
         lou, is_validated = self.settings.lou, self.settings.validation_share > 0.0
-        large = math.inf if lou == BAGGED or is_validated else LARGE_SHARD
+        large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
+        pooled = self._pooled(shards)
         return [
             name
             for name, count in shards.items()
-            if count > 1 and lou in (BAGGED, AUTO) and joined_rows < large * count
+            if count > 1 and lou != LOCAL and (joined_rows < large * count or name in pooled)
         ]
+
+    def _pooled(self, tables: Iterable[str]) -> list[str]:
+        """Return the tables whose shards pool sums: by default those that tell the labels."""
+        if self.settings.lou == POOLED:
+            return list(tables)
+        telling = {table.table for table in self._telling}
+        return [name for name in tables if self.settings.lou == AUTO and name in telling]
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
@@ -124,7 +159,8 @@ class TablePuppetBoost(JoinStrategy):
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
-        return boost_epoch(tables, self._growth, self._averaged(shards, tables[0].joined_rows))
+        bagged = self._averaged(shards, tables[0].joined_rows)
+        return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
@@ -151,7 +187,7 @@ class TablePuppetBoost(JoinStrategy):
             step = min(reversed(steps), key=lambda each: each.validation_loss)
             boosting.scores = moved(boosting.scores, step.lengths, step.directions)
             self._lengths, self._is_bagged = step.by_table, step.is_bagged
-            choices[BAGGED if step.is_bagged else LOCAL] += 1
+            choices[self._choice(step, bagged)] += 1
             train = problem.train_metrics(boosting.scores)
             held_out = step.held_out
             self.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
@@ -176,6 +212,7 @@ class TablePuppetBoost(JoinStrategy):
         """Let the tables grow trees; return steps along them, and along the average of some."""
         number = 2 * self.epoch  # of scores: two in an epoch, each with a mask of its own
         sends_scores = problem.exposure.scores_own_trees or not bagged
+        pooled = self._pooled(bagged)
         request = BoostRequest(
             growth=self._growth,
             lengths=dict(self._lengths),
@@ -183,12 +220,13 @@ class TablePuppetBoost(JoinStrategy):
             is_best=self.best.is_last,
             sends_scores=sends_scores,
             bagged=bagged,
+            pooled=pooled,
             scores_number=number,
             parts=_derivatives(problem, growing, *boosting.derivatives()),
         )
         replies = yield self.request(ask(request, problem.parts))
         steps = []
-        if sends_scores:
+        if sends_scores and not pooled:
             steps.append(_step(problem, boosting, growing, replies, held_out))
         parts: dict[int, BagPart] = {}
         for name, table in growing.items():
@@ -200,13 +238,24 @@ class TablePuppetBoost(JoinStrategy):
             is_own = name not in bagged or len(trees) < len(table.parts)
             parts |= table.for_all(BagPart(is_own=is_own, trees={} if is_own else trees))
         if not all(part.is_own for part in parts.values()):
-            bag = BagRequest(scores_number=number + 1, parts=parts)
+            bag = BagRequest(
+                growth=self._growth, scores_number=number + 1, pooled=pooled, parts=parts
+            )
             replies = yield self.request(ask(bag, problem.parts))
             averaged = _step(problem, boosting, growing, replies, held_out)
             steps.append(averaged._replace(is_bagged=True))
         if not steps:
             raise ReplyError(f"a shard of {', '.join(bagged)} has sealed no trees for the others")
         return steps
+
+    def _choice(self, step: "Step", bagged: Sequence[str]) -> str:
+        """Return how the shards of tables have trained in an epoch."""
+        if not step.is_bagged:
+            return LOCAL
+        pooled = self._pooled(bagged)
+        if pooled and len(pooled) < len(bagged):
+            return f"{BAGGED}, but {POOLED} for {', '.join(pooled)},"
+        return POOLED if pooled else BAGGED
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the training loss of trees falls for ever."""

@@ -13,7 +13,7 @@ from tp_flower.settings.run import AUTO, model_name
 GRAM: Final = "gram"
 BY_FAMILY: Final = {
     methods.ADMM: (GRAM, "consensus"),
-    methods.BOOST: (methods.LOCAL, methods.BAGGED),
+    methods.BOOST: (methods.LOCAL, methods.BAGGED, methods.POOLED),
 }
 """How the shards of a table may train together, by family of methods."""
 
@@ -42,9 +42,11 @@ class AdmmSettings:
         AUTO,
         'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" (any '
         'model); "auto": gram where its model is linear. "boost": "local" (each shard grows its '
-        'own trees), "bagged" (the average of all shards\' trees, which they show each other); '
-        '"auto": both, until the validation rows prefer local; without validation rows bagged, '
-        f"but local from {methods.LARGE_SHARD:,} joined rows a shard on.",
+        'own trees), "bagged" (the average of all shards\' trees, which they show each other), '
+        '"pooled" (trees of one column each, grown on sums that the shards show each other); '
+        '"auto": local and bagged, until the validation rows prefer local; without validation rows '
+        f"bagged, but local from {methods.LARGE_SHARD:,} joined rows a shard on; and pooled where "
+        "a table's shards tell the label.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
     )

@@ -22,6 +22,7 @@ from tests.support.federated import (
     write_site,
 )
 from tests.support.predicted import check_equal, on, scored, train_store
+from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.learning.boosting import Boosting
@@ -327,3 +328,108 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
     message = "trees/" if how == "missing" else "the sealed trees .* cannot be opened"
     with pytest.raises(Exception, match=message):
         boosted("bagged", change=change)
+
+
+def clinics(seed, *, is_apart, rows=300):
+    """A clinic and a register, of the sick and the well; and a table that they join."""
+    rng = np.random.default_rng(seed)
+    is_sick = rng.random(2 * rows) < 0.5
+    if is_apart:
+        is_sick = np.arange(2 * rows) < rows
+    place = {"k": rng.integers(0, 20, 2 * rows), "y": np.where(is_sick, "sick", "well")}
+    place["x"] = rng.normal(np.where(is_sick, 0.5, -0.5)).round(3)
+    place["kind"] = np.where(rng.random(2 * rows) < 0.2 + 0.3 * is_sick, "new", "old")
+    frame, other = pd.DataFrame(place), pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3})
+    parts = [frame[:rows].reset_index(drop=True), frame[rows:].reset_index(drop=True)]
+    return {"a": parts, "b": [other]}
+
+
+CLINICS = "SELECT a.y AS label, a.x, a.kind, b.z FROM a JOIN b ON a.k = b.k"
+
+
+def area(scores, is_sick):
+    """The area under the curve, by pairs."""
+    above = scores[is_sick][:, None] - scores[~is_sick][None]
+    return float(np.mean((above > 0) + 0.5 * (above == 0)))
+
+
+def on_sites(tables):
+    return {
+        f"{name}{place}": {name: [frame]}
+        for name, frames in tables.items()
+        for place, frame in enumerate(frames)
+    }
+
+
+@pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
+def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(tmp_path, lou, caplog):
+    how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
+    model = train_query(tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2)
+    new = clinics(1, is_apart=False)
+    held_out, on_new = model.manifest.test["auc"], model.evaluate(on_sites(new))["auc"]
+    finding = "100% of the label's variance is between the shards of a (a0, a1: one label only)"
+    assert (finding in caplog.text) == (lou != "pooled")
+    if lou == "local":
+        # what the warning is about
+        assert "the shard is a feature of this model" in caplog.text
+        assert (held_out, round(on_new, 1)) == (1.0, 0.5)
+        return
+    if lou == "bagged":
+        assert "learn little from its columns" in caplog.text
+        assert max(held_out, on_new) < 0.62
+        return
+    rows = pd.concat(clinics(0, is_apart=True)["a"]), pd.concat(new["a"])
+    features = [np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3]) for each in rows]
+    options = {"objective": "binary", "num_leaves": 7, "verbosity": -1, "learning_rate": 0.05}
+    data = lightgbm.Dataset(features[0], rows[0]["y"] == "sick")
+    slow = lightgbm.train(options, data, 60)
+    expected = area(slow.predict(features[1]), (rows[1]["y"] == "sick").to_numpy())
+    assert on_new > expected - 0.03
+    # of 120 rows: no more than chance apart
+    assert held_out == pytest.approx(on_new, abs=0.15)
+
+
+def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps(tmp_path):
+    policy = "releases = { models = 'sealed', labels = 'clear' }"
+    sites = {
+        f"{name}{place}": write_site(tmp_path / f"{name}{place}", {name: frame}, {name: policy})
+        for name, frames in clinics(0, is_apart=True).items()
+        for place, frame in enumerate(frames)
+    }
+    with pytest.raises(Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"):
+        run_query(CLINICS, sites, **HOW)
+    linear = run_query(CLINICS, sites, "cg", num_epochs=5).strategy
+    assert 0.65 < linear.report.final_test["auc"] < 0.95
+    own = run_query(CLINICS, sites, **HOW, lou="local").strategy
+    assert own.report.final_test["auc"] == 1.0
+
+
+def test_shards_that_are_alike_are_not_warned_of(caplog):
+    run = run_query(CLINICS, one_per_site(clinics(2, is_apart=False)), **HOW)
+    assert "between the shards" not in caplog.text
+    assert "pooled" not in run.strategy.chosen["lou"]
+
+
+def test_only_the_table_that_tells_the_label_pools(caplog):
+    tables = clinics(3, is_apart=True)
+    tables["b"] = [tables["b"][0][:9], tables["b"][0][9:].reset_index(drop=True)]
+    run = run_query(CLINICS, one_per_site(tables), **HOW, validation_fraction=0.2)
+    assert "between the shards of a " in caplog.text
+    assert "between the shards of b" not in caplog.text
+    assert run.strategy.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
+    content = report_dict(run.strategy.report)
+    assert any("So the shards pool sums by column" in text for text in content["warnings"])
+
+
+@BOTH
+@each_loss
+def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, privacy):
+    sites = on(sharded, store())
+    how = {**HOW, "lou": "pooled", "min_rows_per_leaf": 3, "privacy": privacy}
+    how |= {"validation_fraction": 0.0, "test_fraction": 0.0}
+    first, model = (
+        train_store(tmp_path, loss, sites, **how | {"num_epochs": epochs}) for epochs in (1, 4)
+    )
+    assert model.manifest.train["loss"] < first.manifest.train["loss"]
+    again = model.evaluate(sites, privacy=privacy)["loss"]
+    assert again == pytest.approx(model.manifest.train["loss"], rel=1e-5)
