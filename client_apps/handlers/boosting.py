@@ -43,6 +43,9 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
     for part in site.parts():
         add_trees(part, request.lengths, is_bagged=request.is_bagged)
         if request.is_best:
+            # before the first trees, of the model that they go on from
+            zero = np.zeros((2, part.model.outputs))
+            part.vectors[SCORE_SUMS] = part.vectors.get(SCORE_SUMS, zero)
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:

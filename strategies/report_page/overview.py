@@ -61,6 +61,8 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if steps := report.records("join-steps"):
         yield _steps(steps)
         yield label_rows(report)
+    if trees := report.at("chosen").numbers().get("trees-per-round"):
+        yield blocks.Prose(_trees(report.at("chosen"), int(trees)))
     lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
     yield blocks.Table(title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True)
@@ -85,6 +87,14 @@ def tables(report: blocks.Record) -> blocks.Blocks:
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
         )
+
+
+def _trees(chosen: blocks.Record, trees: int) -> str:
+    """Return how trees grow, by the rows or by the settings, and when they end."""
+    patience = int(chosen.amount("patience"))
+    end = f", until {blocks.counted(patience, 'epoch')} have not helped" if patience else ""
+    leaves = chosen.count("leaves")
+    return f"Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
 
 
 def _key_side(join: blocks.Record, side: str) -> str:

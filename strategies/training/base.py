@@ -39,7 +39,7 @@ from strategies.setup.splitting import Split, sampled_rows, split_joined, table_
 from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import TableSize, Traffic
 from strategies.training.trend import NOT_CONVERGED, trend_verdict
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError, ReplyError
 from tp_flower.joins.joining import build_mapping
@@ -57,7 +57,7 @@ from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
-from tp_flower.splits import TRAIN
+from tp_flower.splits import TEST, TRAIN
 
 INTERCEPT: Final = "(intercept)"
 GAIN: Final = "gain"
@@ -146,6 +146,12 @@ def _score_sums(replies: Replies, table: TrainedTable) -> FloatArray | None:
     return total
 
 
+def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
+    """Return the digest of which joined rows test, and of their labels unless these are noisy."""
+    labels = b"" if joined.labels.noise else joined.values[is_tested].tobytes()
+    return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
+
+
 Run = TypeVar("Run", bound=PreparedRun)
 
 
@@ -173,7 +179,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
-        self.held_out_digest = ""
+        self.held_out_digest = self.tested_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
         self.verdict = ""
@@ -261,7 +267,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
-        if self.best.epoch in (0, result.epoch):
+        # without validation rows, the last model is the best
+        if self.best.epoch == result.epoch or math.isinf(self.best.loss):
             self._final = result
         super().finish_epoch(result)
 
@@ -561,6 +568,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         for warning in split_warnings(joined, self.settings):
             self.warn(warning)
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
+        self.tested_digest = _digest_of_tested(split.subset == TEST, joined)
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
 

@@ -19,11 +19,11 @@ from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.sites import Inventory
-from strategies.run.strategy import EpochResult, RoundListener
+from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult, RoundListener
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
-from strategies.training.base import JoinStrategy
+from strategies.training.base import JoinStrategy, Outcome
 from strategies.training.prepare import Preparation, model_seed
 from strategies.training.traffic import TableSize, Traffic, boost_epoch
 from tp_flower.arrays import AnyArray, FloatArray
@@ -31,7 +31,7 @@ from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.learning.boosting import Boosting, moved
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import BAGGED, LARGE_SHARD, LOCAL, POOLED, TREES, Growth
+from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
 from tp_flower.model_names import find_version
 from tp_flower.protocol.boost_messages import BagPart, BagRequest, BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -39,12 +39,23 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.settings import Settings
+from tp_flower.settings import training as defaults
 from tp_flower.settings.run import AUTO, STOP
-from tp_flower.settings.training import LEAVES, LEAVES_OF_REST
 from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
+)
+NO_TREES: Final = (
+    "no epoch of trees predicts the validation rows better than %s alone, which they go on from: "
+    "the saved model adds no trees to it"
+)
+BEHIND_LINEAR: Final = (
+    "these trees are behind the linear model %s on the same held-out rows: %s %.4g against %.4g; "
+    "boost-from goes on from it"
+)
+NO_LINEAR: Final = (
+    "none saved here is tested on the same rows: strategy = cg trains one to compare with"
 )
 SHARD_IS_POOLED: Final = (
     "%s: trees that each shard grows alone would know rows by their shard, and held-out rows of "
@@ -71,6 +82,8 @@ class TablePuppetBoost(JoinStrategy):
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
+    _label = ""
+    _joined_rows = 0  # to train on
     _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
     start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
 
@@ -90,6 +103,10 @@ class TablePuppetBoost(JoinStrategy):
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows; warn of shards that tell the labels."""
         joined = yield from super().join(inventory)
+        self._joined_rows = joined.train.joined_rows
+        self._choose()
+        fragments = joined.bound.fragments_of(joined.bound.label_table)
+        self._label = manifest.label_text(fragments)
         self._telling = list(shards_that_tell_labels(joined))
         warnings = {AUTO: SHARD_IS_POOLED, LOCAL: SHARD_IS_FEATURE, BAGGED: SHARD_LEARNS_LITTLE}
         if self.settings.lou in warnings:
@@ -139,7 +156,9 @@ class TablePuppetBoost(JoinStrategy):
             return
         model = manifest.resolve(home_folder(), self.settings.boost_from)
         manifest.check_query(model, joined.bound)
-        check_same_rows(model, joined, self.held_out_digest)
+        check_same_rows(model, joined, self.held_out_digest, self.tested_digest)
+        if model.held_out != self.held_out_digest:
+            self.chosen["boost-from"] = f"{model.model}, which has trained on the validation rows"
         missing = manifest.find_missing(model, self.inventory)
         manifest.without_missing(model, joined.bound, missing, STOP)
         rows = Joined(joined.bound, joined.extracted, joined.mapping, joined.steps, missing)
@@ -178,7 +197,9 @@ class TablePuppetBoost(JoinStrategy):
         boosting = Boosting(problem.loss, problem.train_labels, weights, start)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
-        self.chosen["leaves"] = self._growth.leaves
+        self.best = BestEpoch(self._patience)
+        if self.start_scores:
+            self._judge_start(problem, boosting, held_out)
         for epoch in range(1, self.settings.epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
@@ -197,9 +218,22 @@ class TablePuppetBoost(JoinStrategy):
                 self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
             if self.best.is_over or not growing or not has_split:
                 break
+        if self.start_scores and self.best.epoch == 0:
+            self.warn(NO_TREES % self.settings.boost_from)
         if any(len(table.parts) > 1 for table in problem.tables.values()):
             counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
             self.chosen["lou"] = ", ".join(counts)
+
+    def _judge_start(
+        self, problem: TrainingProblem, boosting: Boosting, held_out: FloatArray
+    ) -> None:
+        """Take the model to go on from as the best so far: trees that do not help are not kept."""
+        metrics = problem.metrics_of_held_out(held_out)
+        if metrics.validation:
+            train = problem.train_metrics(boosting.scores)
+            self._final = EpochResult(0, train, **metrics._asdict())
+            self.best = self.best.after(0, metrics.validation["loss"])
+            self.chosen["best-epoch"] = 0
 
     def _steps(
         self,
@@ -261,35 +295,89 @@ class TablePuppetBoost(JoinStrategy):
         """Return the verdict: the training loss of trees falls for ever."""
         if self.settings.validation_share:
             return super().judge(problem)
-        others = "; so must the model that it goes on from" if self.settings.boost_from else ""
-        return f"not judged: no rows validate; validation-fraction = 0.1 holds some out{others}"
+        return "not judged: no rows validate; validation-fraction = 0.1 holds some out"
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the outcome; warn of a linear model that is better on the same rows."""
+        self._compare_with_saved(problem)
+        return super().outcome_of(replies, problem)
+
+    def _compare_with_saved(self, problem: TrainingProblem) -> None:
+        """Compare with linear models of the label that are tested on the same rows.
+
+        They take rounds of their own: what this home folder has of them costs none.
+        """
+        loss = self._final.test.get("loss")
+        if loss is None:
+            return
+        label = (self._label, problem.loss.name, problem.classes)
+        linear = [
+            model
+            for model in manifest.saved_models(home_folder())
+            if model.tested == self.tested_digest
+            and (model.label, model.loss, model.classes) == label
+            and all(table.kind == LINEAR for table in model.tables)
+            and "loss" in model.test
+        ]
+        if not linear:
+            self.chosen["linear-model"] = NO_LINEAR
+            return
+        best = min(linear, key=lambda model: model.test["loss"])
+        self.chosen["linear-model"] = str(best.model)
+        if loss - best.test["loss"] > NOTABLE_FALL * abs(loss):
+            name = "rmse" if "rmse" in best.test else "log_loss"
+            figures = (metrics.get(name, math.nan) for metrics in (self._final.test, best.test))
+            self.warn(BEHIND_LINEAR % (best.model, name, *figures))
+
+    def _choose(self) -> None:
+        """Record what the settings leave to the rows of the tables."""
+        self.chosen |= {
+            "trees-per-round": self._growth.trees,
+            "leaves": self._growth.leaves,
+            "patience": self._patience,
+        }
 
     @property
     def _growth(self) -> Growth:
-        settings = self.settings
+        settings, is_validated = self.settings, self.settings.validation_share > 0.0
+        # without validation rows there are few epochs
+        trees = defaults.trees_by_rows(self._joined_rows) if is_validated else defaults.TREES
+        most = defaults.LEAVES_OF_REST if settings.boost_from else defaults.LEAVES
         return Growth(
-            trees=settings.trees_per_round,
-            leaves=settings.leaves or (LEAVES_OF_REST if settings.boost_from else LEAVES),
+            trees=settings.trees_per_round or trees,
+            leaves=settings.leaves or defaults.leaves_by_rows(self._joined_rows, most),
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
             seed=model_seed(settings, "trees") >> 1,
         )
 
+    @property
+    def _patience(self) -> int:
+        settings = self.settings
+        if settings.patience or not settings.validation_share:
+            return settings.patience
+        return defaults.patience_by_trees(self._growth.trees)
 
-def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str) -> None:
-    """Refuse a model of another label, or one that has trained on held-out rows."""
+
+def check_same_rows(
+    model: manifest.Manifest, joined: JoinedRows, held_out: str, tested: str
+) -> None:
+    """Refuse a model of another label, or one that has trained on the rows that test.
+
+    It may have trained on those that validate: they flatter it, and trees the less.
+    """
     label = manifest.label_text(joined.bound.fragments_of(joined.bound.label_table))
     aspects = {
         "label": (model.label, label),
         "loss": (model.loss, joined.loss.name),
         "classes": (model.classes, joined.labels.classes),
-        "held-out rows": (model.held_out, held_out),
+        "held-out rows": (model.tested or model.held_out, tested if model.tested else held_out),
     }
     different = [name for name, (old, new) in aspects.items() if old != new]
     if different:
         raise SettingsError(
             f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
-            "both with one query, seed, test-split, test-fraction and validation-fraction"
+            "both with one query, seed, test-split and test-fraction"
         )
 
 

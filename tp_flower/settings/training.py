@@ -135,8 +135,8 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM and "gd", '
-        '30 for SGD, 40 for "boost" (6 without validation rows), 60 for "personalised"; with noise '
+        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM, "gd" and '
+        '"boost" (6 without validation rows), 30 for SGD, 60 for "personalised"; with noise '
         "or a coreset 12 for ADMM, 10 for SGD.",
         Range(0),
     )
@@ -182,8 +182,39 @@ class ModelSettings:
     )
 
 
-LEAVES: Final = 127
+LEAVES, FEWEST_LEAVES, ROWS_PER_LEAF = 127, 7, 1_500
 LEAVES_OF_REST: Final = 15  # larger trees fit the training rows alone, where a model came before
+TREES, FEWEST_TREES, ROWS_PER_TREE = 30, 10, 500
+"""How many leaves and trees by default: one for so many joined training rows, within bounds."""
+STEADY_TREES: Final = 50
+"""Trees, about, that have not lowered the validation loss when training ends."""
+
+
+def leaves_by_rows(joined_rows: int, most: int = LEAVES) -> int:
+    """Return the default of ``leaves`` for so many joined training rows.
+
+    >>> [leaves_by_rows(rows) for rows in (400, 15_000, 217_000)]
+    [7, 10, 127]
+    """
+    return min(max(joined_rows // ROWS_PER_LEAF, FEWEST_LEAVES), most)
+
+
+def trees_by_rows(joined_rows: int) -> int:
+    """Return the default of ``trees-per-round`` for so many joined training rows.
+
+    >>> [trees_by_rows(rows) for rows in (400, 10_000, 217_000)]
+    [10, 20, 30]
+    """
+    return min(max(joined_rows // ROWS_PER_TREE, FEWEST_TREES), TREES)
+
+
+def patience_by_trees(trees: int) -> int:
+    """Return the default of ``patience`` for so many trees in a round.
+
+    >>> [patience_by_trees(trees) for trees in (10, 20, 30, 100)]
+    [5, 2, 2, 2]
+    """
+    return max(STEADY_TREES // trees, 2)
 
 
 def _leaves(value: int) -> int:
@@ -199,11 +230,16 @@ class BoostSettings:
     readers: ClassVar = Readers(methods.of_families(methods.BOOST))
 
     trees_per_round: int = setting(
-        30, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
+        0,
+        "Trees that each table grows in a round (an epoch); 0 = one for each "
+        f"{ROWS_PER_TREE} joined training rows, {FEWEST_TREES} to {TREES}, or {TREES} without "
+        "validation rows.",
+        Range(0, 10_001),
     )
     leaves: int = setting(
         0,
-        f"Leaves of a tree, at most; 0 = {LEAVES}, or {LEAVES_OF_REST} with `boost-from`.",
+        f"Leaves of a tree, at most; 0 = one for each {ROWS_PER_LEAF:,} joined training rows, "
+        f"{FEWEST_LEAVES} to {LEAVES}, or to {LEAVES_OF_REST} with `boost-from`.",
         Form("0, or from 2 to 65536", _leaves),
     )
     tree_rate: float = setting(
