@@ -19,7 +19,7 @@ PERSONAL: Final = "personal"
 CLUSTERING: Final = "coreset-kmeans"
 """The method without a label, which holds out no rows."""
 
-LOCAL, BAGGED = "local", "bagged"  # how the shards of a table boost
+LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table boost
 LARGE_SHARD: Final = 50_000  # joined rows: where no rows validate, it keeps to its own trees
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models
@@ -75,7 +75,7 @@ METHODS: Final[Mapping[str, Method]] = {
     "vfl-admm": replace(_ADMM, sends_a_row_once=False),
     "vfl-sgd": replace(_SGD, sends_a_row_once=False),
     "gd": replace(_SGD, epochs=100, few_epochs=100, is_full_batch=True),
-    "boost": Method(BOOST, 40, few_epochs=6, patience=2, only_model=TREES),
+    "boost": Method(BOOST, 100, few_epochs=6, patience=2, only_model=TREES),
     "coreset-ridge": replace(_CORESET, solvers=("exact", "saga")),
     CLUSTERING: replace(_CORESET, solvers=("kmeans++", "distdim")),
     "personalised": Method(PERSONAL, 60),

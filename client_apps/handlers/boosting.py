@@ -10,13 +10,15 @@ from client_apps.privacy import ledger_entries
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
+from tp_flower.features.sparse import dense
 from tp_flower.learning.models.bagging import average, shown_trees
+from tp_flower.learning.models.local_model import on_host
+from tp_flower.learning.models.pooling import grow_pooled, shown_sums
 from tp_flower.learning.models.trees import TreeModel, grow, sum_of_trees
 from tp_flower.methods import CLEAR, Growth
 from tp_flower.privacy.plan import MODEL
 from tp_flower.privacy.shard_seals import TREES, ShardSeal
 from tp_flower.protocol.boost_messages import (
-    BagPart,
     BagReply,
     BagRequest,
     BagUpdate,
@@ -26,6 +28,9 @@ from tp_flower.protocol.boost_messages import (
     BoostUpdate,
 )
 from tp_flower.protocol.codec import check_sizes, required
+
+Derivatives = tuple[FloatArray, FloatArray]
+"""G and H of a shard's trained rows, (n_trained, d_c) each."""
 
 GROWN, BAGGED = "grown", "bagged"
 VALUES, REACHED = "values_{}", "reached"
@@ -39,18 +44,23 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
     for part in site.parts():
         add_trees(part, request.lengths, is_bagged=request.is_bagged)
         if request.is_best:
+            # before the first trees, of the model that they go on from
+            zero = np.zeros((2, part.model.outputs))
+            part.vectors[SCORE_SUMS] = part.vectors.get(SCORE_SUMS, zero)
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:
             part.begin_scores(request.scores_number)
-            seal, growth = None, request.growth
-            if part.data.table in request.bagged:
+            seal, growth, table = None, request.growth, part.data.table
+            derivatives = _derivatives(part, body)
+            if table in request.bagged:
                 seal, _ = shared(site, part.number)
                 growth = growth.of_shards(len(seal.shards))
-            values = _grow(part, body, growth)
+            is_pooled = table in request.pooled
+            values = _no_trees(part) if is_pooled else _grow(part, *derivatives, growth)
             updates[part.number] = BoostUpdate(
                 scores=part.release_values(values) if request.sends_scores else None,
-                sealed=_sealed(site, part, request, seal) if seal else None,
+                sealed=_sealed(site, part, request, seal, derivatives) if seal else None,
             )
             part.vectors[VALUES.format(GROWN)] = values
         site.save(part)
@@ -58,12 +68,12 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
 
 
 def bag(site: Site, request: BagRequest) -> BagReply:
-    """Average the trees of each table's shards, and reply with their values of all rows."""
+    """Average each table's trees, or grow pooled ones; reply with their values of all rows."""
     updates = {}
     for part in site.parts():
         body = request.parts.get(part.number)
         if body is not None:
-            part.vectors[VALUES.format(BAGGED)] = values = _average(site, part, body)
+            part.vectors[VALUES.format(BAGGED)] = values = _together(site, part, request)
             part.begin_scores(request.scores_number)
             updates[part.number] = BagUpdate(part.release_values(values))
             site.save(part)
@@ -84,47 +94,82 @@ def add_trees(part: Participant, lengths: Mapping[str, float], *, is_bagged: boo
     part.vectors[SCORE_SUMS] = score_sums(part.vectors[REACHED], counts)
 
 
-def _grow(part: Participant, body: BoostStep, growth: Growth) -> FloatArray:
-    """Keep new trees, and return their values (n, d_c)."""
+def _derivatives(part: Participant, body: BoostStep) -> Derivatives:
+    """Return G and H of the trained rows, (n_trained, d_c) each."""
     data, model = part.data, part.model
     check_sizes(body, trained=len(data.multiplicity), outputs=model.outputs)
-    if not isinstance(model, TreeModel):
-        raise MessageError(f"boosting trains trees, not models {data.spec.kind!r}")
     part.releaser.check_clear(MODEL)
     gradient = body.gradient.astype(np.float64)
     if body.hessian is None:
         counts = data.multiplicity[:, None]
-        hessian = np.broadcast_to(counts, gradient.shape).astype(np.float64)
-    else:
-        hessian = body.hessian.astype(np.float64)
-        if (hessian <= 0.0).any():
-            raise MessageError("'hessian' must be above 0: a loss is convex")
+        return gradient, np.broadcast_to(counts, gradient.shape).astype(np.float64)
+    hessian = body.hessian.astype(np.float64)
+    if (hessian <= 0.0).any():
+        raise MessageError("'hessian' must be above 0: a loss is convex")
+    return gradient, hessian
+
+
+def _trees(part: Participant) -> TreeModel:
+    """Return a participant's model."""
+    if not isinstance(part.model, TreeModel):
+        raise MessageError(f"boosting trains trees, not models {part.data.spec.kind!r}")
+    return part.model
+
+
+def _grow(
+    part: Participant, gradient: FloatArray, hessian: FloatArray, growth: Growth
+) -> FloatArray:
+    """Keep new trees, and return their values (n, d_c)."""
+    data, model = part.data, _trees(part)
     rows, model.binned = float(data.multiplicity.sum()), data.binned
     part.vectors[GROWN], values = grow(model, data.features, gradient, hessian, rows, growth)
     return values
 
 
+def _no_trees(part: Participant) -> FloatArray:
+    """Keep no trees of this shard alone, and return their values (n, d_c), 0."""
+    part.vectors[GROWN] = np.zeros(0, np.uint8)
+    return np.zeros((len(part.data.features), part.model.outputs))
+
+
 def _sealed(
-    site: Site, part: Participant, request: BoostRequest, seal: ShardSeal
+    site: Site, part: Participant, request: BoostRequest, seal: ShardSeal, derivatives: Derivatives
 ) -> AnyArray | None:
-    """Seal the new trees for the table's other shards; None if a policy keeps them."""
+    """Seal new trees, or sums, for the table's other shards; None if a policy keeps them."""
     number, level = part.number, site.source(part.number).policy.releases.models
     if level != CLEAR:
+        refused = f"the table's policy (releases.models = {level}) refuses: the run asks for"
+        if part.data.table in request.pooled:
+            raise PolicyError(
+                f"{refused} sums of the loss's derivatives by column, for the table's other "
+                "shards. Its shards tell the label, so that trees which each grows alone would "
+                "know rows by their shard: strategy = 'cg' trains without showing them "
+                "anything, and lou = 'local' accepts the shard as a feature"
+            )
         if request.sends_scores:
             return None
         raise PolicyError(
-            f"the table's policy (releases.models = {level}) refuses: the run asks for trees, for "
-            "the table's other shards; each shard may grow its own (lou = 'local', or 'auto')"
+            f"{refused} trees, for the table's other shards; each shard may grow its own "
+            "(lou = 'local', or 'auto')"
         )
     ledger_entries.note(site, number, ledger_entries.TREES)
-    text = shown_trees(part.vectors[GROWN], float(part.data.multiplicity.sum()))
-    name = TREES.format(request.scores_number)
-    return seal.seal(text, name, number, site.round.digest)
+    data = part.data
+    if data.table in request.pooled:
+        document = shown_sums(
+            dense(on_host(data.trained)),
+            _trees(part).forest.categorical,
+            *derivatives,
+            data.multiplicity,
+            request.growth.least_rows,
+        )
+    else:
+        document = shown_trees(part.vectors[GROWN], float(data.multiplicity.sum()))
+    return seal.seal(document, TREES.format(request.scores_number), number, site.round.digest)
 
 
-def _average(site: Site, part: Participant, body: BagPart) -> FloatArray:
-    """Keep the average of the shards' new trees, and return its values (n, d_c)."""
-    data, outputs = part.data, part.model.outputs
+def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
+    """Keep the trees that the shards have averaged or pooled; return their values (n, d_c)."""
+    data, outputs, body = part.data, part.model.outputs, request.parts[part.number]
     if GROWN not in part.vectors:
         raise MessageError("no trees have been grown for an average")
     part.vectors[BAGGED] = part.vectors[GROWN]
@@ -136,6 +181,11 @@ def _average(site: Site, part: Participant, body: BagPart) -> FloatArray:
         seal.open(required(body.trees.get(str(shard)), f"trees/{shard}"), name, shard)
         for shard in seal.shards
     ]
-    part.vectors[BAGGED] = average(documents, data.features.shape[1], outputs)
+    columns = data.features.shape[1]
+    if data.table in request.pooled:
+        codes = _trees(part).forest.categorical
+        part.vectors[BAGGED] = grow_pooled(documents, codes, columns, outputs, request.growth)
+    else:
+        part.vectors[BAGGED] = average(documents, columns, outputs)
     text = part.vectors[BAGGED].tobytes().decode()
     return sum_of_trees([(1.0, text)], data.features, outputs)

@@ -70,7 +70,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "categories, in whole percents, how many categories there are, and whether nearly all "
     "texts are numbers or dates",
     TREES: "not covered: trees, whose splits lie between values of single rows, and whose leaves "
-    "have sums of the loss's derivatives; sealed to the table's other shards",
+    "have sums of the loss's derivatives, or such sums by intervals of each column; sealed to the "
+    "table's other shards",
     SENSITIVITIES: "not covered: {}",
     DRAWN: "not covered: which rows were drawn, the sensitive ones more often",
     MASKED: "masked (ChaCha20, no differential privacy): of a sampled joined row the "

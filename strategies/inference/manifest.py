@@ -16,7 +16,8 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Final
@@ -30,7 +31,7 @@ from strategies.setup.columns import ColumnName, Columns
 from tp_flower.errors import ModelError, QueryError, SchemaError
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
-from tp_flower.model_names import ModelVersion, find_version
+from tp_flower.model_names import ModelVersion, find_version, versions_in
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
 from tp_flower.protocol.text_readings import ISO, TextReading
@@ -97,8 +98,9 @@ class Manifest(_Record, frozen=True, kw_only=True):
     """A trained model, as the server keeps it.
 
     ``joined_rows`` are the training's, ``held_out`` the digest of which of the query's
-    are not; metrics are only those that are finite; masked scores have room by
-    ``score_unit``; predicted classes have the type ``label_kind``.
+    are not, ``tested`` that of those that test and of their labels; metrics are only those that
+    are finite; masked scores have room by ``score_unit``; predicted classes have the
+    type ``label_kind``.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Manifest(_Record, frozen=True, kw_only=True):
     test: dict[str, Finite]
     joined_rows: Count
     held_out: str = ""
+    tested: str = ""
     versions: dict[str, str]
 
     def __post_init__(self) -> None:
@@ -225,6 +228,13 @@ def read_manifest(home: Path, model: ModelVersion) -> Manifest:
 def resolve(home: Path, text: str) -> Manifest:
     """Return the manifest that ``name@version`` names, or the latest of ``name``."""
     return read_manifest(home, find_version(home, text))
+
+
+def saved_models(home: Path) -> Iterator[Manifest]:
+    """Yield the manifests below a home folder that can be read."""
+    for version in versions_in(home):
+        with suppress(ModelError):
+            yield read_manifest(home, version)
 
 
 def write_manifest(home: Path, manifest: Manifest) -> Path:

@@ -7,6 +7,7 @@ from datetime import datetime
 from strategies.report_page import convergence
 from strategies.report_page.plots import Axis, Series, line_figure, linear
 from tp_flower.errors import QueryError
+from tp_flower.methods import CLUSTERING, METHODS, TREES
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports import blocks, console
 from tp_flower.reports.records import COMPLETED, SEVERAL_NAMES
@@ -60,6 +61,8 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if steps := report.records("join-steps"):
         yield _steps(steps)
         yield label_rows(report)
+    if trees := report.at("chosen").numbers().get("trees-per-round"):
+        yield blocks.Prose(_trees(report.at("chosen"), int(trees)))
     lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
     yield blocks.Table(title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True)
@@ -84,6 +87,14 @@ def tables(report: blocks.Record) -> blocks.Blocks:
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
         )
+
+
+def _trees(chosen: blocks.Record, trees: int) -> str:
+    """Return how trees grow, by the rows or by the settings, and when they end."""
+    patience = int(chosen.amount("patience"))
+    end = f", until {blocks.counted(patience, 'epoch')} have not helped" if patience else ""
+    leaves = chosen.count("leaves")
+    return f"Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
 
 
 def _key_side(join: blocks.Record, side: str) -> str:
@@ -338,14 +349,32 @@ def _run_facts(report: blocks.Record) -> Iterator[str]:
     """Yield how and when it ran; a run with a saved model has that model's loss."""
     saved, settings = report.at("model"), report.at("settings")
     if not saved:
-        strategy, model = settings.text("strategy"), settings.text("model")
+        strategy = settings.text("strategy")
         yield strategy.upper() if strategy in ACRONYMS else strategy
-        yield f"{model} models" if model else ""
+        yield _models(settings)
     loss = convergence.loss_of(report)
     yield f"{loss} loss" if loss else ""
     names = filter(None, (saved.text("name"), saved.text("version")))
     yield "@".join(names) or report.text("model")
     yield _moment(report.text("started"))
+
+
+def _models(settings: blocks.Record) -> str:
+    """Return what a run trains, "" where the settings do not say.
+
+    >>> _models(blocks.Record({"strategy": "boost", "model": "linear"}))
+    'boosted trees'
+    >>> _models(blocks.Record({"strategy": "sgd", "model": "linear", "models": "f=mlp"}))
+    'linear models (f=mlp)'
+    """
+    strategy = settings.text("strategy")
+    if strategy in METHODS and METHODS[strategy].only_model == TREES:
+        start = settings.text("boost-from")
+        return f"boosted trees from {start}" if start else "boosted trees"
+    if strategy == CLUSTERING:
+        return "cluster centres"
+    model, others = settings.text("model"), settings.text("models")
+    return f"{model} models" + (f" ({others})" if others else "") if model else ""
 
 
 def _moment(started: str) -> str:

@@ -51,7 +51,7 @@ from strategies.training.prepare import Preparation, prepare
 from strategies.training.traffic import ShardSize, TableSize, Traffic
 from strategies.training.trend import DIVERGED, NOT_CONVERGED, trend_verdict
 from strategies.training.working_memory import vector_bytes
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.coresets.importance import REGRESSION
 from tp_flower.errors import DivergedError
 from tp_flower.joins.joining import build_mapping
@@ -68,7 +68,7 @@ from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
-from tp_flower.splits import TRAIN
+from tp_flower.splits import TEST, TRAIN
 
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
@@ -85,6 +85,12 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
         f"{baseline:.4g} for a constant score"
         + (f"; num-epochs = {epoch - 1} stops before it" if epoch > 1 else "")
     )
+
+
+def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
+    """Return the digest of which joined rows test, and of their labels unless these are noisy."""
+    labels = b"" if joined.labels.noise else joined.values[is_tested].tobytes()
+    return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
 
 
 Run = TypeVar("Run", bound=PreparedRun)
@@ -118,7 +124,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.training_problem: Run | None = None
         self.outcome = Outcome()
         self._baseline = math.inf
-        self.held_out_digest = ""
+        self.held_out_digest = self.tested_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
         # by training loss, where no rows validate; what a training that diverges ends with
@@ -243,7 +249,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
         # without validation rows the last model is saved
-        is_best = self.best.is_last or not self.best.epoch
+        is_best = self.best.is_last or math.isinf(self.best.loss)
         return FinishRequest(
             keep_models=True, model_name=name, model_version=version, is_best=is_best
         )
@@ -259,7 +265,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             self.lowest = self.lowest.after(result.epoch, result.train["loss"])
         if self.is_best:
             self._copied = result
-        if self.best.epoch in (0, result.epoch):
+        # without validation rows, the last model is the best
+        if self.best.epoch == result.epoch or math.isinf(self.best.loss):
             self._final = result
         if result.test and not result.test["loss"] >= self._lowest_test.test.get("loss", math.inf):
             self._lowest_test = result
@@ -571,6 +578,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         for warning in split_warnings(joined, self.settings):
             self.warn(warning)
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
+        self.tested_digest = _digest_of_tested(split.subset == TEST, joined)
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
 
@@ -597,7 +605,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
             self.warn(warning)
         # where rows validate, they have chosen the epoch
-        if not (self.best.epoch or self.settings.is_noisy):
+        if math.isinf(self.best.loss) and not self.settings.is_noisy:
             l2 = self.settings.l2 if self.has_penalty else None
             warning = overfitting(self._lowest_test, self._final, problem.test_weights, rows, l2)
             if warning:

@@ -8,7 +8,7 @@ table grow trees of their own. See :mod:`tp_flower.learning.boosting`.
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,10 +18,13 @@ from strategies.disclosures import Exposure
 from strategies.inference import manifest
 from strategies.inference.scoring import Joined, score
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.strategy import EpochResult, RoundListener
+from strategies.run.sites import Inventory
+from strategies.run.strategy import NOTABLE_FALL, BestEpoch, EpochResult, RoundListener
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
+from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.base import JoinStrategy
+from strategies.training.outcome import Outcome
 from strategies.training.prepare import Preparation, model_seed
 from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
 from strategies.training.working_memory import tree_bytes
@@ -30,7 +33,7 @@ from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.learning.boosting import Boosting, moved
 from tp_flower.learning.models.local_model import ModelSpec
-from tp_flower.methods import BAGGED, LARGE_SHARD, LOCAL, TREES, Growth
+from tp_flower.methods import BAGGED, LARGE_SHARD, LINEAR, LOCAL, POOLED, TREES, Growth
 from tp_flower.model_names import find_version
 from tp_flower.protocol.boost_messages import BagPart, BagRequest, BoostRequest, BoostStep
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -38,12 +41,37 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 from tp_flower.query import Query
 from tp_flower.settings import Settings
+from tp_flower.settings import training as defaults
 from tp_flower.settings.run import AUTO, STOP
-from tp_flower.settings.training import LEAVES, LEAVES_OF_REST
 from tp_flower.splits import TRAIN
 
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
+)
+NO_TREES: Final = (
+    "no epoch of trees predicts the validation rows better than %s alone, which they go on from: "
+    "the saved model adds no trees to it"
+)
+BEHIND_LINEAR: Final = (
+    "these trees are behind the linear model %s on the same held-out rows: %s %.4g against %.4g; "
+    "boost-from goes on from it"
+)
+NO_LINEAR: Final = (
+    "none saved here is tested on the same rows: strategy = cg trains one to compare with"
+)
+SHARD_IS_POOLED: Final = (
+    "%s: trees that each shard grows alone would know rows by their shard, and held-out rows of "
+    "the same shards cannot tell. So the shards pool sums by column (lou = pooled), of which trees "
+    "of one column each grow"
+)
+SHARD_IS_FEATURE: Final = (
+    "%s, and each shard grows trees of its own (lou = local): the shard is a feature of this "
+    "model. Its metrics hold for new rows only where their shard tells their label, too; "
+    'lou = "auto" trains without it'
+)
+SHARD_LEARNS_LITTLE: Final = (
+    "%s: averaged trees (lou = bagged), each grown on the labels of one shard, learn little from "
+    'its columns; lou = "pooled" grows them on sums over all shards'
 )
 
 
@@ -57,6 +85,9 @@ class TablePuppetBoost(JoinStrategy):
 
     _lengths: Mapping[str, float] = {}
     _is_bagged = False
+    _label = ""
+    _joined_rows = 0  # to train on
+    _telling: Sequence[ShardLabels] = ()  # the tables whose shards tell the labels
     start_scores: tuple[FloatArray, FloatArray] | None = None  # of training and of held-out rows
 
     def __init__(
@@ -72,6 +103,20 @@ class TablePuppetBoost(JoinStrategy):
             start = str(find_version(home_folder(), name))
             self.settings = self.settings.with_fields(boost_from=start)
 
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
+        """Extract and return the joined rows; warn of shards that tell the labels."""
+        joined = yield from super().join(inventory)
+        self._joined_rows = joined.train.joined_rows
+        self._choose()
+        fragments = joined.bound.fragments_of(joined.bound.label_table)
+        self._label = manifest.label_text(fragments)
+        self._telling = list(shards_that_tell_labels(joined))
+        warnings = {AUTO: SHARD_IS_POOLED, LOCAL: SHARD_IS_FEATURE, BAGGED: SHARD_LEARNS_LITTLE}
+        if self.settings.lou in warnings:
+            for table in self._telling:
+                self.warn(warnings[self.settings.lou] % table.text)
+        return joined
+
     def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         further = (Action.SCORE,) if self.settings.boost_from else ()
@@ -84,21 +129,29 @@ class TablePuppetBoost(JoinStrategy):
         return dataclasses.replace(
             super().exposure(joined, *others),
             bagged=bagged,
-            scores_own_trees=self.settings.lou != BAGGED or not bagged,
+            scores_own_trees=self.settings.lou not in (BAGGED, POOLED) or not bagged,
         )
 
     def _averaged(self, shards: Mapping[str, int], joined_rows: int) -> list[str]:
-        """Return the tables whose shards may average their trees.
+        """Return the tables whose shards may average their trees, or pool sums.
 
         Without validation rows nothing says which are better: those of large shards do not.
         """
         lou, is_validated = self.settings.lou, self.settings.validation_share > 0.0
-        large = math.inf if lou == BAGGED or is_validated else LARGE_SHARD
+        large = math.inf if lou != AUTO or is_validated else LARGE_SHARD
+        pooled = self._pooled(shards)
         return [
             name
             for name, count in shards.items()
-            if count > 1 and lou in (BAGGED, AUTO) and joined_rows < large * count
+            if count > 1 and lou != LOCAL and (joined_rows < large * count or name in pooled)
         ]
+
+    def _pooled(self, tables: Iterable[str]) -> list[str]:
+        """Return the tables whose shards pool sums: by default those that tell the labels."""
+        if self.settings.lou == POOLED:
+            return list(tables)
+        telling = {table.table for table in self._telling}
+        return [name for name in tables if self.settings.lou == AUTO and name in telling]
 
     def score_start(self, joined: JoinedRows) -> Generator[Requests, Replies, None]:
         """Score the joined rows with the model to start from, if there is one."""
@@ -106,7 +159,9 @@ class TablePuppetBoost(JoinStrategy):
             return
         model = manifest.resolve(home_folder(), self.settings.boost_from)
         manifest.check_query(model, joined.bound)
-        check_same_rows(model, joined, self.held_out_digest)
+        check_same_rows(model, joined, self.held_out_digest, self.tested_digest)
+        if model.held_out != self.held_out_digest:
+            self.chosen["boost-from"] = f"{model.model}, which has trained on the validation rows"
         missing = manifest.find_missing(model, self.inventory)
         manifest.without_missing(model, joined.bound, missing, STOP)
         rows = Joined(joined.bound, joined.extracted, joined.mapping, joined.steps, missing)
@@ -130,7 +185,8 @@ class TablePuppetBoost(JoinStrategy):
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
         shards = {table.name: len(table.shards) for table in tables}
-        return boost_epoch(tables, self._growth, self._averaged(shards, tables[0].joined_rows))
+        bagged = self._averaged(shards, tables[0].joined_rows)
+        return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
@@ -148,7 +204,9 @@ class TablePuppetBoost(JoinStrategy):
         boosting = Boosting(problem.loss, problem.train_labels, weights, start)
         growing, self._lengths, self._is_bagged = dict(problem.tables), {}, False
         choices: Counter[str] = Counter()
-        self.chosen["leaves"] = self._growth.leaves
+        self.best = BestEpoch(self._patience)
+        if self.start_scores:
+            self._judge_start(problem, boosting, held_out)
         for epoch in range(1, self.settings.epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
@@ -157,7 +215,7 @@ class TablePuppetBoost(JoinStrategy):
             step = min(reversed(steps), key=lambda each: each.validation_loss)
             boosting.scores = moved(boosting.scores, step.lengths, step.directions)
             self._lengths, self._is_bagged = step.by_table, step.is_bagged
-            choices[BAGGED if step.is_bagged else LOCAL] += 1
+            choices[self._choice(step, bagged)] += 1
             train = problem.train_metrics(boosting.scores)
             held_out = step.held_out
             self.finish_epoch(EpochResult(epoch, train, **step.metrics._asdict()))
@@ -167,9 +225,22 @@ class TablePuppetBoost(JoinStrategy):
                 self.warn(NO_SPLIT % self.settings.min_rows_per_leaf)
             if self.best.is_over or not growing or not has_split:
                 break
+        if self.start_scores and self.best.epoch == 0:
+            self.warn(NO_TREES % self.settings.boost_from)
         if any(len(table.parts) > 1 for table in problem.tables.values()):
             counts = (f"{name} in {n} of {epoch} epochs" for name, n in choices.items())
             self.chosen["lou"] = ", ".join(counts)
+
+    def _judge_start(
+        self, problem: TrainingProblem, boosting: Boosting, held_out: FloatArray
+    ) -> None:
+        """Take the model to go on from as the best so far: trees that do not help are not kept."""
+        metrics = problem.metrics_of_held_out(held_out)
+        if metrics.validation:
+            train = problem.train_metrics(boosting.scores)
+            self._final = EpochResult(0, train, **metrics._asdict())
+            self.best = self.best.after(0, metrics.validation["loss"])
+            self.chosen["best-epoch"] = 0
 
     def _steps(
         self,
@@ -182,6 +253,7 @@ class TablePuppetBoost(JoinStrategy):
         """Let the tables grow trees; return steps along them, and along the average of some."""
         number = 2 * self.epoch  # of scores: two in an epoch, each with a mask of its own
         sends_scores = problem.exposure.scores_own_trees or not bagged
+        pooled = self._pooled(bagged)
         request = BoostRequest(
             growth=self._growth,
             lengths=dict(self._lengths),
@@ -189,12 +261,13 @@ class TablePuppetBoost(JoinStrategy):
             is_best=self.best.is_last,
             sends_scores=sends_scores,
             bagged=bagged,
+            pooled=pooled,
             scores_number=number,
             parts=_derivatives(problem, growing, *boosting.derivatives()),
         )
         replies = yield self.request(ask(request, problem.parts))
         steps = []
-        if sends_scores:
+        if sends_scores and not pooled:
             steps.append(_step(problem, boosting, growing, replies, held_out))
         parts: dict[int, BagPart] = {}
         for name, table in growing.items():
@@ -206,7 +279,9 @@ class TablePuppetBoost(JoinStrategy):
             is_own = name not in bagged or len(trees) < len(table.parts)
             parts |= table.for_all(BagPart(is_own=is_own, trees={} if is_own else trees))
         if not all(part.is_own for part in parts.values()):
-            bag = BagRequest(scores_number=number + 1, parts=parts)
+            bag = BagRequest(
+                growth=self._growth, scores_number=number + 1, pooled=pooled, parts=parts
+            )
             replies = yield self.request(ask(bag, problem.parts))
             averaged = _step(problem, boosting, growing, replies, held_out)
             steps.append(averaged._replace(is_bagged=True))
@@ -214,39 +289,102 @@ class TablePuppetBoost(JoinStrategy):
             raise ReplyError(f"a shard of {', '.join(bagged)} has sealed no trees for the others")
         return steps
 
+    def _choice(self, step: "Step", bagged: Sequence[str]) -> str:
+        """Return how the shards of tables have trained in an epoch."""
+        if not step.is_bagged:
+            return LOCAL
+        pooled = self._pooled(bagged)
+        if pooled and len(pooled) < len(bagged):
+            return f"{BAGGED}, but {POOLED} for {', '.join(pooled)},"
+        return POOLED if pooled else BAGGED
+
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the training loss of trees falls for ever."""
         if self.settings.validation_share:
             return super().judge(problem)
-        others = "; so must the model that it goes on from" if self.settings.boost_from else ""
-        return f"not judged: no rows validate; validation-fraction = 0.1 holds some out{others}"
+        return "not judged: no rows validate; validation-fraction = 0.1 holds some out"
+
+    def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
+        """Return the outcome; warn of a linear model that is better on the same rows."""
+        self._compare_with_saved(problem)
+        return super().outcome_of(replies, problem)
+
+    def _compare_with_saved(self, problem: TrainingProblem) -> None:
+        """Compare with linear models of the label that are tested on the same rows.
+
+        They take rounds of their own: what this home folder has of them costs none.
+        """
+        loss = self._final.test.get("loss")
+        if loss is None:
+            return
+        label = (self._label, problem.loss.name, problem.classes)
+        linear = [
+            model
+            for model in manifest.saved_models(home_folder())
+            if model.tested == self.tested_digest
+            and (model.label, model.loss, model.classes) == label
+            and all(table.kind == LINEAR for table in model.tables)
+            and "loss" in model.test
+        ]
+        if not linear:
+            self.chosen["linear-model"] = NO_LINEAR
+            return
+        best = min(linear, key=lambda model: model.test["loss"])
+        self.chosen["linear-model"] = str(best.model)
+        if loss - best.test["loss"] > NOTABLE_FALL * abs(loss):
+            name = "rmse" if "rmse" in best.test else "log_loss"
+            figures = (metrics.get(name, math.nan) for metrics in (self._final.test, best.test))
+            self.warn(BEHIND_LINEAR % (best.model, name, *figures))
+
+    def _choose(self) -> None:
+        """Record what the settings leave to the rows of the tables."""
+        self.chosen |= {
+            "trees-per-round": self._growth.trees,
+            "leaves": self._growth.leaves,
+            "patience": self._patience,
+        }
 
     @property
     def _growth(self) -> Growth:
-        settings = self.settings
+        settings, is_validated = self.settings, self.settings.validation_share > 0.0
+        # without validation rows there are few epochs
+        trees = defaults.trees_by_rows(self._joined_rows) if is_validated else defaults.TREES
+        most = defaults.LEAVES_OF_REST if settings.boost_from else defaults.LEAVES
         return Growth(
-            trees=settings.trees_per_round,
-            leaves=settings.leaves or (LEAVES_OF_REST if settings.boost_from else LEAVES),
+            trees=settings.trees_per_round or trees,
+            leaves=settings.leaves or defaults.leaves_by_rows(self._joined_rows, most),
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
             seed=model_seed(settings, "trees") >> 1,
         )
 
+    @property
+    def _patience(self) -> int:
+        settings = self.settings
+        if settings.patience or not settings.validation_share:
+            return settings.patience
+        return defaults.patience_by_trees(self._growth.trees)
 
-def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str) -> None:
-    """Refuse a model of another label, or one that has trained on held-out rows."""
+
+def check_same_rows(
+    model: manifest.Manifest, joined: JoinedRows, held_out: str, tested: str
+) -> None:
+    """Refuse a model of another label, or one that has trained on the rows that test.
+
+    It may have trained on those that validate: they flatter it, and trees the less.
+    """
     label = manifest.label_text(joined.bound.fragments_of(joined.bound.label_table))
     aspects = {
         "label": (model.label, label),
         "loss": (model.loss, joined.loss.name),
         "classes": (model.classes, joined.labels.classes),
-        "held-out rows": (model.held_out, held_out),
+        "held-out rows": (model.tested or model.held_out, tested if model.tested else held_out),
     }
     different = [name for name, (old, new) in aspects.items() if old != new]
     if different:
         raise SettingsError(
             f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
-            "both with one query, task, seed, test-split, test-fraction and validation-fraction"
+            "both with one query, task, seed, test-split and test-fraction"
         )
 
 

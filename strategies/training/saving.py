@@ -68,5 +68,6 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
         test=manifest.finite(report.final_test),
         joined_rows=report.joined_rows_train,
         held_out=strategy.held_out_digest,
+        tested=strategy.tested_digest,
         versions=software(has_torch=not {table.kind for table in tables} <= NUMPY_KINDS),
     )

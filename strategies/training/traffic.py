@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from strategies.run.strategy import ends_early, tests_every_epoch
+from tp_flower.learning.models.pooling import MOST_INTERVALS
 from tp_flower.methods import Growth
 from tp_flower.privacy.plan import SAMPLED_ROWS
 from tp_flower.privacy.sealed_sums import gram_size
@@ -48,6 +49,7 @@ from tp_flower.protocol.inference_messages import FinishedPart, ScoredPart, Scor
 from tp_flower.settings import Settings
 
 LEAF_BYTES: Final = 36  # of a tree that shards show each other; sets of categories come on top
+NUMBER_BYTES: Final = 9  # of a sum
 
 
 @dataclass(frozen=True)
@@ -190,12 +192,14 @@ def cg_epoch(tables: Sequence[TableSize]) -> Traffic:
     return admm_epoch(tables, 1, is_tested=True) + tally.traffic(rounds=0)
 
 
-def boost_epoch(tables: Sequence[TableSize], growth: Growth, bagged: Collection[str]) -> Traffic:
+def boost_epoch(
+    tables: Sequence[TableSize], growth: Growth, bagged: Collection[str], pooled: Collection[str]
+) -> Traffic:
     """Return the traffic of one epoch of boosting.
 
     One derivative goes down, 4 n d_c, or two of a loss that is not squared, and what
-    the new trees add comes up, 4 m d_c. Where shards average their trees, those of each go to all,
-    at most, and what the average adds comes up as well.
+    the new trees add comes up, 4 m d_c. Where shards average their trees, or pool sums by
+    column, those of each go to all, at most, and what the shards' trees add comes up as well.
     """
     tally = Tally()
     for table, shard in _shards(tables):
@@ -206,6 +210,10 @@ def boost_epoch(tables: Sequence[TableSize], growth: Growth, bagged: Collection[
         if table.name in bagged:
             trees = table.outputs * growth.of_shards(len(table.shards)).trees
             sealed = LEAST_BYTES + LEAF_BYTES * growth.leaves * trees
+            if table.name in pooled:
+                # a mean, an edge, and two lists of sums; categories come on top
+                numbers = 2 + 2 * (table.outputs + 1)
+                sealed = LEAST_BYTES + NUMBER_BYTES * numbers * MOST_INTERVALS * table.features
             tally.up[table.name] += sealed
             tally.down[table.name] += sealed * len(table.shards)
     return tally.traffic(rounds=1 + bool(bagged))

@@ -93,7 +93,7 @@ def test_page_and_report_have_the_verdict():
         ({"model": "mlp"}, 0.1, 10),
         ({"models": "o=mlp", "strategy": "sgd"}, 0.1, 10),
         ({"strategy": "boost"}, 0.1, 2),
-        ({"strategy": "boost", "boost_from": "late"}, 0.0, 0),
+        ({"strategy": "boost", "boost_from": "late"}, 0.1, 2),
         ({"model": "mlp", "validation_fraction": 0.0}, 0.0, 0),
         ({"model": "mlp", "coreset_size": 50}, 0.0, 0),
         ({"model": "mlp", "privacy": PrivacySettings(predictions=1.0)}, 0.0, 0),

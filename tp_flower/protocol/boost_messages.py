@@ -30,6 +30,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
         is_best: whether the model after the step is the best so far, to be saved.
         sends_scores: whether what each shard's own trees add comes up, masked.
         bagged: the tables whose shards seal their trees for each other.
+        pooled: those of them whose shards seal sums by column instead, and grow no trees alone.
         scores_number: of the scores that answer it, in the run: it names their masks.
     """
 
@@ -39,6 +40,7 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     is_best: bool = False
     sends_scores: bool = True
     bagged: list[f.Name] = []
+    pooled: list[f.Name] = []
     scores_number: f.Count
     parts: dict[int, BoostStep]
 
@@ -52,15 +54,15 @@ class BoostRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("growth", "lengths", "is_bagged", "is_best"),
-        *("sends_scores", "bagged", "scores_number"),
+        *("sends_scores", "bagged", "pooled", "scores_number"),
     )
 
 
 class BoostUpdate(PartBody, frozen=True, kw_only=True):
     """The values of a participant's new trees, which add to its rows' scores.
 
-    ``sealed`` are the trees, which only the table's other shards can open; None if its
-    policy does not let models leave.
+    ``sealed`` are the trees, or sums by column, which only the table's other shards can open;
+    None if its policy does not let models leave.
     """
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")] | None = None
@@ -77,7 +79,8 @@ class BoostReply(Reply, frozen=True):
         Discloses(
             "to the other shards of {bagged}: the trees that a shard has grown, whose splits lie "
             "between values of its rows, and whose leaves have sums of the derivatives over at "
-            "least min-rows-per-leaf joined rows, which may be of one row",
+            "least min-rows-per-leaf joined rows, which may be of one row; or such sums over "
+            "intervals and categories of each column, with the interval's mean (lou = pooled)",
             fields=("sealed",),
             covered_by="shards",
             kinds=("trees",),
@@ -89,24 +92,30 @@ class BoostReply(Reply, frozen=True):
 
 
 class BagPart(PartBody, frozen=True):
-    """The sealed trees of all the table's shards, by number, unless it keeps its own."""
+    """The sealed trees or sums of all the table's shards, by number, unless it keeps its own."""
 
     is_own: bool
     trees: dict[str, Annotated[AnyArray, f.sealed("sealed-{}")]] = {}
 
 
 class BagRequest(Request, frozen=True, kw_only=True):
-    """Average the trees that the shards have just grown (Breiman 1996)."""
+    """Average the trees that the shards have just grown (Breiman 1996), or grow pooled ones.
 
+    Attributes:
+        pooled: the tables that grow trees on the sums of all their shards, by ``growth``.
+    """
+
+    growth: Growth
     scores_number: f.Count
+    pooled: list[f.Name] = []
     parts: dict[int, BagPart]
 
     # the message in which the trees were sealed discloses them
-    schedule = ("scores_number", "is_own", "trees")
+    schedule = ("scores_number", "growth", "pooled", "is_own", "trees")
 
 
 class BagUpdate(PartBody, frozen=True):
-    """The values of a table's averaged trees, of a participant's rows."""
+    """The values of a table's averaged or pooled trees, of a participant's rows."""
 
     scores: Annotated[AnyArray, f.score_words("scored", "outputs")]
 
@@ -118,6 +127,6 @@ class BagReply(Reply, frozen=True):
 
     discloses = (
         SCORES_DISCLOSED._replace(
-            carries="{scored}, of the average of the shards' new trees", when="bagged"
+            carries="{scored}, of the trees that the shards have averaged or pooled", when="bagged"
         ),
     )

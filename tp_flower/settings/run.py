@@ -256,8 +256,8 @@ class DataSettings:
         AUTO,
         "Share of what is not held out for testing that validates, by the same split: "
         "the model of the epoch with the lowest validation loss is saved; 0 = none, "
-        'the last model is; "auto": 0.1 for models other than linear without noise, '
-        "coreset or `boost-from`, else 0.",
+        'the last model is; "auto": 0.1 for models other than linear without noise '
+        "or coreset, else 0.",
         Form(_FRACTION, _validation_fraction, lambda value: value),
         Readers(
             FITTING,
@@ -268,7 +268,8 @@ class DataSettings:
     patience: int = setting(
         0,
         "Epochs without a validation loss 0.2 % lower, after which training ends; 0 = train "
-        'on, or, with `validation-fraction = "auto"`, 10, for "boost" 2.',
+        'on, or, with `validation-fraction = "auto"`, 10; for "boost" 2 to 5, the more the fewer '
+        "trees it grows in an epoch.",
         Range(0),
     )
     row_weight: str = setting(

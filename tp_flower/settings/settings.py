@@ -78,7 +78,7 @@ class SettingValues(
         """The share of rows that validates, with "auto" resolved."""
         if self.validation_fraction != run.AUTO:
             return float(self.validation_fraction)
-        is_plain = not (self.is_noisy or self.coreset_size or self.boost_from)
+        is_plain = not (self.is_noisy or self.coreset_size)
         overfits = self.method.only_model == methods.TREES or bool(self.other_model)
         return 0.1 if is_plain and overfits and self.method_name in run.FITTING else 0.0
 
@@ -132,6 +132,7 @@ def conflicts(values: SettingValues) -> Iterator[str]:
     yield from _unread(values)
     yield from _conflicts_of_splits(values)
     yield from _conflicts_of_models(values)
+    yield from _conflicts_of_boosting(values)
     yield from _conflicts_of_privacy(values)
     if values.method.solvers:
         yield from _conflicts_of_coresets(values)
@@ -199,13 +200,21 @@ def _conflicts_of_models(values: SettingValues) -> Iterator[str]:
             f"coreset-solver: {values.coreset_solver!r} does not go with strategy "
             f"{values.method_name!r}: use {', '.join(solvers)}"
         )
+    if values.l1 and values.coreset_solver == training.SAGA:
+        yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
+
+
+def _conflicts_of_boosting(values: SettingValues) -> Iterator[str]:
+    if values.boost_from and not values.validation_share:
+        yield (
+            "boost-from: trees that go on from a model need rows that validate, which say when "
+            'trees no longer help: leave validation-fraction "auto", or above 0'
+        )
     if values.boost_from and values.coreset_size:
         yield (
             f"coreset-size: {values.coreset_size} does not go with boost-from, whose "
             "scores are for all joined rows: leave it 0"
         )
-    if values.l1 and values.coreset_solver == training.SAGA:
-        yield "l1: solver 'saga' takes none: use 'exact', or leave it 0"
 
 
 def _conflicts_of_privacy(values: SettingValues) -> Iterator[str]:

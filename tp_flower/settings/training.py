@@ -13,7 +13,7 @@ from tp_flower.settings.run import AUTO, model_name
 GRAM: Final = "gram"
 BY_FAMILY: Final = {
     methods.ADMM: (GRAM, "consensus"),
-    methods.BOOST: (methods.LOCAL, methods.BAGGED),
+    methods.BOOST: (methods.LOCAL, methods.BAGGED, methods.POOLED),
 }
 """How the shards of a table may train together, by family of methods."""
 
@@ -42,9 +42,11 @@ class AdmmSettings:
         AUTO,
         'How a table\'s shards train. ADMM: "gram" (exact, linear models), "consensus" (any '
         'model); "auto": gram where its model is linear. "boost": "local" (each shard grows its '
-        'own trees), "bagged" (the average of all shards\' trees, which they show each other); '
-        '"auto": both, until the validation rows prefer local; without validation rows bagged, '
-        f"but local from {methods.LARGE_SHARD:,} joined rows a shard on.",
+        'own trees), "bagged" (the average of all shards\' trees, which they show each other), '
+        '"pooled" (trees of one column each, grown on sums that the shards show each other); '
+        '"auto": local and bagged, until the validation rows prefer local; without validation rows '
+        f"bagged, but local from {methods.LARGE_SHARD:,} joined rows a shard on; and pooled where "
+        "a table's shards tell the label.",
         OneOf((AUTO, *BY_FAMILY[methods.ADMM], *BY_FAMILY[methods.BOOST])),
         Readers(methods.of_families(*BY_FAMILY)),
     )
@@ -133,8 +135,8 @@ class ModelSettings:
 
     num_epochs: int = setting(
         0,
-        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM and "gd", '
-        '30 for SGD, 40 for "boost" (6 without validation rows), 60 for "personalised"; with noise '
+        'Passes over the joined rows; 0 = until converged, at most 100 for CG, ADMM, "gd" and '
+        '"boost" (6 without validation rows), 30 for SGD, 60 for "personalised"; with noise '
         "or a coreset 12 for ADMM, 10 for SGD.",
         Range(0),
     )
@@ -180,8 +182,39 @@ class ModelSettings:
     )
 
 
-LEAVES: Final = 127
+LEAVES, FEWEST_LEAVES, ROWS_PER_LEAF = 127, 7, 1_500
 LEAVES_OF_REST: Final = 15  # larger trees fit the training rows alone, where a model came before
+TREES, FEWEST_TREES, ROWS_PER_TREE = 30, 10, 500
+"""How many leaves and trees by default: one for so many joined training rows, within bounds."""
+STEADY_TREES: Final = 50
+"""Trees, about, that have not lowered the validation loss when training ends."""
+
+
+def leaves_by_rows(joined_rows: int, most: int = LEAVES) -> int:
+    """Return the default of ``leaves`` for so many joined training rows.
+
+    >>> [leaves_by_rows(rows) for rows in (400, 15_000, 217_000)]
+    [7, 10, 127]
+    """
+    return min(max(joined_rows // ROWS_PER_LEAF, FEWEST_LEAVES), most)
+
+
+def trees_by_rows(joined_rows: int) -> int:
+    """Return the default of ``trees-per-round`` for so many joined training rows.
+
+    >>> [trees_by_rows(rows) for rows in (400, 10_000, 217_000)]
+    [10, 20, 30]
+    """
+    return min(max(joined_rows // ROWS_PER_TREE, FEWEST_TREES), TREES)
+
+
+def patience_by_trees(trees: int) -> int:
+    """Return the default of ``patience`` for so many trees in a round.
+
+    >>> [patience_by_trees(trees) for trees in (10, 20, 30, 100)]
+    [5, 2, 2, 2]
+    """
+    return max(STEADY_TREES // trees, 2)
 
 
 def _leaves(value: int) -> int:
@@ -197,11 +230,16 @@ class BoostSettings:
     readers: ClassVar = Readers(methods.of_families(methods.BOOST))
 
     trees_per_round: int = setting(
-        30, "Trees that each table grows in a round (an epoch).", Range(1, 10_001)
+        0,
+        "Trees that each table grows in a round (an epoch); 0 = one for each "
+        f"{ROWS_PER_TREE} joined training rows, {FEWEST_TREES} to {TREES}, or {TREES} without "
+        "validation rows.",
+        Range(0, 10_001),
     )
     leaves: int = setting(
         0,
-        f"Leaves of a tree, at most; 0 = {LEAVES}, or {LEAVES_OF_REST} with `boost-from`.",
+        f"Leaves of a tree, at most; 0 = one for each {ROWS_PER_LEAF:,} joined training rows, "
+        f"{FEWEST_LEAVES} to {LEAVES}, or to {LEAVES_OF_REST} with `boost-from`.",
         Form("0, or from 2 to 65536", _leaves),
     )
     tree_rate: float = setting(

@@ -1,6 +1,7 @@
 """Boosted trees over joins and unions, against LightGBM and the joined rows."""
 
 import itertools
+from contextlib import closing
 
 import lightgbm
 import numpy as np
@@ -10,18 +11,23 @@ import pytest
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Predict
 from strategies.training import boosting
+from strategies.training.saving import make_manifest
 from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
+    WatchedGrid,
     one_per_site,
     run_query,
     sharded,
     store,
     store_sql,
+    task_of,
+    train,
     whole,
     write_site,
 )
-from tests.support.predicted import check_equal, on, scored, train_store
+from tests.support.predicted import Model, check_equal, on, scored, train_store
+from tests.support.predicted import train as train_query
 from tp_flower.errors import SettingsError
 from tp_flower.files import HOME_VARIABLE, home_folder
 from tp_flower.learning.boosting import Boosting
@@ -158,11 +164,100 @@ def train_linear(state, loss, sites, **settings):
 def test_boosting_goes_on_where_a_linear_model_ended(tmp_path, loss, layout, privacy):
     sites = on(layout, store())
     how, linear = train_linear(tmp_path, loss, sites, privacy=privacy, test_fraction=0.0)
-    boosted = train_store(tmp_path, loss, sites, **how)
-    reached = boosted.manifest.train["loss"]
-    assert reached < linear.manifest.train["loss"]
-    again = boosted.evaluate(sites, privacy=privacy)["loss"]
-    assert again == pytest.approx(reached, rel=1e-5)
+    how |= {"task": task_of(loss), "loss": loss, "min_rows_per_leaf": 3, "device": "cpu"}
+    with closing(WatchedGrid(sites, state=tmp_path)) as grid:
+        strategy = train(grid, store_sql(loss), **how, method="boost", patience=9)
+    model = Model(store_sql(loss), tmp_path, make_manifest(strategy))
+    again = model.evaluate(sites, privacy=privacy)["loss"]
+    epoch, facts = strategy.chosen["best-epoch"], strategy.split_facts
+    start = linear.evaluate(sites, privacy=privacy)["loss"]
+    if not epoch:
+        assert again == pytest.approx(start, rel=1e-5)
+        return
+    # the rows that train and that validate are all rows
+    best = next(item for item in strategy.history if item.epoch == epoch and item.train)
+    counts = strategy.training_problem.train.joined_rows, facts["validation-rows"]
+    losses = best.train["loss"], best.validation["loss"]
+    assert again == pytest.approx(np.average(losses, weights=counts), rel=1e-5)
+
+
+LINES = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+
+
+def lines(seed, shape, rows=500):
+    """A number that is a function of another table's column and of its own, with noise."""
+    rng = np.random.default_rng(seed)
+    x, k = rng.normal(size=rows).round(3), rng.integers(0, 20, rows)
+    y = shape(x) + 0.5 * (k % 4) + 0.5 * rng.normal(size=rows)
+    tables = {"a": pd.DataFrame({"k": k, "x": x, "y": y})}
+    tables["b"] = pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 4})
+    return on(whole, tables)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_trees_are_kept_where_the_model_that_they_go_on_from_leaves_them_something(
+    tmp_path, caplog, kept
+):
+    sites = lines(0, np.square if kept else (lambda x: 2.0 * x))
+    first = train_query(tmp_path, sites, LINES, "cg", num_epochs=9)
+    write_manifest(home_folder(), first.manifest)
+    how = {"strategy": "boost", "num_epochs": 12, "boost_from": first.manifest.name}
+    second = train_query(tmp_path, sites, LINES, **how)
+    losses = [model.manifest.test["loss"] for model in (first, second)]
+    scored_again = [model.evaluate(sites)["loss"] for model in (first, second)]
+    message = f"no epoch of trees predicts the validation rows better than {first.manifest.model}"
+    assert (message in caplog.text) == (not kept)
+    if kept:
+        assert losses[1] < 0.5 * losses[0]
+        assert scored_again[1] < 0.5 * scored_again[0]
+    else:
+        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+        assert scored_again[1] == pytest.approx(scored_again[0], rel=1e-4)
+
+
+def test_trees_behind_a_linear_model_of_the_same_rows_say_so(tmp_path, caplog):
+    sites = lines(0, lambda x: 2.0 * x)
+    how = {"strategy": "boost", "num_epochs": 2}
+    alone = train_query(tmp_path, sites, LINES, **how)
+    assert "behind the linear model" not in caplog.text
+    linear = train_query(tmp_path, sites, LINES, "cg", num_epochs=9)
+    write_manifest(home_folder(), linear.manifest)
+    train_query(tmp_path, sites, LINES, **how, seed=1)
+    train_query(tmp_path, sites, LINES.replace("a.y AS", "a.y + 1 AS"), **how)
+    # of other rows, or of another label
+    assert "behind the linear model" not in caplog.text
+    train_query(tmp_path, sites, LINES, **how)
+    rmse = alone.manifest.test["rmse"], linear.manifest.test["rmse"]
+    text = f"behind the linear model {linear.manifest.model} on the same held-out rows: rmse"
+    assert f"{text} {rmse[0]:.4g} against {rmse[1]:.4g}" in caplog.text
+    # and those of a shape that a line does not have are not behind
+    caplog.clear()
+    curved = lines(0, np.square)
+    write_manifest(home_folder(), train_query(tmp_path, curved, LINES, "cg").manifest)
+    train_query(tmp_path, curved, LINES, "boost", num_epochs=9)
+    assert "behind the linear model" not in caplog.text
+
+
+def test_what_the_rows_decide_is_reported():
+    sites = lines(0, np.square, rows=30_000)
+    run = run_query(LINES, list(sites.values()), "boost")
+    # 21,600 rows to train on: 14 leaves, 30 trees
+    assert run.strategy.training_problem.train.joined_rows == pytest.approx(21_600, abs=200)
+    assert {name: run.strategy.chosen[name] for name in ("leaves", "trees-per-round")} == {
+        "leaves": 14,
+        "trees-per-round": 30,
+    }
+    assert run.strategy.chosen["patience"] == 2
+    requests = [seen.header["growth"] for seen in run.sent(Action.BOOST)]
+    assert {(growth["trees"], growth["leaves"]) for growth in requests} == {(30, 14)}
+    few = run_query(store_sql("squared"), one_per_site(whole(FRAMES)), "boost", num_epochs=1)
+    names = ("leaves", "trees-per-round", "patience")
+    assert [few.strategy.chosen[name] for name in names] == [7, 10, 5]
+    # and where no rows validate, of which few epochs follow
+    every = run_query(
+        store_sql("squared"), one_per_site(whole(FRAMES)), "boost", validation_fraction=0.0
+    )
+    assert [every.strategy.chosen[name] for name in names] == [7, 30, 0]
 
 
 def test_scores_are_the_sums_of_both_models(tmp_path):
@@ -199,7 +294,8 @@ def test_the_scores_of_two_models_have_masks_of_their_own(tmp_path):
     ("settings", "message"),
     [
         ({"seed": 1}, "trained with other held-out rows: train both with one query"),
-        ({"validation_fraction": 0.2}, "trained with other held-out rows"),
+        ({"test_fraction": 0.3}, "trained with other held-out rows"),
+        ({"validation_fraction": 0.0}, "boost-from: trees that go on from a model need rows that"),
         ({"loss": "logistic"}, "trained with other label, loss"),
         ({"boost_from": "missing"}, "missing"),
         ({"coreset_size": 10}, "does not go with boost-from"),
@@ -327,3 +423,108 @@ def test_sealed_trees_that_belong_elsewhere_are_refused(how):
     message = "trees/" if how == "missing" else "the sealed trees .* cannot be opened"
     with pytest.raises(Exception, match=message):
         boosted("bagged", change=change)
+
+
+def clinics(seed, *, is_apart, rows=300):
+    """A clinic and a register, of the sick and the well; and a table that they join."""
+    rng = np.random.default_rng(seed)
+    is_sick = rng.random(2 * rows) < 0.5
+    if is_apart:
+        is_sick = np.arange(2 * rows) < rows
+    place = {"k": rng.integers(0, 20, 2 * rows), "y": np.where(is_sick, "sick", "well")}
+    place["x"] = rng.normal(np.where(is_sick, 0.5, -0.5)).round(3)
+    place["kind"] = np.where(rng.random(2 * rows) < 0.2 + 0.3 * is_sick, "new", "old")
+    frame, other = pd.DataFrame(place), pd.DataFrame({"k": np.arange(20), "z": np.arange(20) % 3})
+    parts = [frame[:rows].reset_index(drop=True), frame[rows:].reset_index(drop=True)]
+    return {"a": parts, "b": [other]}
+
+
+CLINICS = "SELECT a.y AS label, a.x, a.kind, b.z FROM a JOIN b ON a.k = b.k"
+
+
+def area(scores, is_sick):
+    """The area under the curve, by pairs."""
+    above = scores[is_sick][:, None] - scores[~is_sick][None]
+    return float(np.mean((above > 0) + 0.5 * (above == 0)))
+
+
+def on_sites(tables):
+    return {
+        f"{name}{place}": {name: [frame]}
+        for name, frames in tables.items()
+        for place, frame in enumerate(frames)
+    }
+
+
+@pytest.mark.parametrize("lou", ["auto", "pooled", "local", "bagged"])
+def test_shards_of_one_class_each_do_not_tell_rows_by_their_shard(tmp_path, lou, caplog):
+    how = {"strategy": "boost", "num_epochs": 0, "lou": lou, "validation_fraction": 0.2}
+    model = train_query(tmp_path, on_sites(clinics(0, is_apart=True)), CLINICS, **how, patience=2)
+    new = clinics(1, is_apart=False)
+    held_out, on_new = model.manifest.test["auc"], model.evaluate(on_sites(new))["auc"]
+    finding = "100% of the label's variance is between the shards of a (a0, a1: one label only)"
+    assert (finding in caplog.text) == (lou != "pooled")
+    if lou == "local":
+        # what the warning is about
+        assert "the shard is a feature of this model" in caplog.text
+        assert (held_out, round(on_new, 1)) == (1.0, 0.5)
+        return
+    if lou == "bagged":
+        assert "learn little from its columns" in caplog.text
+        assert max(held_out, on_new) < 0.62
+        return
+    rows = pd.concat(clinics(0, is_apart=True)["a"]), pd.concat(new["a"])
+    features = [np.column_stack([each["x"], each["kind"] == "new", each["k"] % 3]) for each in rows]
+    options = {"objective": "binary", "num_leaves": 7, "verbosity": -1, "learning_rate": 0.05}
+    data = lightgbm.Dataset(features[0], rows[0]["y"] == "sick")
+    slow = lightgbm.train(options, data, 60)
+    expected = area(slow.predict(features[1]), (rows[1]["y"] == "sick").to_numpy())
+    assert on_new > expected - 0.03
+    # of 120 rows: no more than chance apart
+    assert held_out == pytest.approx(on_new, abs=0.15)
+
+
+def test_shards_that_tell_the_label_and_show_nothing_are_refused_with_what_helps(tmp_path):
+    policy = "releases = { models = 'sealed', labels = 'clear' }"
+    sites = {
+        f"{name}{place}": write_site(tmp_path / f"{name}{place}", {name: frame}, {name: policy})
+        for name, frames in clinics(0, is_apart=True).items()
+        for place, frame in enumerate(frames)
+    }
+    with pytest.raises(Exception, match=r"strategy = 'cg' trains without .* lou = 'local' accepts"):
+        run_query(CLINICS, sites, **HOW)
+    linear = run_query(CLINICS, sites, "cg", num_epochs=5).strategy
+    assert 0.65 < linear.report.final_test["auc"] < 0.95
+    own = run_query(CLINICS, sites, **HOW, lou="local").strategy
+    assert own.report.final_test["auc"] == 1.0
+
+
+def test_shards_that_are_alike_are_not_warned_of(caplog):
+    run = run_query(CLINICS, one_per_site(clinics(2, is_apart=False)), **HOW)
+    assert "between the shards" not in caplog.text
+    assert "pooled" not in run.strategy.chosen["lou"]
+
+
+def test_only_the_table_that_tells_the_label_pools(caplog):
+    tables = clinics(3, is_apart=True)
+    tables["b"] = [tables["b"][0][:9], tables["b"][0][9:].reset_index(drop=True)]
+    run = run_query(CLINICS, one_per_site(tables), **HOW, validation_fraction=0.2)
+    assert "between the shards of a " in caplog.text
+    assert "between the shards of b" not in caplog.text
+    assert run.strategy.chosen["lou"] == "bagged, but pooled for a, in 3 of 3 epochs"
+    content = report_dict(run.strategy.report)
+    assert any("So the shards pool sums by column" in text for text in content["warnings"])
+
+
+@BOTH
+@each_loss
+def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, privacy):
+    sites = on(sharded, store())
+    how = {**HOW, "lou": "pooled", "min_rows_per_leaf": 3, "privacy": privacy}
+    how |= {"validation_fraction": 0.0, "test_fraction": 0.0}
+    first, model = (
+        train_store(tmp_path, loss, sites, **how | {"num_epochs": epochs}) for epochs in (1, 4)
+    )
+    assert model.manifest.train["loss"] < first.manifest.train["loss"]
+    again = model.evaluate(sites, privacy=privacy)["loss"]
+    assert again == pytest.approx(model.manifest.train["loss"], rel=1e-5)

@@ -151,7 +151,7 @@ def test_predictions_match_what_training_reports(way):
     assert sum(run.down.values()) == pytest.approx(report.bytes_down, rel=WITHIN)
 
 
-@pytest.mark.parametrize("lou", ["auto", "bagged"])
+@pytest.mark.parametrize("lou", ["auto", "bagged", "pooled"])
 def test_trees_that_shards_show_each_other_are_predicted_at_most(lou):
     how = BOOST | {"num_epochs": 2, "lou": lou, "leaves": 4}
     _, epoch, _ = explained("sharded", STORE_SQL, **how)

@@ -110,7 +110,7 @@ def test_to_dict_is_read_back(strategy, hidden_sizes, alias, column, l2, seed):
 def test_every_choice_is_accepted_and_others_are_not(key: str) -> None:
     needs = {"mean": {"mode": "predict"}}
     needs |= {s: {"strategy": n} for n, m in METHODS.items() for s in m.solvers}
-    needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged")}
+    needs |= {choice: {"strategy": "boost"} for choice in ("local", "bagged", "pooled")}
     if key in ("graph-norm", "graph-weights"):
         needs |= {value: {"strategy": "personalised"} for value in CHOICES[key]}
     for value in CHOICES[key]:

@@ -94,8 +94,20 @@ class ShardTrees(msgspec.Struct, frozen=True):
 
 def shown_trees(grown: AnyArray, joined_rows: float) -> bytes:
     """Return trees (their text's bytes) as another shard may see them."""
+    return msgspec.msgpack.encode(ShardTrees(joined_rows, read_trees(grown)))
+
+
+def read_trees(grown: AnyArray) -> list[Tree]:
+    """Return the trees of LightGBM's text, as its bytes."""
     sections = grown.tobytes().decode().partition("end of trees")[0].split("\nTree=")[1:]
-    return msgspec.msgpack.encode(ShardTrees(joined_rows, [Tree.of(each) for each in sections]))
+    return [Tree.of(each) for each in sections]
+
+
+def write_trees(trees: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
+    """Return LightGBM's text, as its bytes, of numbered trees' texts; empty without any."""
+    header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns)).encode()
+    text = b"".join([header, *trees, b"end of trees\n"]) if trees else b""
+    return np.frombuffer(text, np.uint8)
 
 
 def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
@@ -115,9 +127,7 @@ def average(documents: Sequence[bytes], columns: int, outputs: int) -> AnyArray:
             raise ModelError("malformed trees")
         share = shard.joined_rows / total
         trees += (tree.text(number, share) for number, tree in enumerate(shard.trees, len(trees)))
-    header = _HEADER.format(outputs, columns - 1, " ".join(["none"] * columns)).encode()
-    text = b"".join([header, *trees, b"end of trees\n"]) if trees else b""
-    return np.frombuffer(text, np.uint8)
+    return write_trees(trees, columns, outputs)
 
 
 _HEADER: Final = """tree

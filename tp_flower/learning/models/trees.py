@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 GROUP_ROWS: Final = 100
+CATEGORY_ROWS: Final = 10
 PENALTY_ROWS: Final = 10
 BIN_ROWS: Final = 3
-"""LightGBM's joined rows: of a set of categories, in its penalty, and of a bin. A category has
-as many as a set, in place of 10: those of a row have all of its columns in common."""
+"""LightGBM's defaults, in joined rows: of a set of categories, of a category that splits may name
+and how far its mean is smoothed, in the penalty of sets, and of a bin."""
 THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
 
 
@@ -155,7 +156,7 @@ def grow(
         "learning_rate": growth.rate,
         # a leaf's rows are counted by their share of the Hessian
         "min_sum_hessian_in_leaf": growth.least_rows * hessian.mean() * per_row,
-        "cat_smooth": GROUP_ROWS * per_row,
+        "cat_smooth": CATEGORY_ROWS * per_row,
         "cat_l2": PENALTY_ROWS * per_row,
         "min_data_in_leaf": 0,
         "min_data_per_group": max(round(GROUP_ROWS * per_row), 1),
