@@ -25,6 +25,7 @@ from strategies.inference.manifest import Manifest, read_manifest, resolve
 from strategies.report_page.page import explanation_view, read_report, result_view
 from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
+from strategies.setup.absent_columns import check_absent, check_present
 from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import ModelError, SettingsError
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
@@ -106,7 +107,10 @@ def check(settings: Settings, client_app: ClientApp) -> str:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
-    encoder_choices(method(query, settings).bind(inventory.schemas()), settings)
+    bound = method(query, settings).bind(inventory.schemas())
+    check_absent(bound, inventory)
+    check_present(bound, inventory)
+    encoder_choices(bound, settings)
     tables = ", ".join(inventory.tables)
     return f"Settings, query and tables ({tables}) fit together; no row was read."
 

@@ -191,7 +191,7 @@ def _describe(source: ShardSource) -> ShardSchema:
 def _identity(source: ShardSource) -> list[Any]:
     """Return everything that decides which rows of a source are read, and how."""
     identity = [str(source), dict(source.types), list(source.nulls)]
-    identity += [vars(source.text), dict(source.rename)]
+    identity += [vars(source.text), dict(source.rename), list(source.absent)]
     database = source.database
     if database is None:
         return identity

@@ -21,6 +21,7 @@ from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
+from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.labels import Labels, gather_labels, loss_of
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
@@ -72,6 +73,12 @@ class ModelStrategy(RoundStrategy):
         """Exchange messages until the rows are scored; return them."""
 
     @property
+    def inventory(self) -> Inventory:
+        """The sites' shards; columns without a value have the types of training."""
+        types = {name: columns for t in self.manifest.tables for name, columns in t.columns.items()}
+        return replace(super().inventory, model_types=types)
+
+    @property
     def has_label(self) -> bool:
         """Whether the model predicts a label; a clustering does not."""
         return self.manifest.loss != KMEANS
@@ -90,6 +97,8 @@ class ModelStrategy(RoundStrategy):
         missing = manifests.find_missing(self.manifest, self.inventory)
         bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
         joined = yield from self.model_rounds(bound, missing)
+        for text in joined.extracted.absent:
+            self.warn(text)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 

@@ -17,6 +17,7 @@ from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
+from strategies.setup.absent_columns import check_present
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
@@ -58,6 +59,7 @@ class PersonalisedProblem(PreparedRun):
         start: (p,), the initial parameters, common to all sites.
         curvature: (N,), bounds on the curvatures of the sites' objectives.
         label_scale: deviation of the labels in a regression; 1 for classes.
+        absent: sentences about the columns that some sites lack.
     """
 
     sites: tuple[str, ...]
@@ -66,6 +68,7 @@ class PersonalisedProblem(PreparedRun):
     start: FloatArray
     curvature: FloatArray
     label_scale: float
+    absent: tuple[str, ...]
 
     @property
     def table(self) -> PreparedTable:
@@ -96,6 +99,7 @@ def set_up_personalised(
         )
     (name,) = bound.tables
     choices = encoder_choices(bound, settings)
+    check_present(bound, inventory)
     extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
@@ -152,6 +156,7 @@ def set_up_personalised(
         label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
+        absent=extracted.absent,
         fan_out={name: np.ones(sum(trained), np.int64)},
         names=split.names,
         encoders={name: encoders[name].columns},

@@ -23,6 +23,7 @@ from tp_flower.protocol.setup_messages import DescribeReply, DescribeRequest, Sh
 from tp_flower.query.scope import TableSchema
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
+from tp_flower.sources.entries import quoted
 
 SETTLED_SECONDS = 2.0  # without a new node, if their number is unknown
 POLL_SECONDS = 0.1
@@ -39,12 +40,15 @@ class Inventory:
     """The nodes that answered, and their shards of the query's tables.
 
     Positions are the last rounds of the run that nodes have answered; None for none.
+    ``model_types`` are those of a saved model's columns, by table, which columns have
+    that are without a value at all sites.
     """
 
     shards: tuple[HostedShard, ...]
     nodes: Mapping[int, DescribeReply] = field(default_factory=dict)
     positions: Mapping[int, int | None] = field(default_factory=dict)
     described: Mapping[int, Document] = field(default_factory=dict)
+    model_types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[str]:
@@ -81,7 +85,10 @@ class Inventory:
 
     def schemas(self) -> dict[str, TableSchema]:
         """Return the columns and types of every table, which its shards share."""
-        return {table: _schema(self.shards_of(table)) for table in self.tables}
+        return {
+            table: _schema(self.shards_of(table), self.model_types.get(table, {}))
+            for table in self.tables
+        }
 
     @property
     def unread(self) -> list[str]:
@@ -215,7 +222,7 @@ def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
         seen[key] = shard
 
 
-def _schema(shards: Sequence[HostedShard]) -> TableSchema:
+def _schema(shards: Sequence[HostedShard], model_types: Mapping[str, str]) -> TableSchema:
     """Return the columns that all shards have with one kind of values, and their types."""
     schema, unread = TableSchema(), {}
     columns: dict[str, list[tuple[HostedShard, str]]] = {}
@@ -227,13 +234,16 @@ def _schema(shards: Sequence[HostedShard]) -> TableSchema:
         where = f"table {first.table!r}: column {name!r} is"
         # the type of a column without values must not count
         kinds = [(s.site, s.columns[n]) for s, n in having if n not in s.all_null]
-        site, kind = kinds[0] if kinds else (first.site, first.columns[name])
+        unseen = (first.site, model_types.get(name, first.columns[name]))
+        site, kind = kinds[0] if kinds else unseen
         others = [(s, k) for s, k in kinds if kind_of(k) != kind_of(kind)]
         if len(having) < len(shards):
             lacking = [repr(s.site) for s in shards if all(s is not other for other, _ in having)]
             unread[lower] = (
                 f"{where} at site {first.site!r}, but not at {', '.join(lacking)}: another "
-                'name of it there is changed in the tables file (rename = { theirs = "ours" })'
+                "name of it there is changed in the tables file (rename = { theirs = "
+                f"{quoted(name)} }}); if there is none, absent = [{quoted(name)}] there makes it "
+                "missing in all of its rows"
             )
         elif others:
             unread[lower] = (

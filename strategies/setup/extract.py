@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
+from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from strategies.setup.splitting import split_terms
@@ -29,6 +30,7 @@ from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
 from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query.fragment import spell
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 
@@ -40,7 +42,8 @@ class Extracted:
     Parts are by table in shard order, none for a table whose sites are all missing; row counts,
     after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
-    the query or the run has none. ``public_keys`` are those of the run, by node.
+    the query or the run has none. ``public_keys`` are those of the run, by node. ``absent``
+    are sentences about the columns that some shards lack.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -49,6 +52,7 @@ class Extracted:
     weights: FloatArray | None
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
+    absent: tuple[str, ...]
     replies: Replies = field(repr=False)
 
     @property
@@ -90,6 +94,7 @@ def extract(
     keeps_labels: bool = False,
 ) -> Generator[Requests, Replies, Extracted]:
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
+    check_absent(bound, inventory)
     fragments: dict[Part, Fragment] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
@@ -101,6 +106,8 @@ def extract(
     local_label = settings.task if keeps_labels else None
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
+    types = _missing_types(fragments, inventory)
+    bodies = {number: replace(body, types=types[number]) for number, body in bodies.items()}
     groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
@@ -110,6 +117,7 @@ def extract(
     check_groups(grouped, replies)
     rows = {p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments}
     _check_filled(bound, parts, rows)
+    places = {(p.table, p.node, p.shard): rows[p.number] for p in fragments}
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
         weights = query_weights(
@@ -129,8 +137,21 @@ def extract(
         weights=weights,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
+        absent=tuple(describe_absent(bound, inventory, places)),
         replies=replies,
     )
+
+
+def _missing_types(
+    fragments: Mapping[Part, Fragment], inventory: Inventory
+) -> dict[int, dict[str, str]]:
+    schemas, shards = inventory.schemas(), inventory.by_place
+    types = {}
+    for part, fragment in fragments.items():
+        shard = shards[part.node, part.shard]
+        schema = schemas[spell(shard.table, schemas) or shard.table]
+        types[part.number] = missing_types(fragment, shard, schema)
+    return types
 
 
 def _request_parts(

@@ -28,6 +28,7 @@ from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
+from strategies.setup.absent_columns import check_present
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
@@ -516,7 +517,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             table_named(bound, settings.split.table, "test-split")
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
+        check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory)
+        for text in extracted.absent:
+            self.warn(text)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)

@@ -256,12 +256,13 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         f"{duckdb_engine.quote_name(old)} AS {duckdb_engine.quote_name(new)}"
         for old, new in names.items()
     )
+    columns += "".join(f", NULL AS {duckdb_engine.quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
     casts = _casts(connection, source)
     columns = ", ".join(
         f"{casts.get(name, duckdb_engine.quote_name(name))} AS {duckdb_engine.quote_name(name)}"
-        for name in names.values()
+        for name in (*names.values(), *source.absent)
     )
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
 

@@ -100,6 +100,27 @@ def test_types_and_values(kind, cases, request, tmp_path):
     assert set(nothing) == {None}
 
 
+def test_columns_that_a_database_lacks(url):
+    """They are missing in all rows; other names of columns count their own values."""
+    name = fill(url, "t", {"k": "INTEGER", "empty": "INTEGER"}, [(7, None), (8, None)])
+    source = replace(
+        source_of(url, name, types={"day": "DATE"}),
+        rename={"k": "id", "empty": "none"},
+        absent=("day", "word"),
+    )
+    schema = shards.describe(source)
+    assert list(schema.columns) == ["id", "none", "day", "word"]
+    assert (schema.rows, schema.all_null) == (2, ("none", "day", "word"))
+    assert sorted(rows_of(source, "id", "day", "word")) == [(7, None, None), (8, None, None)]
+    filters = ('"word" IS NULL', '"id" > 7', '"day" IS NULL OR "day" > DATE \'2020-01-01\'')
+    features = (Feature("year", 'year("day")'), Feature("text", "lower(\"word\") || 'x'"))
+    extracted = extract(source, Fragment("t", "t", features, filters=filters))
+    assert extracted.rows == 1
+    assert all(extracted.column(name).is_missing.all() for name in ("year", "text"))
+    with pytest.raises(SourceError, match=r"'absent' names column 'ID', but the source has .*'id'"):
+        shards.describe(replace(source, absent=("ID",), types={}))
+
+
 @pytest.mark.parametrize(
     ("kind", "columns", "values", "settings", "match"),
     [(kind, *case) for kinds, *case in CASES["refused"] for kind in kinds.split()],

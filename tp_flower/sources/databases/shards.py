@@ -20,6 +20,7 @@ from tp_flower.errors import SourceError
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import (
     DatabaseColumn,
+    absent_column,
     check_names,
     mysql_column,
     postgresql_columns,
@@ -113,7 +114,8 @@ class DatabaseTable:
     def _cast(self, name: str) -> str:
         column, kind = quote_name(name), self.types[name]
         if kind == '"NULL"':
-            return column
+            # Arrow's nulls would be integers
+            return "NULL"
         if self.columns[name].arrives == TEXT and kind != TEXT:
             return self.session.source.read_text(column, kind, is_strict=True)
         return f"CAST({column} AS {kind})"
@@ -153,10 +155,10 @@ def describe_database(source: ShardSource) -> ShardSchema:
     """Return a shard's columns, types and number of rows."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         table = _open_table(session, connection)
-        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.columns)
+        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.names)
         total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
-    empty = [name for name, n in zip(table.columns, present, strict=True) if not n]
-    return ShardSchema(dict(table.types), int(total), tuple(empty))
+    empty = [name for name, n in zip(table.names.values(), present, strict=True) if not n]
+    return ShardSchema(dict(table.types), int(total), (*empty, *source.absent))
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
@@ -208,6 +210,7 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     check_names([column.name for column in declared], str(source))
     names = source.renamed([column.name for column in declared])
     columns = {names[c.name]: replace(c, name=names[c.name]) for c in declared}
+    columns |= {name: absent_column(name) for name in source.absent}
     chosen = source.types_of(columns)
     source.spelled("order-by", session.database.order_by, columns)
     wanted = {name: chosen.get(name, column.type) for name, column in columns.items()}
