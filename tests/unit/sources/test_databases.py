@@ -3,7 +3,6 @@
 import logging
 import os
 import re
-import threading
 import traceback
 from dataclasses import replace
 from datetime import date
@@ -16,6 +15,7 @@ import sqlalchemy as sa
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
 from tests.support.servers import uri
+from tests.support.waiting import wait_until
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract
@@ -131,7 +131,7 @@ def test_refusals_show_no_value(kind, columns, values, settings, match, request,
     if "sql" in settings:
         settings = {"sql": settings["sql"].format(name)}
     if "too long" in match:
-        url = url.update_query_dict({"options": "-c statement_timeout=50"})
+        url = url.update_query_dict({"options": "-c statement_timeout=1000"})
     with pytest.raises(SourceError, match=match) as caught:
         rows_of(source_of(url, name, **settings))
     assert "secret" not in str(caught.value)
@@ -307,11 +307,7 @@ def test_no_connection_stays_open(postgresql, mariadb):
         reading.close()
         with pytest.raises(SourceError):
             shards.describe(source_of(url, "none"))
-        for _ in range(50):
-            if connections(url, kind) <= before:
-                break
-            threading.Event().wait(0.02)
-        assert connections(url, kind) <= before
+        wait_until(lambda: connections(url, kind) <= before)  # noqa: B023
 
 
 def test_fingerprint(url):
