@@ -12,7 +12,7 @@ from strategies.explain.explanation import Explain
 from tests.support import predicted
 from tests.support.federated import WatchedGrid, pieces, train, write_site
 from tests.support.policies import OPEN, lenient
-from tp_flower.errors import QueryError, SchemaError
+from tp_flower.errors import QueryError, SchemaError, SiteError
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
@@ -58,7 +58,8 @@ def files(folder, *, absent=True, lacked=LACKED, policy=OPEN):
 
 def run(sites, sql=SQL, strategy="cg", **settings):
     settings = {"num_epochs": 4, "device": "cpu", **settings}
-    return train(WatchedGrid(sites), sql, strategy, **settings)
+    grid = sites if isinstance(sites, WatchedGrid) else WatchedGrid(sites)
+    return train(grid, sql, strategy, **settings)
 
 
 def final(strategy):
@@ -208,3 +209,23 @@ def test_empty_columns_take_the_type_of_other_shards():
     done = train([{"visits": [s]} for s in shards] + [{"patients": frames["patients"]}], SQL, "cg")
     whole = train([{name: [frame]} for name, frame in frames.items()], SQL, "cg")
     assert final(done) == pytest.approx(final(whole), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("types", "match"),
+    [
+        # values have the type that the site says
+        ({"age": "VARCHAR"}, "'types' declares 'age' as VARCHAR, which it cannot be"),
+        ({"day": "BLOB"}, "'types' declares 'day' as BLOB, which it cannot be"),
+        ({"none": "DATE"}, "'types' declares 'none' as DATE, which it cannot be"),
+        ({"day": "DATE) FROM x; --"}, "'types"),
+    ],
+)
+def test_a_server_names_types_of_columns_without_values_alone(tmp_path, types, match):
+    def change(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            for part in seen.header["parts"]:
+                part["types"] = types
+
+    with pytest.raises(SiteError, match=match):
+        run(WatchedGrid(files(tmp_path), change))
