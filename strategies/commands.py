@@ -26,6 +26,7 @@ from strategies.report_page.page import explanation_view, read_report, result_vi
 from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
 from strategies.setup.absent_columns import check_absent, check_present
+from strategies.setup.columns import bind_columns
 from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import ModelError, SettingsError
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
@@ -107,7 +108,7 @@ def check(settings: Settings, client_app: ClientApp) -> str:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
-    bound = method(query, settings).bind(inventory.schemas())
+    bound, _ = bind_columns(method(query, settings).bind, inventory)
     check_absent(bound, inventory)
     check_present(bound, inventory)
     encoder_choices(bound, settings)

@@ -7,7 +7,7 @@ no way to tell whether the source has changed, they are kept for one run only.
 
 import hashlib
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cached_property
 from logging import WARNING
 from pathlib import Path
@@ -33,9 +33,10 @@ from tp_flower.keyed_hash import KEY_BYTES
 from tp_flower.learning.models.local_model import FeatureArray
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint
+from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint, merging_texts
 
 SCHEMA_FILE: Final = "schema.json"
+MERGING_FILE: Final = "merging.json"
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19  # features encoded at a time, besides LEAST_ROWS
 LEAST_ROWS: Final = 256
@@ -73,6 +74,21 @@ class SiteTables:
 
         folder = self._obtain(entry_name("schema", _identity(source), state), make)
         return msgspec.json.decode((folder / SCHEMA_FILE).read_bytes(), type=ShardSchema)
+
+    def merging_texts(self, source: ShardSource, names: Sequence[str]) -> list[str]:
+        """Return which columns of texts have some that differ, but are equal values."""
+        state = fingerprint(source)
+        if self._cache is None or state is None or not names:
+            return merging_texts(source, names) if names else []
+
+        def make(folder: Path) -> None:
+            content = msgspec.json.encode(merging_texts(source, names))
+            _check_unchanged(source, state)
+            (folder / MERGING_FILE).write_bytes(content)
+
+        name = entry_name("merging", _identity(source), sorted(names), state)
+        folder = self._obtain(name, make)
+        return msgspec.json.decode((folder / MERGING_FILE).read_bytes(), type=list[str])
 
     def extract(self, number: int, source: ShardSource, fragment: Fragment) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment."""
@@ -190,8 +206,9 @@ def _describe(source: ShardSource) -> ShardSchema:
 
 def _identity(source: ShardSource) -> list[Any]:
     """Return everything that decides which rows of a source are read, and how."""
-    identity = [str(source), dict(source.types), list(source.nulls)]
+    identity: list[Any] = [str(source), dict(source.types), list(source.nulls)]
     identity += [vars(source.text), dict(source.rename), list(source.absent)]
+    identity.append({n: [r.type, r.format] for n, r in sorted(source.readings.items())})
     database = source.database
     if database is None:
         return identity

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from client_apps.handlers.inference import check_row_key, leave_hashes
 from client_apps.handlers.personalised_setup import local_label_facts
@@ -27,8 +28,10 @@ from tp_flower.node_config import NUM_PARTITIONS
 from tp_flower.privacy.key_agreement import GUARANTEES, SIMULATED
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
+from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import spell
+from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.shards import ShardSource
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
@@ -49,6 +52,16 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
         if source.table.lower() not in requested:
             continue
         schema = guard.visible_schema(site, site.hosted(position))
+        compared = [
+            name
+            for name in schema.texts
+            if name.lower() in request.compared or EVERY_COLUMN in request.compared
+        ]
+        merging = site.tables.merging_texts(source, compared)
+        texts = {
+            name: structs.replace(column, merge_texts=name in merging)
+            for name, column in schema.texts.items()
+        }
         shards.append(
             setup_messages.ShardDescription(
                 table=source.table,
@@ -60,6 +73,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 all_null=list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),
                 absent=[name for name in source.absent if name in schema.columns],
+                texts=texts,
             )
         )
     return setup_messages.DescribeReply(
@@ -89,6 +103,7 @@ def _extract_part(
     guard.list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
     groups = _checked_keys(site, source, body, fragment)
+    source = replace(source, readings=_checked_readings(site, source, body.readings))
     source = _with_types(site, source, body.types)
     guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
@@ -161,6 +176,20 @@ def _checked_keys(
         # the values of the last key leave in the clear, as those of a weight do
         guard.check_fragment(site, source, replace(fragment, weight=fragment.keys[-1][0]))
     return groups
+
+
+def _checked_readings(
+    site: Site, source: ShardSource, readings: Mapping[str, TextReading]
+) -> dict[str, TextReading]:
+    """Return the readings of a request, which must be among those that the site has listed."""
+    schema = guard.visible_schema(site, source)
+    for name, reading in readings.items():
+        texts = schema.texts.get(name)
+        if texts is None:
+            raise MessageError(f"'readings' names {name!r}, which is no column of texts here")
+        if name not in schema.all_null and reading not in (*texts.readings, AS_TEXT):
+            raise MessageError(f"'readings' has a reading of {name!r} that does not fit its texts")
+    return dict(readings)
 
 
 def _weight(

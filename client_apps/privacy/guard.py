@@ -32,6 +32,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
         schema,
         columns={name: schema.columns[name] for name in visible},
         all_null=tuple(name for name in schema.all_null if name in visible),
+        texts={name: texts for name, texts in schema.texts.items() if name in visible},
     )
 
 

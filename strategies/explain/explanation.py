@@ -42,7 +42,7 @@ from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders
-from strategies.setup.extract import describe_places, describe_work
+from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking
 from strategies.training.base import JoinStrategy
@@ -334,7 +334,11 @@ def _table(joined: JoinedRows, name: str, encoding: TableEncoding) -> Document:
         "names": [fragment.name for fragment in fragments],
         "sites": [part.site for part in parts],
         "rows": [joined.extracted.rows[part.number] for part in parts],
-        "work": (*describe_work(fragments), *describe_places(joined.extracted, name)),
+        "work": (
+            *describe_work(fragments),
+            *describe_formats(fragments, joined.extracted.columns),
+            *describe_places(joined.extracted, name),
+        ),
         "features": encoding.columns.width,
         "dropped": encoding.columns.dropped,
         "encoding": encoding.rows(),

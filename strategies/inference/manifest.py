@@ -26,15 +26,19 @@ from sqlglot import exp
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
-from tp_flower.errors import ModelError, QueryError
+from strategies.setup.columns import ColumnName, Columns
+from tp_flower.errors import ModelError, QueryError, SchemaError
+from tp_flower.extraction.select_plan import kind_of
 from tp_flower.files import write_file
 from tp_flower.model_names import ModelVersion, find_version
 from tp_flower.protocol.fields import Document, Finite
 from tp_flower.protocol.setup_messages import EncodedColumns
+from tp_flower.protocol.text_readings import ISO, TextReading
 from tp_flower.query import BoundQuery
 from tp_flower.query.expressions import parse_expression, render
-from tp_flower.query.fragment import Fragment
+from tp_flower.query.fragment import Fragment, Role, reads
 from tp_flower.settings.run import MEAN
+from tp_flower.sources.entries import quoted
 
 FORMAT: Final = "tp_flower model"
 VERSION: Final = 2
@@ -68,6 +72,8 @@ class ModelTable(_Record, frozen=True, kw_only=True):
 
     Attributes:
         columns: column -> DuckDB type by name at the sites; a UNION ALL has several names.
+        formats: column -> format of strptime of its days, by name at the sites, where texts were
+            read as times that are not ISO 8601.
         features: their expressions, in order (:func:`feature_texts`).
         encoded: by feature, its columns in the encoded rows.
         mean_score: (d_c,), the mean of the table's local score over the joined training
@@ -78,6 +84,7 @@ class ModelTable(_Record, frozen=True, kw_only=True):
     table: str
     name: str
     columns: dict[str, dict[str, str]]
+    formats: dict[str, dict[str, str]] = {}
     features: tuple[str, ...]
     kind: str
     encoded: EncodedColumns
@@ -138,6 +145,18 @@ class Manifest(_Record, frozen=True, kw_only=True):
     def outputs(self) -> int:
         """The number of scores of a row, d_c."""
         return len(self.base_score)
+
+    @property
+    def readings(self) -> dict[ColumnName, TextReading]:
+        """The type and the format of the columns that the model was trained on."""
+        return {
+            (name.lower(), column.lower()): TextReading(
+                kind, table.formats.get(name, {}).get(column, ISO)
+            )
+            for table in self.tables
+            for name, columns in table.columns.items()
+            for column, kind in columns.items()
+        }
 
     def table(self, alias: str) -> ModelTable:
         """Return a table by its alias."""
@@ -331,6 +350,28 @@ def check_query(manifest: Manifest, bound: BoundQuery) -> None:
                 f"table {table.table!r}: the query's features differ from those of model {model} "
                 "(model-name chooses another)" + (difference or ": their order differs")
             )
+
+
+def check_kinds(manifest: Manifest, bound: BoundQuery, columns: Columns) -> None:
+    """Refuse columns whose values are of another kind than those that the model was trained on.
+
+    Keys may be of another kind, as long as those that are compared are of one.
+    """
+    trained = manifest.readings
+    for fragment in bound.fragments:
+        for read in reads(fragment):
+            name = (fragment.name.lower(), read.column.lower())
+            before, now = trained.get(name), columns.agreed.get(name)
+            is_compared = read.role in (Role.KEY, Role.GROUP)
+            if before is None or now is None or is_compared:
+                continue
+            if kind_of(before.type) != kind_of(now.type):
+                raise SchemaError(
+                    f"table {fragment.name!r}: column {read.column!r} is {now.type}, but was "
+                    f"{before.type} when model {manifest.model} was trained ({read.what}): "
+                    f"types = {{ {quoted(read.column)} = {quoted(before.type)} }} in the tables "
+                    "file reads it as before, where its values are of that type; or train again"
+                )
 
 
 def _difference(of_model: Sequence[str], of_query: Sequence[str]) -> str:

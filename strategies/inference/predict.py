@@ -21,8 +21,8 @@ from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
-from strategies.run.sites import Inventory
 from strategies.run.strategy import RoundListener, RoundStrategy
+from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.labels import Labels, gather_labels, loss_of
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from tp_flower.errors import QueryError, SettingsError
@@ -68,15 +68,9 @@ class ModelStrategy(RoundStrategy):
 
     @abstractmethod
     def model_rounds(
-        self, bound: BoundQuery, missing: manifests.Missing
+        self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Exchange messages until the rows are scored; return them."""
-
-    @property
-    def inventory(self) -> Inventory:
-        """The sites' shards; columns without a value have the types of training."""
-        types = {name: columns for t in self.manifest.tables for name, columns in t.columns.items()}
-        return replace(super().inventory, model_types=types)
 
     @property
     def has_label(self) -> bool:
@@ -92,11 +86,18 @@ class ModelStrategy(RoundStrategy):
             for name, columns in table.columns.items()
             if not self.inventory.hosts(name)
         }
-        bound = self.bind({**old_columns, **self.inventory.schemas()})
+        bound, columns = bind_columns(
+            lambda schemas: self.bind({**old_columns, **schemas}),
+            self.inventory,
+            self.manifest.readings,
+        )
         manifests.check_query(self.manifest, bound)
+        manifests.check_kinds(self.manifest, bound, columns)
+        for warning in reading_warnings(bound, columns):
+            self.warn(warning)
         missing = manifests.find_missing(self.manifest, self.inventory)
         bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
-        joined = yield from self.model_rounds(bound, missing)
+        joined = yield from self.model_rounds(bound, columns, missing)
         for text in joined.extracted.absent:
             self.warn(text)
         yield ask(FinishRequest(), joined.extracted.all_parts)
@@ -181,11 +182,13 @@ class Predict(ModelStrategy):
         return self.query.bind(schemas, Unlabelled(self.manifest.label_table, row_key))
 
     def model_rounds(
-        self, bound: BoundQuery, missing: manifests.Missing
+        self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
         row_key = _column_names(self.settings)
-        joined = yield from join_rows(bound, missing, self.settings, self.inventory, row_key)
+        joined = yield from join_rows(
+            bound, columns, missing, self.settings, self.inventory, row_key
+        )
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = prediction_files.Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
@@ -223,13 +226,13 @@ class Evaluate(ModelStrategy):
         return self.query.bind(schemas, Unlabelled(keeps_weight=True))
 
     def model_rounds(
-        self, bound: BoundQuery, missing: manifests.Missing
+        self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and compare the scores with the labels."""
         task = "classification" if self.manifest.classes else "regression"
         settings = self.settings.with_fields(task=task, loss="auto")
         weighting = declared_weighting(bound, settings)
-        joined = yield from join_rows(bound, missing, settings, self.inventory)
+        joined = yield from join_rows(bound, columns, missing, settings, self.inventory)
         labels, loss = self._labels(joined, settings)
         mapping, weights, weighting = without_weightless(
             joined.mapping, joined.extracted.weights, weighting, bound.weight_table or ""

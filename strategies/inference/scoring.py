@@ -9,6 +9,7 @@ from strategies.inference.manifest import Manifest, Missing, model_parts, resolv
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.replies import addends_of
 from strategies.run.sites import Inventory
+from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.masking import mask_scores
 from strategies.setup.problem import LocalArray, sum_local
@@ -49,13 +50,14 @@ class Joined:
 
 def join_rows(
     bound: BoundQuery,
+    columns: Columns,
     missing: Missing,
     settings: Settings,
     inventory: Inventory,
     row_key: Sequence[str] = (),
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
-    extracted = yield from extract(bound, settings, inventory, row_key)
+    extracted = yield from extract(bound, settings, inventory, columns, row_key)
     lacking = missing.sites.keys() - {bound.label_table}
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them

@@ -6,7 +6,7 @@ one encoder. ``personalise`` sends the split, and brings sums of labels, which g
 
 import math
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +18,7 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_present
+from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
@@ -38,7 +39,7 @@ from tp_flower.protocol.personalised_messages import (
     PersonaliseRequest,
 )
 from tp_flower.protocol.setup_messages import ExtractedPart
-from tp_flower.query import Query
+from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
@@ -59,7 +60,6 @@ class PersonalisedProblem(PreparedRun):
         start: (p,), the initial parameters, common to all sites.
         curvature: (N,), bounds on the curvatures of the sites' objectives.
         label_scale: deviation of the labels in a regression; 1 for classes.
-        absent: sentences about the columns that some sites lack.
     """
 
     sites: tuple[str, ...]
@@ -68,7 +68,6 @@ class PersonalisedProblem(PreparedRun):
     start: FloatArray
     curvature: FloatArray
     label_scale: float
-    absent: tuple[str, ...]
 
     @property
     def table(self) -> PreparedTable:
@@ -83,24 +82,18 @@ class PersonalisedProblem(PreparedRun):
 
 
 def set_up_personalised(
-    query: Query, settings: Settings, inventory: Inventory
+    query: Query, settings: Settings, inventory: Inventory, warn: Callable[[str], None]
 ) -> Generator[Requests, Replies, PersonalisedProblem]:
     """Run the rounds of the set-up."""
-    bound = query.bind(inventory.schemas())
-    if len(bound.tables) > 1:
-        raise QueryError(
-            "strategy 'personalised' is for the rows of one table, whose shards get a "
-            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
-            "to a row into its table, or use admm"
-        )
-    if bound.weight_table is not None:
-        raise QueryError(
-            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
-        )
-    (name,) = bound.tables
-    choices = encoder_choices(bound, settings)
+    bound, columns = bind_columns(query.bind, inventory)
+    for warning in reading_warnings(bound, columns):
+        warn(warning)
+    name = _only_table(bound)
     check_present(bound, inventory)
-    extracted = yield from extract(bound, settings, inventory, keeps_labels=True)
+    choices = encoder_choices(bound, settings)
+    extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
+    for text in extracted.absent:
+        warn(text)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
@@ -156,7 +149,6 @@ def set_up_personalised(
         label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
-        absent=extracted.absent,
         fan_out={name: np.ones(sum(trained), np.int64)},
         names=split.names,
         encoders={name: encoders[name].columns},
@@ -194,6 +186,20 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
         times = seen[part.site]
         names.append(part.site if times == 1 else f"{part.site}#{times}")
     return tuple(names)
+
+
+def _only_table(bound: BoundQuery) -> str:
+    if len(bound.tables) > 1:
+        raise QueryError(
+            "strategy 'personalised' is for the rows of one table, whose shards get a "
+            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
+            "to a row into its table, or use admm"
+        )
+    if bound.weight_table is not None:
+        raise QueryError(
+            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
+        )
+    return bound.tables[0]
 
 
 def read_classes(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, list[str | float]]:

@@ -225,9 +225,9 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
 
     def set_up(self) -> Generator[Requests, Replies, PersonalisedProblem]:
         """Run the set-up rounds, and that of the graph."""
-        problem = yield from set_up_personalised(self.query, self.settings, self.inventory)
-        for text in problem.absent:
-            self.warn(text)
+        problem = yield from set_up_personalised(
+            self.query, self.settings, self.inventory, self.warn
+        )
         self.chosen["loss"] = problem.loss.name
         self._graph = yield from make_graph(problem, self.settings)
         return problem

@@ -11,6 +11,7 @@ from strategies.run.sites import Inventory, find_sites
 from tp_flower.errors import MissingSiteError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.protocol.fields import Document
+from tp_flower.protocol.setup_messages import DescribeRequest
 from tp_flower.settings import SETTINGS, Settings
 
 FREE: Final = frozenset(item.key for item in SETTINGS if item.may_change)
@@ -73,7 +74,7 @@ def check_same(settings: Settings, began: Document) -> None:
 
 
 def find_again(
-    grid: Grid, settings: Settings, run: str, before: Inventory, wanted: list[str]
+    grid: Grid, settings: Settings, run: str, before: Inventory, request: DescribeRequest
 ) -> tuple[dict[int, int], dict[int, int | None]]:
     """Find the sites of a stopped run, whatever node numbers they have now.
 
@@ -81,7 +82,7 @@ def find_again(
     """
     hosts = _hosts(before)
     sites = find_sites(
-        *(grid, settings, wanted, run),
+        *(grid, settings, request, run),
         is_complete=lambda sites: hosts.keys() <= _hosts(sites).keys(),
     )
     now = _hosts(sites)

@@ -20,7 +20,7 @@ from strategies.run.exchange import Answer, Replies, Requests, RunLog, Transport
 from strategies.run.journal import FOLDER, Frame, Journal
 from strategies.run.replies import collect_replies
 from strategies.run.resume import check_same, find_again, positions_text
-from strategies.run.sites import Inventory, find_sites, read_inventory
+from strategies.run.sites import Inventory, describe_request, find_sites, read_inventory
 from tp_flower import errors
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -71,7 +71,7 @@ class Session:
         """Find the sites of a new run."""
         run = token_hex(RUN_DIGITS // 2)
         try:
-            inventory = find_sites(grid, settings, list(query.names), run)
+            inventory = find_sites(grid, settings, describe_request(query), run)
         except Exception:
             # every site that was asked for its tables has generated keys
             cls(grid, settings, run, Inventory(())).abandon(grid.get_node_ids())
@@ -105,7 +105,7 @@ class Session:
                 raise errors.SettingsError(f"the run of {settings.resume} has another query")
             old_inventory = read_inventory({n: Packet(header) for n, header in head["described"]})
             addresses, positions = find_again(
-                grid, settings, head["run"], old_inventory, list(query.names)
+                grid, settings, head["run"], old_inventory, describe_request(query)
             )
         except BaseException:
             journal.close()

@@ -1,4 +1,4 @@
-"""Which site hosts which shard, and whether the shards of one table fit together."""
+"""Which site hosts which shard of the query's tables."""
 
 import difflib
 import time
@@ -13,17 +13,15 @@ from msgspec.structs import asdict
 from strategies.run import exchange
 from strategies.run.replies import collect_replies
 from tp_flower.errors import ReplyError, SchemaError
-from tp_flower.extraction.select_plan import kind_of
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
 from tp_flower.protocol.setup_messages import DescribeReply, DescribeRequest, ShardDescription
-from tp_flower.query.scope import TableSchema
+from tp_flower.query import Query
 from tp_flower.settings import Settings
 from tp_flower.settings.run import MEAN
-from tp_flower.sources.entries import quoted
 
 SETTLED_SECONDS = 2.0  # without a new node, if their number is unknown
 POLL_SECONDS = 0.1
@@ -40,15 +38,12 @@ class Inventory:
     """The nodes that answered, and their shards of the query's tables.
 
     Positions are the last rounds of the run that nodes have answered; None for none.
-    ``model_types`` are those of a saved model's columns, by table, which columns have
-    that are without a value at all sites.
     """
 
     shards: tuple[HostedShard, ...]
     nodes: Mapping[int, DescribeReply] = field(default_factory=dict)
     positions: Mapping[int, int | None] = field(default_factory=dict)
     described: Mapping[int, Document] = field(default_factory=dict)
-    model_types: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @property
     def tables(self) -> list[str]:
@@ -83,18 +78,6 @@ class Inventory:
         shards = [shard for shard in self.shards if shard.table.lower() == name]
         return sorted(shards, key=lambda shard: (shard.index, shard.site))
 
-    def schemas(self) -> dict[str, TableSchema]:
-        """Return the columns and types of every table, which its shards share."""
-        return {
-            table: _schema(self.shards_of(table), self.model_types.get(table, {}))
-            for table in self.tables
-        }
-
-    @property
-    def unread(self) -> list[str]:
-        """Why queries cannot read columns that some shards have."""
-        return [text for schema in self.schemas().values() for text in schema.unread.values()]
-
 
 def _distinct(names: Iterable[str]) -> list[str]:
     """Return the names in order, each once regardless of case."""
@@ -102,10 +85,15 @@ def _distinct(names: Iterable[str]) -> list[str]:
     return sorted({name.lower(): name for name in reversed([*names])}.values())
 
 
+def describe_request(query: Query) -> DescribeRequest:
+    """Return the request for the tables of a query."""
+    return DescribeRequest(list(query.names), sorted(query.compared))
+
+
 def find_sites(
     grid: Grid,
     settings: Settings,
-    wanted: Sequence[str],
+    request: DescribeRequest,
     run: str,
     is_complete: Callable[[Inventory], bool] | None = None,
 ) -> Inventory:
@@ -121,10 +109,10 @@ def find_sites(
     while True:
         new_nodes = [node for node in grid.get_node_ids() if node not in answers]
         if new_nodes:
-            answers.update(_describe(grid, new_nodes, wanted, run, settings))
+            answers.update(_describe(grid, new_nodes, request, run, settings))
             changed = time.monotonic()
         inventory = _inventory(answers)
-        missing = [name for name in wanted if not inventory.hosts(name)]
+        missing = [name for name in request.tables if not inventory.hosts(name)]
         is_enough = bool(answers) and len(answers) >= settings.min_sites
         now = time.monotonic()
         if nodes := _node_count(answers):
@@ -148,9 +136,8 @@ def find_sites(
 
 
 def _describe(
-    grid: Grid, nodes: Sequence[int], wanted: Sequence[str], run: str, settings: Settings
+    grid: Grid, nodes: Sequence[int], message: DescribeRequest, run: str, settings: Settings
 ) -> Mapping[int, exchange.Answer]:
-    message = DescribeRequest(list(wanted))
     packets = dict.fromkeys(nodes, encode(message))
     request = exchange.Requests(Action.DESCRIBE, packets, message=message)
     transport = exchange.Transport(grid, exchange.RunLog(run))
@@ -220,38 +207,3 @@ def _refuse_duplicates(shards: Iterable[HostedShard]) -> None:
                 "own, with site names that differ"
             )
         seen[key] = shard
-
-
-def _schema(shards: Sequence[HostedShard], model_types: Mapping[str, str]) -> TableSchema:
-    """Return the columns that all shards have with one kind of values, and their types."""
-    schema, unread = TableSchema(), {}
-    columns: dict[str, list[tuple[HostedShard, str]]] = {}
-    for shard in shards:
-        for name in shard.columns:
-            columns.setdefault(name.lower(), []).append((shard, name))
-    for lower, having in columns.items():
-        first, name = having[0]
-        where = f"table {first.table!r}: column {name!r} is"
-        # the type of a column without values must not count
-        kinds = [(s.site, s.columns[n]) for s, n in having if n not in s.all_null]
-        unseen = (first.site, model_types.get(name, first.columns[name]))
-        site, kind = kinds[0] if kinds else unseen
-        others = [(s, k) for s, k in kinds if kind_of(k) != kind_of(kind)]
-        if len(having) < len(shards):
-            lacking = [repr(s.site) for s in shards if all(s is not other for other, _ in having)]
-            unread[lower] = (
-                f"{where} at site {first.site!r}, but not at {', '.join(lacking)}: another "
-                "name of it there is changed in the tables file (rename = { theirs = "
-                f"{quoted(name)} }}); if there is none, absent = [{quoted(name)}] there makes it "
-                "missing in all of its rows"
-            )
-        elif others:
-            unread[lower] = (
-                f"{where} {kind} at site {site!r} and {others[0][1]} at site {others[0][0]!r}; "
-                "declare its type in the tables file (types = { ... })"
-            )
-        else:
-            schema[name] = kind
-    unlisted = {name.lower() for shard in shards for name in shard.unlisted}
-    schema.unread, schema.unlisted = unread, frozenset(n for n in schema if n.lower() in unlisted)
-    return schema

@@ -7,6 +7,7 @@ that a run equals one over the union of the shards with NULLs in that column.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
+from strategies.run.exchange import Part
 from strategies.run.sites import HostedShard, Inventory
 from tp_flower.errors import SchemaError
 from tp_flower.protocol.setup_messages import TYPE_NAME
@@ -49,15 +50,16 @@ def check_present(bound: BoundQuery, inventory: Inventory) -> None:
 
 
 def describe_absent(
-    bound: BoundQuery, inventory: Inventory, rows: Mapping[tuple[str, int, int], int]
+    bound: BoundQuery, inventory: Inventory, rows: Mapping[Part, int]
 ) -> Iterator[str]:
     """Yield a sentence about every column that some shards lack, with their share of rows.
 
-    ``rows`` are those after the filters, by table, node and position of the shard there.
+    ``rows`` are those after the filters, by part.
     """
+    by_place = {(part.table, part.node, part.shard): count for part, count in rows.items()}
     for fragment in bound.fragments:
         shards = inventory.shards_of(fragment.name)
-        counts = [rows.get((fragment.table, s.node, s.position), 0) for s in shards]
+        counts = [by_place.get((fragment.table, s.node, s.position), 0) for s in shards]
         total = sum(counts)
         lacking: dict[str, list[int]] = {}
         for number, shard in enumerate(shards):
@@ -76,13 +78,16 @@ def describe_absent(
 def missing_types(fragment: Fragment, shard: HostedShard, schema: TableSchema) -> dict[str, str]:
     """Return the types of the columns that have no value in a shard, as other shards have them.
 
-    Without them an expression such as EXTRACT(year FROM day) has no meaning there.
+    Those of a text file have readings. Without a type an expression such as EXTRACT(year FROM day)
+    has no meaning there.
     """
     types = {}
     for read in reads(fragment):
         name = spell(read.column, shard.all_null)
         shared = spell(read.column, schema)
-        if name is not None and shared is not None and schema[shared] != shard.columns.get(name):
+        if name is None or shared is None or name in shard.texts:
+            continue
+        if schema[shared] != shard.columns.get(name):
             types[name] = schema[shared]
     # a type in parentheses but DECIMAL's, such as a STRUCT's, has nothing that computes with it
     return {name: kind for name, kind in types.items() if re.fullmatch(TYPE_NAME, kind)}

@@ -16,6 +16,7 @@ from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
+from strategies.setup.columns import Columns
 from strategies.setup.labels import label_plan
 from strategies.setup.row_weights import query_weights
 from strategies.setup.splitting import split_terms
@@ -29,8 +30,9 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
+from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import spell
+from tp_flower.query.fragment import reads, spell
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 
@@ -42,8 +44,8 @@ class Extracted:
     Parts are by table in shard order, none for a table whose sites are all missing; row counts,
     after the filters, by part; keys by (table, key number). ``weights`` are those of the rows of
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
-    the query or the run has none. ``public_keys`` are those of the run, by node. ``absent``
-    are sentences about the columns that some shards lack.
+    the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
+    how text files are read, ``absent`` are sentences about the columns that some shards lack.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -52,6 +54,7 @@ class Extracted:
     weights: FloatArray | None
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
+    columns: Columns
     absent: tuple[str, ...]
     replies: Replies = field(repr=False)
 
@@ -89,6 +92,7 @@ def extract(
     bound: BoundQuery,
     settings: Settings,
     inventory: Inventory,
+    columns: Columns,
     row_key: Sequence[str] = (),
     *,
     keeps_labels: bool = False,
@@ -96,18 +100,20 @@ def extract(
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
     check_absent(bound, inventory)
     fragments: dict[Part, Fragment] = {}
+    readings: dict[int, dict[str, TextReading]] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
         table = fragment.table
         for shard in inventory.shards_of(fragment.name):
             part = Part(len(fragments), table, shard.site, shard.node, shard.position)
             fragments[part] = fragment
+            readings[part.number] = columns.readings_of(shard)
             parts[table] += (part,)
     local_label = settings.task if keeps_labels else None
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
-    types = _missing_types(fragments, inventory)
-    bodies = {number: replace(body, types=types[number]) for number, body in bodies.items()}
+    types = _missing_types(fragments, inventory, columns)
+    bodies = {n: replace(body, readings=readings[n], types=types[n]) for n, body in bodies.items()}
     groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
@@ -117,7 +123,6 @@ def extract(
     check_groups(grouped, replies)
     rows = {p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments}
     _check_filled(bound, parts, rows)
-    places = {(p.table, p.node, p.shard): rows[p.number] for p in fragments}
     weights = row_hashes = None
     if (weighed := bound.weight_table) is not None:
         weights = query_weights(
@@ -137,15 +142,16 @@ def extract(
         weights=weights,
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
-        absent=tuple(describe_absent(bound, inventory, places)),
+        columns=columns,
+        absent=tuple(describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})),
         replies=replies,
     )
 
 
 def _missing_types(
-    fragments: Mapping[Part, Fragment], inventory: Inventory
+    fragments: Mapping[Part, Fragment], inventory: Inventory, columns: Columns
 ) -> dict[int, dict[str, str]]:
-    schemas, shards = inventory.schemas(), inventory.by_place
+    shards, schemas = inventory.by_place, columns.schemas
     types = {}
     for part, fragment in fragments.items():
         shard = shards[part.node, part.shard]
@@ -426,6 +432,18 @@ def describe_work(fragments: Sequence[Fragment]) -> tuple[str, ...]:
     if first.weight is not None:
         lines.append(f"weight of a joined row: {first.weight}")
     return tuple(lines)
+
+
+def describe_formats(fragments: Sequence[Fragment], columns: Columns) -> tuple[str, ...]:
+    """Describe how the days in text files are read, where they are not ISO 8601."""
+    names = dict.fromkeys(fragment.name for fragment in fragments)
+    read = {(fragment.name, item.column) for fragment in fragments for item in reads(fragment)}
+    return tuple(
+        f"days of {column} in the texts of {name}: {day_format}"
+        for name in names
+        for column, day_format in columns.formats_of(name).items()
+        if (name, column) in read
+    )
 
 
 def _rows(fragment: Fragment) -> str:

@@ -29,6 +29,7 @@ from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.setup.absent_columns import check_present
+from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
@@ -508,9 +509,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
         """Extract and return the joined rows."""
         settings = self.settings
-        bound = self.bind(inventory.schemas())
-        for problem in inventory.unread if self.query.has_stars else ():
+        bound, columns = bind_columns(self.bind, inventory)
+        for problem in columns.unread if self.query.has_stars else ():
             self.warn(f"{problem}; * leaves it out")
+        for warning in reading_warnings(bound, columns):
+            self.warn(warning)
         for alias, _ in settings.models:
             table_named(bound, alias, "models")
         if settings.split.table:
@@ -518,7 +521,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         check_present(bound, inventory)
-        extracted = yield from extract(bound, settings, inventory)
+        extracted = yield from extract(bound, settings, inventory, columns)
         for text in extracted.absent:
             self.warn(text)
         rows = extracted.table_rows

@@ -6,6 +6,7 @@ import numpy as np
 
 from strategies.inference import manifest
 from strategies.run.exchange import Part
+from strategies.setup.columns import bind_columns
 from strategies.training.base import RelationalStrategy
 from tp_flower.learning.metrics import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
@@ -17,8 +18,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
     problem, report = strategy.training_problem, strategy.report
     if problem is None or not strategy.is_finished:
         raise RuntimeError("there is no model before the run has ended")
-    schemas = strategy.inventory.schemas()
-    bound = strategy.bind(schemas)
+    bound, columns = bind_columns(strategy.bind, strategy.inventory)
     shards = strategy.inventory.by_place
 
     def part_of(part: Part) -> manifest.ModelPart:
@@ -30,6 +30,7 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
     tables = []
     for name, table in problem.tables.items():
         fragments = bound.fragments_of(name)
+        hosted = [part.name for part in fragments]
         # of a table with a site that was gone at the end, none
         contribution = strategy.outcome.contributions.get(
             name, Contribution(np.zeros(table.outputs), 0.0)
@@ -38,7 +39,8 @@ def make_manifest(strategy: RelationalStrategy[Any]) -> manifest.Manifest:
             manifest.ModelTable(
                 table=name,
                 name=problem.names[name],
-                columns={part.name: dict(schemas[part.name]) for part in fragments},
+                columns={table: dict(columns.schemas[table]) for table in hosted},
+                formats={table: columns.formats_of(table) for table in hosted},
                 features=manifest.feature_texts(fragments),
                 kind=table.model,
                 encoded=problem.encoders[name],

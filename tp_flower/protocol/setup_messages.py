@@ -8,6 +8,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.protocol.text_readings import TextColumn, TextReading
 from tp_flower.splits import BY_HASH, BY_ORDER, BY_VALUE
 
 Hexadecimal = Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{2})*\Z")]
@@ -27,11 +28,18 @@ KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
 
 
 class DescribeRequest(Request, frozen=True):
-    """Describe the shards of the query's tables."""
+    """Describe the shards of the query's tables.
+
+    Attributes:
+        compared: columns, in lower case, that the query may join or group by; "*" for all.
+    """
 
     tables: list[f.Name]
+    compared: list[f.Name] = []
 
-    discloses = (Discloses("the names of the query's tables", fields=("tables",)),)
+    discloses = (
+        Discloses("the names of the query's tables and columns", fields=("tables", "compared")),
+    )
 
 
 class ShardDescription(Body, frozen=True, kw_only=True):
@@ -43,6 +51,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         columns: types by name, for the columns that a policy shows.
         unlisted: those of them that the policy keeps from features.
         absent: those that the shard lacks, and that are missing in its rows.
+        texts: of the columns of a text file, which readings fit all texts.
     """
 
     table: f.Name
@@ -54,6 +63,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     all_null: list[f.Name]
     unlisted: list[f.Name] = []
     absent: list[f.Name] = []
+    texts: dict[f.Name, TextColumn] = {}
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -76,8 +86,10 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
 
     discloses = (
         Discloses(
-            "names of the hosted tables; columns, types and rows of the query's, which "
-            "columns have no value or are absent, and which a policy keeps from features",
+            "names of the hosted tables; columns, types and rows of the query's; which formats "
+            "of days fit all texts of a column, whether their days differ, and whether texts "
+            "that differ are equal values; which columns have no value or are absent, and which "
+            "a policy keeps from features",
             fields=("shards", "tables"),
         ),
     )
@@ -181,7 +193,8 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         label_privacy: noise on labels; None for labels in the clear.
         local_label: the task, if labels stay at the site.
         row_key: names of the last keys, whose hashes name the rows of predictions.
-        types: of columns without a value in the shard, those that other shards have.
+        readings: of the columns of a text file, how all shards of the table read them.
+        types: of other columns without a value in the shard, those that other shards have.
     """
 
     shard: f.Count
@@ -192,6 +205,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     local_label: Annotated[str, f.one_of("auto", "regression", "classification")] | None = None
     row_key: list[f.Name] = []
     split: SplitTerms | None = None
+    readings: dict[f.Name, TextReading] = {}
     types: dict[f.Name, TypeName] = {}
 
 
@@ -219,7 +233,7 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     # the message in which the secret was sealed discloses it
     schedule = (
         *("keys", "public_keys", "site_keys", "sealed"),
-        *("shard", "groups", "label_privacy", "local_label", "split"),
+        *("shard", "groups", "label_privacy", "local_label", "split", "readings"),
     )
 
 

@@ -143,6 +143,16 @@ class Query:
         return tuple(dict.fromkeys(table.name for table in tables))
 
     @property
+    def compared(self) -> set[str]:
+        """The columns, in lower case, that the query may join or group by; "*" for all.
+
+        >>> query = "SELECT a.y AS label, b.x FROM a JOIN b ON a.K = b.l AND b.m > 0"
+        >>> sorted(Query.from_sql(query).compared)
+        ['k', 'l', 'm']
+        """
+        return parsing.compared_columns(self.statement)
+
+    @property
     def has_stars(self) -> bool:
         """Whether the query selects the columns that its tables happen to have."""
         return any(isinstance(item, parsing.StarItem) for item in self.statement.items)

@@ -28,6 +28,7 @@ from tp_flower.query.rewriting import rewrite
 
 LABEL = "label"
 WEIGHT = "weight"
+EVERY_COLUMN = "*"
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,31 @@ def item_name(item: SelectItem) -> str | None:
         return item.name
     tree = parse_expression(item.sql, "SELECT item", aggregates=True).unnest()
     return tree.name if isinstance(tree, exp.Column) else None
+
+
+def compared_columns(statement: Statement) -> set[str]:
+    """Return the columns, in lower case, that joins and groups may compare; "*" for all."""
+    branches = [
+        branch
+        for table in statement.tables
+        if isinstance(table, DerivedTable)
+        for branch in table.branches
+    ]
+    items = [item for branch in branches for item in branch.items]
+    pieces = [item.sql for item in items if isinstance(item, SelectItem)]
+    for branch in branches:
+        pieces += [*branch.where, *branch.groups, *branch.having]
+    for join in statement.joins:
+        pieces += [*join.on, *join.using]
+    pieces += statement.where
+    names = {
+        column.name.lower()
+        for piece in pieces
+        for column in parse_expression(piece, "condition", aggregates=True).find_all(exp.Column)
+    }
+    has_any = any(join.is_natural for join in statement.joins)
+    has_any |= any(isinstance(item, StarItem) for item in items)
+    return names | {EVERY_COLUMN} if has_any else names
 
 
 def is_label(item: Item) -> TypeGuard[SelectItem]:

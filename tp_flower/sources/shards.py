@@ -6,9 +6,9 @@ imported only if a site has one, because its drivers take as long as everything 
 """
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -16,17 +16,21 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import duckdb
 
 from tp_flower import duckdb_engine
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
+from tp_flower.protocol.text_readings import BOOLEAN, TEXT, TextColumn, is_time
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.csv_files import MOST_STRAY, csv_call, csv_format
+from tp_flower.sources.csv_columns import MOST_STRAY
+from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.entries import TABLES_THERE, quoted
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.policy import SIMULATED
 from tp_flower.sources.tables_file import PARQUET_SUFFIXES, is_csv, read_tables_file
 from tp_flower.sources.tables_file import ShardSource as ShardSource
-from tp_flower.sources.text_values import TEXT, without_nulls
+from tp_flower.sources.text_sql import read_text
+from tp_flower.sources.text_values import without_nulls
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,13 +40,15 @@ if TYPE_CHECKING:
 class ShardSchema:
     """The schema of a shard: only names, types and counts before any filter, no values.
 
-    The type of a column that is ``all_null`` is meaningless; warnings, about values
-    that determine a column's type, are only for the owner.
+    The type of a column that is ``all_null`` is meaningless; ``texts`` are the columns of a text
+    file whose type is not the owner's; warnings, about values that determine a column's type,
+    are only for the owner.
     """
 
     columns: dict[str, str]
     rows: int
     all_null: tuple[str, ...] = ()
+    texts: dict[str, TextColumn] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
 
@@ -245,23 +251,20 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         connection.execute(f"ATTACH {duckdb_engine.quote_text(source.path)} AS {name} (READ_ONLY)")
         parts = source.relation or _only_table(connection, name, source)
         schema, table = ("main", *parts)[-2:]
-        relation = f"{name}.{duckdb_engine.quote_name(schema)}.{duckdb_engine.quote_name(table)}"
+        relation = f"{name}.{quote_name(schema)}.{quote_name(table)}"
     elif not _is_csv(source):
         files = ", ".join(map(duckdb_engine.quote_path, _files(source.path)))
         relation = f"read_parquet([{files}])"
     else:
         relation = _csv_relation(source, source.path)
     names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
-    columns = ", ".join(
-        f"{duckdb_engine.quote_name(old)} AS {duckdb_engine.quote_name(new)}"
-        for old, new in names.items()
-    )
-    columns += "".join(f", NULL AS {duckdb_engine.quote_name(name)}" for name in source.absent)
+    columns = ", ".join(f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items())
+    columns += "".join(f", NULL AS {quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
     casts = _casts(connection, source)
     columns = ", ".join(
-        f"{casts.get(name, duckdb_engine.quote_name(name))} AS {duckdb_engine.quote_name(name)}"
+        f"{casts.get(name, quote_name(name))} AS {quote_name(name)}"
         for name in (*names.values(), *source.absent)
     )
     connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
@@ -280,16 +283,53 @@ def _only_table(
 
 def _csv_relation(source: ShardSource, path: str) -> str:
     """Return the call that reads a CSV file; a cast would come after '007' became 7."""
-    sniffed = csv_format(path, source.nulls, source.text)
-    _check_columns(source, list(sniffed.types))
-    names = source.renamed(sniffed.types)
+    file = csv_format(path, source.nulls, source.text)
+    _check_columns(source, list(file.columns))
+    names = source.renamed(file.columns)
     wanted = source.types_of(names.values())
-    types = {
-        # texts are converted later, because some may not be of the type
-        name: kind if kind == TEXT else wanted.get(names[name], kind)
-        for name, kind in sniffed.types.items()
-    }
-    return csv_call(path, source.nulls, sniffed.dialect, types)
+    types = {}
+    for column, texts in file.columns.items():
+        name = names[column]
+        # texts are converted later, because some may not be of the owner's type
+        is_number = texts.best.type not in (TEXT, BOOLEAN) and not is_time(texts.best.type)
+        kind = wanted.get(name) or source.readings.get(name, texts.best).type
+        types[column] = kind if is_number else TEXT
+    return csv_call(path, source.nulls, file.dialect, types)
+
+
+def text_columns(source: ShardSource) -> dict[str, TextColumn]:
+    """Return what the columns of a CSV file hold, without those whose type the owner says.
+
+    Of a column that the owner takes for times, without a format, the readings are of his type.
+    """
+    if source.path is None or not _is_csv(source):
+        return {}
+    file = csv_format(source.path, source.nulls, source.text)
+    names = source.renamed(file.columns)
+    wanted = source.types_of(names.values())
+    columns = {}
+    for column, texts in file.columns.items():
+        kind = wanted.get(names[column])
+        if kind is None:
+            columns[names[column]] = texts
+        elif is_time(kind) and is_time(texts.best.type) and not source.text.dates:
+            columns[names[column]] = texts.as_type(kind)
+    return columns
+
+
+def merging_texts(source: ShardSource, names: Collection[str]) -> list[str]:
+    """Return which columns of a CSV file have texts that differ, but are equal values.
+
+    A column whose type the owner says is compared by its values.
+    """
+    if source.path is None or not _is_csv(source):
+        return []
+    file = csv_format(source.path, source.nulls, source.text)
+    column_of = {new: old for old, new in source.renamed(file.columns).items()}
+    typed = source.types_of(column_of.keys())
+    of_file = {column_of[name]: name for name in names if name not in typed}
+    merging = merging_columns(source.path, source.nulls, source.text, of_file.keys())
+    return [of_file[column] for column in merging]
 
 
 def _check_readable(source: ShardSource, path: str) -> None:
@@ -318,13 +358,26 @@ def _check_columns(source: ShardSource, names: Sequence[str]) -> None:
 
 
 def _casts(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> dict[str, str]:
-    """Return the SQL of the columns that have a type in the tables file."""
+    """Return the SQL of the columns that are read as another type than they have."""
     columns = column_types(connection, "SELECT * FROM source_rows")
-    return {
-        name: source.read_text(duckdb_engine.quote_name(name), kind)
+    casts = {
+        name: read_text(quote_name(name), source.readings.get(name, texts.best), is_strict=True)
+        for name, texts in text_columns(source).items()
         if columns[name] == TEXT
-        else f"CAST({duckdb_engine.quote_name(name)} AS {kind})"
+    }
+    return {**_owner_casts(source, columns, casts.keys()), **casts}
+
+
+def _owner_casts(
+    source: ShardSource, columns: Mapping[str, str], others: Collection[str] = ()
+) -> dict[str, str]:
+    """Return the SQL of the columns that have a type in the tables file, but for some."""
+    return {
+        name: source.read_text(quote_name(name), kind)
+        if columns[name] == TEXT
+        else f"CAST({quote_name(name)} AS {kind})"
         for name, kind in source.types_of(columns).items()
+        if name not in others
     }
 
 
@@ -341,13 +394,15 @@ def describe(source: ShardSource) -> ShardSchema:
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
         unread = tuple(_unread(connection, source))
-    return ShardSchema(columns, int(total), tuple(empty), (*_hints(source), *unread))
+        texts = text_columns(source)
+    return ShardSchema(columns, int(total), tuple(empty), texts, (*_hints(source), *unread))
 
 
 def _unread(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> Iterator[str]:
     """Yield warnings of texts that are not of the owner's type; refuse one of few texts."""
-    for name, sql in _casts(connection, source).items():
-        texts = without_nulls(f"CAST({duckdb_engine.quote_name(name)} AS VARCHAR)", source.nulls)
+    columns = column_types(connection, "SELECT * FROM source_rows")
+    for name, sql in _owner_casts(source, columns, text_columns(source).keys()).items():
+        texts = without_nulls(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
         counts = f"SELECT count({texts}), count({sql}) FROM source_rows"
         ((values, read),) = connection.execute(counts).fetchall()
         what = f"{source}: column {name!r} has a type in 'types'"
@@ -369,10 +424,10 @@ def _hints(source: ShardSource) -> Iterator[str]:
     """Yield hints for the owner of a CSV file, without quoting values."""
     if source.path is None or not _is_csv(source):
         return
-    sniffed = csv_format(source.path, source.nulls, source.text)
-    names = source.renamed(sniffed.types)
+    file = csv_format(source.path, source.nulls, source.text)
+    names = source.renamed(file.columns)
     typed = source.types_of(names.values())
-    for column, hint in sniffed.hints.items():
+    for column, hint in file.hints.items():
         name = names[column]
         if name in typed:
             continue
@@ -390,7 +445,7 @@ def _without_value(
 ) -> list[str]:
     """Return the columns that are NULL in all rows."""
     names = list(columns)
-    counts = ", ".join(f"count({duckdb_engine.quote_name(name)})" for name in names)
+    counts = ", ".join(f"count({quote_name(name)})" for name in names)
     if not names:
         return []
     (values,) = connection.execute(f"SELECT {counts} FROM {relation}").fetchall()

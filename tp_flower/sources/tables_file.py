@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from tp_flower.errors import PolicyError, SourceError
+from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query.fragment import spell
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Names, Text, Texts
@@ -86,6 +87,8 @@ class ShardSource:
         relation: the table in a DuckDB file, with its schema if one is named; () for the
             only one.
         min_count: categories with fewer rows never leave the site.
+        readings: how columns of texts are read, by name, where it is not their best reading
+            but what a run or a saved model has chosen for all shards of the table.
     """
 
     table: str
@@ -102,6 +105,7 @@ class ShardSource:
     text: TextFormat = DETECTED
     rename: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    readings: Mapping[str, TextReading] = field(default_factory=dict)
 
     @property
     def has_policy(self) -> bool:

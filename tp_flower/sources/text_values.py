@@ -14,7 +14,6 @@ from msgspec import Meta
 
 from tp_flower.duckdb_engine import quote_text
 
-TEXT: Final = "VARCHAR"
 ENCODINGS: Final = "utf-8|utf-16|latin-1"  # those that DuckDB has
 _SPACES: Final = r"\s\x{a0}\x{202f}"
 _ENDS: Final = rf"^([-+]?)[{_SPACES}\p{{Sc}}]*|[{_SPACES}\p{{Sc}}%]+$"
@@ -44,9 +43,6 @@ class TextFormat:
         options = {"encoding": self.encoding, "decimal_separator": self.decimal}
         if self.delimiter:
             options["delim"] = self.delimiter
-        if self.dates:
-            has_clock = "%H" in self.dates or "%I" in self.dates
-            options["timestampformat" if has_clock else "dateformat"] = self.dates
         return {name: quote_text(value) for name, value in options.items()}
 
     def alternatives(self) -> Iterator[tuple[str, str, "TextFormat"]]:

@@ -11,9 +11,12 @@ from flwr.clientapp import ClientApp
 from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
+from strategies.setup.columns import agree, bind_columns
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import Packet, pack
+from tp_flower.protocol.setup_messages import DescribeRequest
+from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
@@ -81,7 +84,7 @@ class Nodes(InProcessGrid):
 def find(grid, *wanted, **settings):
     settings = Settings(**{"wait_seconds": 20.0, **settings})
     with patch.object(sites, "time", grid):
-        return find_sites(grid, settings, wanted, "0" * 32).tables
+        return find_sites(grid, settings, DescribeRequest(list(wanted)), "0" * 32).tables
 
 
 @pytest.mark.parametrize(("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"])
@@ -143,7 +146,7 @@ def test_order_and_names_of_shards_do_not_depend_on_the_nodes():
         assert [name.lower() for name in actual.tables] == ["t"]
         listed = [(s.site, s.index) for s in actual.shards_of("t")]
         assert listed == [("a", 0), ("z", 0), ("a", 1)]
-        assert list(actual.schemas().values()) == [{"x": "DOUBLE"}]
+        assert list(agree(actual, {}).schemas.values()) == [{"x": "DOUBLE"}]
 
 
 def test_description_without_the_key_that_it_names():
@@ -177,7 +180,7 @@ def test_a_shard_twice():
 )
 def test_columns_that_shards_do_not_share(nodes, columns, match):
     """They matter to a query only where it reads them."""
-    schema = read(*nodes).schemas()["t"]
+    schema = agree(read(*nodes), {}).schemas["t"]
     assert "".join(schema) == columns
     assert re.search(match, next(iter(schema.unread.values())))
     schemas = {"t": schema, "u": {"k": "DOUBLE", "v": "DOUBLE"}}
@@ -190,8 +193,99 @@ def test_columns_that_shards_do_not_share(nodes, columns, match):
             Query.from_sql(f"SELECT v AS label, k + 1 FROM u JOIN {join}").bind(schemas)
 
 
+def schemas(*nodes):
+    return agree(read(*nodes), {}).schemas
+
+
 def test_types_that_fit():
-    assert read(A, [shard(site="b", kind="BIGINT")]).schemas() == {"t": {"x": "DOUBLE"}}
+    assert schemas(A, [shard(site="b", kind="BIGINT")]) == {"t": {"x": "DOUBLE"}}
     # the type of a column without values says nothing
     for nodes in ((EMPTY, B), (B, EMPTY)):
-        assert read(*nodes).schemas() == {"t": {"x": "DATE"}}
+        assert schemas(*nodes) == {"t": {"x": "DATE"}}
+
+
+def texts(site, *readings, empty=(), **facts):
+    """A shard in a text file, whose column x has readings such as ``DATE %d/%m/%Y``."""
+    listed = [dict(zip(("type", "format"), text.split(" ", 1), strict=False)) for text in readings]
+    kind = listed[0]["type"] if listed else "VARCHAR"
+    column = {"readings": listed, **facts}
+    return [{**shard(site=site, kind=kind, empty=empty), "texts": {"x": column}}]
+
+
+DAY_FIRST, MONTH_FIRST = "DATE %d/%m/%Y", "DATE %m/%d/%Y"
+BOTH = (DAY_FIRST, MONTH_FIRST)
+
+
+def agreed(*nodes, trained=None, as_text=()):
+    """The column x: its type, the readings by node, and the other formats."""
+    wanted = {("t", "x"): TextReading(*trained)} if trained else {}
+    inventory = read(*nodes)
+    columns = agree(inventory, wanted, as_text)
+    column = columns.agreed["t", "x"]
+    readings = {}
+    for item in inventory.shards_of("t"):
+        reading = columns.readings_of(item).get("x", TextReading(""))
+        readings[item.site] = f"{reading.type} {reading.format}".strip()
+    return column.type, readings, column.other_formats
+
+
+def test_shards_take_the_format_that_most_of_them_have():
+    first, second = texts("a", *BOTH, **{"are-ambiguous": True}), texts("b", MONTH_FIRST)
+    both = {"a": MONTH_FIRST, "b": MONTH_FIRST}
+    for nodes in ((first, second), (second, first)):
+        assert agreed(*nodes) == ("DATE", both, ())
+    # with its clock, a format of days is the same
+    clock = texts("c", "TIMESTAMP %m/%d/%Y %H:%M")
+    assert agreed(first, second, clock)[1] == {**both, "c": "TIMESTAMP %m/%d/%Y %H:%M"}
+    # another way to write days is no contradiction
+    iso = texts("c", "DATE")
+    assert agreed(first, second, iso) == ("DATE", {**both, "c": "DATE"}, ())
+
+
+def test_format_stays_open_where_all_shards_fit_two():
+    first, second = (texts(site, *BOTH, **{"are-ambiguous": site == "b"}) for site in "ab")
+    assert agreed(first, second) == ("DATE", dict.fromkeys("ab", DAY_FIRST), ("%m/%d/%Y",))
+    # without a day that differs there is no question
+    assert agreed(first) == ("DATE", {"a": DAY_FIRST}, ())
+    # a saved model answers it
+    trained = ("TIMESTAMP", "%m/%d/%Y")
+    assert agreed(first, second, trained=trained) == ("DATE", dict.fromkeys("ab", MONTH_FIRST), ())
+    # if its format fits no text, another one does
+    assert agreed(texts("a", "DATE"), trained=trained)[1] == {"a": "DATE"}
+
+
+def test_type_that_is_declared_decides_for_texts():
+    declared = [shard(site="b", kind="VARCHAR")]
+    assert agreed(texts("a", "BIGINT"), declared) == ("VARCHAR", {"a": "VARCHAR", "b": ""}, ())
+    assert agreed(texts("a", "BIGINT"), [shard(site="b")])[1] == {"a": "BIGINT", "b": ""}
+    # numbers and texts in two text files are no texts: a value may be wrong
+    match = "BIGINT at site 'a' and VARCHAR at site 'b'"
+    schema = schemas(texts("a", "BIGINT"), texts("b"))["t"]
+    assert re.search(match, schema.unread["x"])
+    trained = ("VARCHAR",)
+    assert agreed(texts("a", "BIGINT"), texts("b"), trained=trained)[1] == dict.fromkeys(
+        "ab", "VARCHAR"
+    )
+
+
+def test_column_without_values_is_read_as_its_table():
+    empty = texts("b", empty="x")
+    assert agreed(texts("a", MONTH_FIRST), empty)[0] == "DATE"
+    assert agreed(empty, trained=("BIGINT",))[:2] == ("BIGINT", {"b": "BIGINT"})
+
+
+def test_key_whose_texts_merge_is_read_as_text():
+    merging = texts("a", "DOUBLE", **{"merge-texts": True})
+    merging[0]["columns"] |= {"z": "DOUBLE"}
+    assert agreed(merging, as_text={("t", "x")})[1] == {"a": "VARCHAR"}
+    other = [{**texts("c", "BIGINT")[0], "table": "u"}, shard("v", "c", columns="y")]
+    query = Query.from_sql(
+        "SELECT v.y AS label, u.x FROM t JOIN u ON t.x = u.x JOIN v ON v.y = t.z"
+    )
+    # both sides of a join, as long as the other one is text
+    _, columns = bind_columns(query.bind, read(merging, other))
+    kinds = {table: columns.agreed[table, name].type for table, name in (("t", "x"), ("u", "x"))}
+    assert kinds == {"t": "VARCHAR", "u": "VARCHAR"}
+    feature = Query.from_sql("SELECT t.x, v.y AS label FROM t JOIN v ON t.x + 1 = v.y")
+    _, columns = bind_columns(feature.bind, read(merging, other))
+    assert columns.agreed["t", "x"].type == "DOUBLE"

@@ -10,9 +10,9 @@ from client_apps.data.features import CachedFeatures
 from client_apps.data.run_store import SiteStore
 from client_apps.data.tables import SiteTables
 from tests.support.files import case_table
-from tp_flower.sources.csv_files import csv_call, csv_format
+from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.shards import ShardSource, connect, describe, load_tables
-from tp_flower.sources.text_values import TextFormat
+from tp_flower.sources.text_values import DETECTED, TextFormat
 
 CASES = case_table(__file__)
 NULLS = ("", "NA", "nan")
@@ -38,8 +38,8 @@ def warnings(path: str, **fields: object) -> tuple[str, ...]:
 def test_late_value_decides_the_type(tmp_path, first, late, expected):
     path = write(tmp_path, f"{first},x", f"{late},x")
     assert types(path) == {"a": expected, "b": "VARCHAR"}
-    relation = csv_call(path, NULLS, csv_format(path, NULLS).dialect, types(path))
-    actual = duckdb.execute(f"SELECT a FROM {relation} LIMIT 1 OFFSET {ROWS}").fetchall()
+    with connect(ShardSource("t", "here", 0, path, nulls=NULLS)) as connection:
+        actual = connection.execute(f"SELECT a FROM shard LIMIT 1 OFFSET {ROWS}").fetchall()
     value = None if late in NULLS else late.replace("25/12/2013", "2013-12-25")
     assert actual == duckdb.execute(f"SELECT CAST(? AS {expected})", [value]).fetchall()
 
@@ -121,3 +121,25 @@ def test_the_site_logs_a_warning_once(tmp_path, caplog):
         for _ in range(2):
             assert tables.describe(source).columns["a"] == "VARCHAR"
     assert caplog.text.count("column 'a' is read as text") == 1
+
+
+@pytest.mark.parametrize(("values", "readings", "differ"), CASES["readings"])
+def test_readings_of_a_column(tmp_path, values, readings, differ):
+    path = tmp_path / "t.csv"
+    path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values.split("|")))
+    column = csv_format(str(path), NULLS).columns["a"]
+    listed = [f"{reading.type} {reading.format}".strip() for reading in column.readings]
+    assert (listed, column.are_ambiguous) == (readings, differ)
+    # what fits is read, by each of them
+    for reading in column.readings:
+        source = ShardSource("t", "here", 0, str(path), nulls=NULLS, readings={"a": reading})
+        with connect(source) as connection:
+            (counts,) = connection.execute("SELECT count(a), count(*) FROM shard").fetchall()
+        assert counts == (len(values.split("|")),) * 2
+
+
+@pytest.mark.parametrize(("values", "merges"), CASES["merging"])
+def test_texts_that_differ_but_are_equal_values(tmp_path, values, merges):
+    path = tmp_path / "t.csv"
+    path.write_text("a;b\n" + "".join(f"{value};1\n" for value in values.split("|")))
+    assert merging_columns(str(path), NULLS, DETECTED, ["a"]) == (["a"] if merges else [])

@@ -17,6 +17,7 @@ from sqlglot import exp
 
 from tp_flower.duckdb_engine import quote_name, safe_message, shared_cursor
 from tp_flower.errors import SourceError
+from tp_flower.protocol.text_readings import TEXT
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import (
     DatabaseColumn,
@@ -38,7 +39,6 @@ from tp_flower.sources.databases.pushdown import (
 from tp_flower.sources.databases.session import DatabaseSession, open_session
 from tp_flower.sources.shards import Scan, ShardSchema, column_types
 from tp_flower.sources.tables_file import ShardSource
-from tp_flower.sources.text_values import TEXT
 
 
 @dataclass(frozen=True)
