@@ -27,6 +27,7 @@ from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
 from strategies.setup.absent_columns import check_absent, check_present
 from strategies.setup.columns import bind_columns
+from strategies.setup.declared_types import check_types
 from strategies.setup.joined_rows import encoder_choices
 from tp_flower.errors import ModelError, SettingsError
 from tp_flower.model_names import ModelVersion, delete_version, versions_in
@@ -108,10 +109,11 @@ def check(settings: Settings, client_app: ClientApp) -> str:
         session = Session.begin(grid, query, settings.with_fields(output_dir=""))
         session.abandon()
     inventory = session.inventory
-    bound, _ = bind_columns(method(query, settings).bind, inventory)
+    bound, columns = bind_columns(method(query, settings).bind, inventory)
     check_absent(bound, inventory)
     check_present(bound, inventory)
     encoder_choices(bound, settings)
+    check_types(bound, inventory, columns, settings)
     tables = ", ".join(inventory.tables)
     return f"Settings, query and tables ({tables}) fit together; no row was read."
 

@@ -153,10 +153,10 @@ class CoresetKMeans(SolvedStrategy):
         rows = mapping.tables[bound.label_table].rows
         return Split(np.zeros(mapping.joined_rows, np.uint8), np.zeros(rows, np.bool_))
 
-    def read_labels(self, extracted: Extracted, table: str) -> Labels:
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Labels:
         """Return labels without columns, (n, 0), with the names of the clusters."""
         names = tuple(map(str, range(self.settings.clusters)))
-        return Labels(np.zeros((extracted.table_rows[table], 0)), names)
+        return Labels(np.zeros((extracted.table_rows[bound.label_table], 0)), names)
 
     def choose_loss(self, *_: Any) -> Loss:
         """Return the loss by which a score is the distance to the nearest centre."""

@@ -51,6 +51,20 @@ def count_distinct(rows: npt.NDArray[np.integer[Any]]) -> int:
     return int(np.count_nonzero(np.bincount(rows)))
 
 
+def count_values(values: FloatArray, most: int) -> int:
+    """Count the distinct numbers (n,), none NaN; more than ``most`` count as one more.
+
+    >>> count_values(np.array([0.0, 1.0, 0.0]), most=2), count_values(np.arange(9.0), most=2)
+    (2, 3)
+    """
+    distinct = values[:0]
+    for span in blocks(len(values)):
+        distinct = np.unique(np.append(distinct, values[span]))
+        if len(distinct) > most:
+            return most + 1
+    return len(distinct)
+
+
 def blocks(rows: int, size: int = BLOCK_ROWS) -> Iterator[slice]:
     """Yield the slices that cover ``rows`` rows in blocks.
 

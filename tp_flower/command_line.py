@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 
 from tp_flower.errors import SettingsError, TPFlowerError, failure_text
 from tp_flower.files import home_folder
+from tp_flower.model_names import SOFTWARE_VERSION
 from tp_flower.node_config import STATE_DIR, state_dir
 
 SERVER: Final = "strategies.commands"
@@ -69,6 +70,22 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        typer.echo(f"tp-flower {SOFTWARE_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Take the options that stand before a command."""
 
 
 def load(reference: str) -> Any:

@@ -96,7 +96,11 @@ class LostStateError(SiteError):
 
 
 class DivergedError(SiteError):
-    """A site's part of the model is no longer finite."""
+    """A site's part of the model is no longer finite; ``nodes`` have not taken the round."""
+
+    def __init__(self, text: str, nodes: Collection[int] = ()) -> None:
+        super().__init__(text)
+        self.nodes = frozenset(nodes)
 
 
 def closest(name: str, choices: Collection[str]) -> str:

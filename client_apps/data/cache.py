@@ -25,7 +25,7 @@ from typing import Final
 
 from tp_flower.errors import is_full
 
-VERSION: Final = 4
+VERSION: Final = 5
 ENTRY_FILE: Final = "entry.json"
 USES: Final = "uses"
 ONCE: Final = "once-"  # prefix of the entries that no other run can use

@@ -8,8 +8,11 @@ process keeps the features that it has copied to a GPU, by run, node and partici
 ends. Copies left by a killed run are released after an hour, when another run needs the memory.
 """
 
+import json
 import sys
 import time
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +20,18 @@ import numpy as np
 
 from client_apps.data.cache import Cache
 from client_apps.data.run_store import Entry, SiteStore, lost_state
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import SettingsError, is_full
+from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.learning.models import local_model
 from tp_flower.node_config import IN_MEMORY
 
 FEATURES: Final = "features"
 FEATURES_FILE: Final = "features.npy"
+VALUES_FILE: Final = "values.npy"
+COLUMNS_FILE: Final = "columns.npy"
+WIDTH_FILE: Final = "width.json"
+"""Sparse rows are two arrays and the number of their columns."""
 CACHE_FOLDER: Final = "cache"
 
 LEAST_BYTES: Final = 1 << 30  # GPU memory kept free for what is computed from them
@@ -46,21 +55,21 @@ class CachedFeatures:
         """Return a participant's entry without the features that the cache holds."""
         if number not in self.encoded:
             return entry
-        arrays = {name: a for name, a in entry.arrays.items() if name != FEATURES}
-        return Entry(arrays, {**entry.meta, FEATURES: self.encoded[number]})
+        return Entry(entry.arrays, {**entry.meta, FEATURES: self.encoded[number]})
 
-    def of(self, entry: Entry) -> local_model.FeatureArray:
+    def of(self, entry: Entry) -> EncodedRows:
         """Return the features of a participant's entry, possibly from the cache."""
-        if FEATURES in entry.arrays:
-            return entry.arrays[FEATURES]
-        name = str(entry.meta[FEATURES])
-        folder = self.find(name)
+        features: EncodedRows | str = entry.meta[FEATURES]
+        if not isinstance(features, str):
+            return features
+        name, folder = features, self.find(features)
         # a process that keeps the memory map keeps its pages: mapping them again takes
         # as long as a pass over the features
         opened = self.store.memory.get(name)
         if opened is None:
-            opened = self.store.memory[name] = Entry({FEATURES: mapped(folder)}, {})
-        return opened.arrays[FEATURES]
+            opened = self.store.memory[name] = Entry({}, {FEATURES: mapped(folder)})
+        cached: EncodedRows = opened.meta[FEATURES]
+        return cached
 
     def find(self, name: str) -> Path:
         """Return the folder of an entry of the cache; LostStateError if it is gone."""
@@ -87,14 +96,53 @@ def rows_of(number: int) -> str:
     return f"extracted-{number}"
 
 
-def mapped(folder: Path) -> local_model.FeatureArray:
+def write_features(
+    folder: Path, rows: int, empty: EncodedRows, blocks: Iterable[EncodedRows]
+) -> None:
+    """Write features (n, d), which come block by block, as files that `mapped` reads.
+
+    ``empty`` are features of the same layout without rows.
+    """
+    if isinstance(empty, SparseRows):
+        (folder / WIDTH_FILE).write_text(json.dumps(empty.width), encoding="ascii")
+    with ExitStack() as stack:
+        files = {}
+        for name, array in _arrays(empty).items():
+            file = files[name] = stack.enter_context((folder / name).open("wb"))
+            layout = {
+                "descr": array.dtype.newbyteorder("<").str,
+                "fortran_order": False,
+                "shape": (rows, array.shape[1]),
+            }
+            np.lib.format.write_array_header_1_0(file, layout)
+        for block in blocks:
+            for name, array in _arrays(block).items():
+                if array.size:
+                    files[name].write(np.ascontiguousarray(array).data.cast("B"))
+
+
+def mapped(folder: Path) -> EncodedRows:
     """Return the features of an entry of the cache, (n, d), memory-mapped."""
-    path = folder / FEATURES_FILE
     try:
-        features: local_model.FeatureArray = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not (folder / WIDTH_FILE).exists():
+            features: local_model.FeatureArray = _map(folder / FEATURES_FILE)
+            return features
+        width = int(json.loads((folder / WIDTH_FILE).read_text(encoding="ascii")))
+        return SparseRows(_map(folder / VALUES_FILE), _map(folder / COLUMNS_FILE), width)
     except (OSError, ValueError) as error:
         raise lost_state() from error
-    return features
+
+
+def _arrays(features: EncodedRows) -> dict[str, AnyArray]:
+    """Return the arrays of features by the names of their files."""
+    if isinstance(features, SparseRows):
+        return {VALUES_FILE: features.values, COLUMNS_FILE: features.columns}
+    return {FEATURES_FILE: features}
+
+
+def _map(file: Path) -> AnyArray:
+    array: AnyArray = np.load(file, mmap_mode="r", allow_pickle=False)
+    return array
 
 
 _COPIES: Final[dict[tuple[str, int], tuple[local_model.Features, float]]] = {}
@@ -103,11 +151,11 @@ the participant."""
 
 
 def place(
-    store: SiteStore, number: int, features: local_model.FeatureArray, device: str, kind: str
+    store: SiteStore, number: int, features: EncodedRows, device: str, kind: str
 ) -> local_model.Features:
     """Return a participant's features (n, d) where its model is computed.
 
-    Those of a torch model are copied to a GPU that has room for them.
+    Those of a torch model are copied to a GPU that has room for them, unless they are sparse.
 
     Raises:
         SettingsError: the device is not there, or its memory is full.
@@ -127,7 +175,8 @@ def place(
                 f"device is {device!r}, but only {free / 1e9:.1f} GB of this site's GPU are free, "
                 f"and training needs at least {LEAST_BYTES / 1e9:.1f} GB; allowed: 'cpu' and 'auto'"
             )
-        if features.nbytes > free - LEAST_BYTES:
+        if isinstance(features, SparseRows) or features.nbytes > free - LEAST_BYTES:
+            # batches are copied one by one
             return features
         placed = as_tensor(features).to(gpu)
     _COPIES[key] = placed, now

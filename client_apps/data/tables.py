@@ -20,17 +20,17 @@ from flwr.common.logger import log
 
 from client_apps.data.cache import ONCE, entry_name
 from client_apps.data.database import cannot_write
-from client_apps.data.features import FEATURES, FEATURES_FILE, CachedFeatures, mapped, rows_of
+from client_apps.data.features import FEATURES, CachedFeatures, mapped, rows_of, write_features
 from client_apps.data.key_files import row_order_key
 from client_apps.data.run_store import Entry, lost_state
 from tp_flower.arrays import IndexArray, blocks
 from tp_flower.errors import SourceError
 from tp_flower.extraction.extract import extract, open_extracted
 from tp_flower.extraction.extracted import ExtractedShard
-from tp_flower.features.columns import no_values
+from tp_flower.features.columns import FeatureColumn, no_values
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.keyed_hash import KEY_BYTES
-from tp_flower.learning.models.local_model import FeatureArray
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint, merging_texts
@@ -127,7 +127,7 @@ class SiteTables:
 
     def encode(
         self, number: int, encoder: SiteEncoder, rows: IndexArray, *, is_private: bool = False
-    ) -> FeatureArray:
+    ) -> EncodedRows:
         """Return a participant's features (n, d), memory-mapped where possible.
 
         ``rows`` (n,) consist of a few sorted runs. A column whose kind differs from its
@@ -140,29 +140,32 @@ class SiteTables:
             kinds = {info.name: (info.kind, info.width) for info in extracted.features}
             missing = encoder.encoder.misfits(kinds)
         if self._cache is None:
-            copies = [b.copy() for b in _encoded(extracted, encoder, rows, missing)]
-            none = np.empty((0, encoder.encoder.width), np.float32)
-            return np.concatenate(copies) if copies else none
-        shape = len(rows), encoder.encoder.width
+            out = encoder.encoder.new_rows(len(rows))
+            for span, columns in _columns(extracted, rows, missing, _block_rows(out)):
+                encoder.write(columns, out[span])
+            return out
         source = str(self._store.load(rows_of(number)).meta[ROWS])
-        name = _features_name(source, encoder.to_json(), rows, *missing)
         return self._written(
-            number, name, shape, lambda: _encoded(extracted, encoder, rows, missing)
+            number,
+            _features_name(source, encoder.to_json(), rows, *missing),
+            len(rows),
+            encoder.encoder.new_rows(0),
+            lambda: _encoded(extracted, encoder, rows, missing),
         )
 
-    def repeat(self, number: int, features: FeatureArray, place: IndexArray) -> FeatureArray:
+    def repeat(self, number: int, features: EncodedRows, place: IndexArray) -> EncodedRows:
         """Return ``features[place]``, (n, d), memory-mapped where possible.
 
         ``features`` (k, d) are those that :meth:`encode` returned for the participant.
         """
         if number not in self._features.encoded:
             return features[place]
-        width = features.shape[1]
-        size = max(MOST_VALUES // max(width, 1), LEAST_ROWS)
+        size = _block_rows(features)
         return self._written(
             number,
             _features_name(self._features.encoded[number], place),
-            (len(place), width),
+            len(place),
+            features[:0],
             lambda: (features[place[rows]] for rows in blocks(len(place), size)),
         )
 
@@ -170,20 +173,15 @@ class SiteTables:
         self,
         number: int,
         name: str,
-        shape: tuple[int, int],
-        encoded: Callable[[], Iterator[FeatureArray]],
-    ) -> FeatureArray:
-        """Return a participant's features from the cache, writing them if missing."""
+        rows: int,
+        empty: EncodedRows,
+        encoded: Callable[[], Iterator[EncodedRows]],
+    ) -> EncodedRows:
+        """Return a participant's features from the cache, writing them if missing.
 
-        def make(folder: Path) -> None:
-            layout = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            with (folder / FEATURES_FILE).open("wb") as file:
-                np.lib.format.write_array_header_1_0(file, layout)
-                for block in encoded():
-                    if block.size:
-                        file.write(block.data.cast("B"))
-
-        path = self._obtain(name, make)
+        ``empty`` are such features without rows.
+        """
+        path = self._obtain(name, lambda folder: write_features(folder, rows, empty, encoded()))
         self._features.encoded[number] = name
         return mapped(path)
 
@@ -240,19 +238,29 @@ def _features_name(source: str, *facts: object) -> str:
     return entry_name(kind, source, *hashed_facts)
 
 
+def _block_rows(features: EncodedRows) -> int:
+    """Return how many rows of such features are encoded at a time."""
+    stored = features.stored if isinstance(features, SparseRows) else features.shape[1]
+    return max(MOST_VALUES // max(stored, 1), LEAST_ROWS)
+
+
+def _columns(
+    extracted: ExtractedShard, rows: IndexArray, missing: Collection[str], size: int
+) -> Iterator[tuple[slice, dict[str, FeatureColumn]]]:
+    """Yield the feature columns of some rows at a time; those in ``missing`` are empty."""
+    spans = blocks(len(rows), size)
+    for span, columns in zip(spans, extracted.blocks(rows, size), strict=True):
+        columns.update({name: no_values(span.stop - span.start) for name in missing})
+        yield span, columns
+
+
 def _encoded(
     extracted: ExtractedShard, encoder: SiteEncoder, rows: IndexArray, missing: Collection[str]
-) -> Iterator[FeatureArray]:
-    """Yield the features of some rows at a time; each block overwrites the last.
-
-    The columns in ``missing`` are treated as empty.
-    """
-    block_rows = max(MOST_VALUES // max(encoder.encoder.width, 1), LEAST_ROWS)
-    out = np.empty((min(block_rows, len(rows)), encoder.encoder.width), np.float32)
-    start = 0
-    for block in extracted.blocks(rows, block_rows):
-        size = min(block_rows, len(rows) - start)
-        block.update({name: no_values(size) for name in missing})
-        encoder.transform(block, out=out[:size])
-        start += size
-        yield out[:size]
+) -> Iterator[EncodedRows]:
+    """Yield the features of some rows at a time; each block overwrites the last."""
+    size = _block_rows(encoder.encoder.new_rows(0))
+    out = encoder.encoder.new_rows(min(size, len(rows)))
+    for span, columns in _columns(extracted, rows, missing, size):
+        block = out[: span.stop - span.start]
+        encoder.write(columns, block)
+        yield block

@@ -16,7 +16,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.learning.admm import consensus_parameters
 from tp_flower.learning.models.local_model import FitProblem, LinearModel
-from tp_flower.learning.solvers import RidgeSolver, exact_update
+from tp_flower.learning.solvers import RidgeSolver, Solver, exact_update
 from tp_flower.privacy.plan import MODEL, PARAMETERS
 from tp_flower.privacy.sealed_sums import gram_size, joined_gram
 from tp_flower.privacy.statistics_update import usable_gram
@@ -77,7 +77,7 @@ def _scores(
     return part.release_rows(is_tested=request.evaluate)
 
 
-def _solve(part: Participant, solver: RidgeSolver, moments: FloatArray, kappa: float) -> None:
+def _solve(part: Participant, solver: Solver, moments: FloatArray, kappa: float) -> None:
     """Set theta to the exact theta-update of a linear model (Eq. 16).
 
     ``moments`` (d [+ 1], d_c) are of the steps of the table's rows.

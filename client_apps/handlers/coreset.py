@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
@@ -28,6 +27,7 @@ from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
 from tp_flower.errors import MessageError, SiteError
+from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.key_agreement import pair_masks, to_fixed
@@ -61,7 +61,7 @@ def _sampled(site: Site, part: Participant, request: messages.RowsRequest) -> me
     Without sampled rows there is no centre.
     """
     data = part.data
-    points = np.asarray(on_host(data.trained), np.float64)
+    points = np.asarray(dense(on_host(data.trained)), np.float64)
     if data.plan.allows(SAMPLED_ROWS):
         # the policy may have changed since the run was planned
         site.source(part.number).policy.check_release(ROWS, is_private=False)
@@ -110,7 +110,7 @@ def _measure(
     features = site.tables.encode(number, fitted_encoder(site, number, body.encoder), positions)
     if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
-        clusters = importance.cluster_shard(features, weights, request.clusters, rng)
+        clusters = importance.cluster_shard(dense(features), weights, request.clusters, rng)
         arrays = {name: getattr(clusters, name) for name in _OF_CLUSTERS}
         cost, count = clusters.cost, clusters.used
         of_shard = messages.MeasuredPart(cost=cost, clusters=count)
@@ -153,7 +153,7 @@ class _Columns:
     The label (n,) is None if another table has it; ``classes`` is 0 for numbers.
     """
 
-    features: npt.NDArray[np.float32]
+    features: EncodedRows
     label: FloatArray | None
     classes: int
 
@@ -165,7 +165,8 @@ class _Columns:
             if label is not None and self.classes:
                 label = label == np.arange(self.classes)
             has_label = label is not None
-            yield block, importance.augmented(self.features[block], label, intercept=has_label)
+            rows = dense(self.features[block])
+            yield block, importance.augmented(rows, label, intercept=has_label)
 
     @property
     def width(self) -> int:
@@ -185,7 +186,8 @@ def _label(
     if not np.isfinite(values).all():
         raise MessageError("some training rows have no label")
     if classes is None:
-        if label.kind == "text":
+        # without rows, a column of a text file may have any type
+        if label.kind == "text" and len(label.values):
             raise MessageError("the label is text: 'classes' is missing")
         return values, 0
     numbers = parse(classes, "classes", label.positions_in)[rows]

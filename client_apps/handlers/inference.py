@@ -19,15 +19,19 @@ from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.rounds.site import Site
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, ModelError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
 from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.methods import CLEAR
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
 from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import plan_prediction
+from tp_flower.privacy.score_masks import ScoreMasks
+from tp_flower.protocol.fields import LARGEST
 from tp_flower.protocol.inference_messages import ScoredPart, ScorePart, ScoreReply, ScoreRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import unpack_bits
@@ -67,6 +71,7 @@ def _scored(
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
     scores = site.releaser(number, plan).scores(model.scores(features))
+    check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
     sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
     (use,) = plan.uses
@@ -75,6 +80,25 @@ def _scored(
         scope = ledger_entries.score_scope(masks)
     planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)
     return ScoredPart(rows=len(rows), scores=sent), planned
+
+
+def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
+    """Refuse scores (n, d_c) that cannot be sent.
+
+    The server reads the error: it has no score's value.
+    """
+    limit = LARGEST if masks is None else masks.point.limit
+    # false for NaN
+    if np.abs(scores).max(initial=0.0) < limit:
+        return
+    remedy = ""
+    if masks is not None:
+        remedy = f', or set privacy.scores = "{CLEAR}" if the policies allow it'
+    raise ModelError(
+        f"a score is out of range, which for this model is up to {limit:.4g}: a row is far "
+        "outside of those that the model was trained on. Look for a column whose unit or kind "
+        f"has changed, and for extreme values; leave such rows out by WHERE{remedy}"
+    )
 
 
 def _loaded(
@@ -195,8 +219,19 @@ def _values(key: ExtractedKey) -> pa.Array:
     if key.kind == "boolean":
         return pc.equal(texts, "true")
     if key.kind == "time":
-        return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
+        return _times(texts)
     if key.kind != "number":
         return texts
     is_whole = pc.all(pc.match_substring_regex(texts, _WHOLE)).as_py()
     return pc.cast(texts, pa.int64() if is_whole else pa.float64())
+
+
+def _times(texts: pa.Array) -> pa.Array:
+    """Return times from microseconds as text; infinite ones are missing."""
+    is_finite = pc.invert(pc.match_substring(texts, "infinity"))
+    texts = pc.if_else(is_finite, texts, pa.scalar(None, pa.string()))
+    if not pc.any(pc.match_substring(texts, ".")).as_py():
+        return pc.cast(pc.cast(texts, pa.int64()), pa.timestamp("us", "UTC"))
+    thousand = pa.scalar(1000, pa.decimal128(4, 0))
+    nanoseconds = pc.multiply(pc.cast(texts, pa.decimal128(22, 3)), thousand)
+    return pc.cast(pc.cast(nanoseconds, pa.int64()), pa.timestamp("ns", "UTC"))

@@ -21,7 +21,8 @@ from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
-from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
+from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import LinearModel, ModelSpec, on_host
 from tp_flower.learning.solvers import descend
 from tp_flower.losses import LARGEST_LABEL, MAX_CLASSES, make_loss
@@ -48,21 +49,24 @@ from tp_flower.sources.policy import LABELS, MODELS, STATISTICS
 from tp_flower.sources.shards import ShardSource
 
 
-def local_label_facts(source: ShardSource, label: LabelColumn, task: str) -> LabelFacts:
+def local_label_facts(source: ShardSource, label: LabelColumn, task: str, sql: str) -> LabelFacts:
     """Return the type of labels that stay at the site, and their classes, if any.
 
-    With task "auto", booleans and texts make a classification.
+    ``sql`` is the label's expression, for messages. With task "auto", booleans and texts make a
+    classification; so may numbers, if the site has at
+    most two: it sends them where its policy lets labels leave, and otherwise says nothing of them.
     """
-    if missing := int(np.isnan(label.values).sum()):
-        raise QueryError(
-            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
-        )
+    check_no_null([label], sql, are_private=True)
     is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))
+    distinct, rows = np.unique(label.values, return_counts=True)
+    if task == "auto" and label.kind == "number":
+        is_shown = source.policy.lets_leave(LABELS) and bool((rows >= source.min_count).all())
+        is_classes = len(distinct) <= 2 and is_shown
     if not is_classes:
         if np.abs(label.values).max(initial=0.0) > LARGEST_LABEL:
             raise QueryError(f"a label is beyond {LARGEST_LABEL:g}: divide it")
         return LabelFacts(label.kind)
-    classes: list[Any] = np.unique(label.values).tolist()
+    classes: list[Any] = distinct.tolist()
     if label.kind == "text":
         classes = list(label.categories)
     if label.kind != "boolean":
@@ -258,7 +262,7 @@ def _trained_alone(model: PersonalisedModel) -> FloatArray:
 
 def _summary(site: Site, model: PersonalisedModel, request: SummariseRequest) -> FloatArray:
     multiplier = model.noise_multiplier
-    features = np.asarray(on_host(model.objective.features))
+    features = dense(on_host(model.objective.features))
     if model.summary == BY_DATA:
         rows = np.column_stack([features, _label_columns(model.objective, request.label_scale)])
         rng = generator(request.seed, Stream.SUMMARIES)

@@ -27,6 +27,7 @@ from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.features.encoder import SiteEncoder
+from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
 from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, ModelSpec, on_host
@@ -272,7 +273,7 @@ def _check_model(
         )
 
 
-Start = tuple[PreparedPart, solvers.RidgeSolver | None]
+Start = tuple[PreparedPart, solvers.Solver | None]
 
 
 def _start(part: participant.Participant, columns: int, *, is_exact: bool) -> Start:
@@ -304,21 +305,19 @@ def _start_linear(
     """Return the reply, and the solver of a linear model.
 
     SGD needs the largest curvature for its step size, and ADMM the solver; each costs
-    an eigendecomposition.
+    an eigendecomposition, or iterations for a wide table.
     """
     data, plan = part.data, part.data.plan
     if plan.fit is not None or plan.gradients is not None:
         return _prepared(part, **typical), None
     total, width = data.joined_rows, max(len(model.parameters) // model.outputs, 1)
-    way = solvers.factorisation(*data.trained.shape, is_exact=is_exact)
-    is_plain = data.update is Update.LOCAL and plan.statistics is None
-    if is_plain and way != solvers.BY_COLUMNS and len(data.batch_start) <= 1:
-        factorise = solvers.RidgeSolver.from_rows
-        if way == solvers.BY_FREQUENT:
-            factorise = solvers.RidgeSolver.from_frequent
-        rows, counts = on_host(data.trained), data.multiplicity
-        solver = factorise(rows, counts, total, intercept=model.intercept)
-        return _prepared(part, mean_curvature=solver.trace / width), solver
+    if plan.statistics is None:
+        rows, counts, is_sgd = on_host(data.trained), data.multiplicity, len(data.batch_start) > 1
+        if is_sgd and width > solvers.MOST_COLUMNS:
+            return _prepared(part, **_wide_curvature(model, rows, counts, total)), None
+        solver = None if is_sgd else _solver_of_rows(part, model, rows, is_exact=is_exact)
+        if solver is not None:
+            return _prepared(part, mean_curvature=solver.trace / width), solver
     matrix = part.releaser.gram(data.rows(intercept=model.intercept))
     mean = float(np.trace(matrix)) / (total * width)
     # the trace of a noisy matrix may be negative
@@ -335,6 +334,37 @@ def _start_linear(
     centred = model.intercept and data.update is Update.LOCAL
     solver = solvers.RidgeSolver.from_gram(matrix, total, intercept=centred)
     return _prepared(part, **curvature), solver
+
+
+def _solver_of_rows(
+    part: participant.Participant, model: LinearModel, rows: EncodedRows, *, is_exact: bool
+) -> solvers.Solver | None:
+    """Return the solver of a table whose whole Gram matrix is not needed; None if it is."""
+    data, way = part.data, solvers.factorisation(*rows.shape, is_exact=is_exact)
+    start = rows, data.multiplicity, data.joined_rows
+    is_local = data.update is Update.LOCAL
+    if is_local and way == solvers.BY_ROWS:
+        return solvers.RidgeSolver.from_rows(*start, intercept=model.intercept)
+    if is_local and way == solvers.BY_FREQUENT:
+        return solvers.RidgeSolver.from_frequent(*start, intercept=model.intercept)
+    if data.update is not Update.GRAM and rows.shape[1] > solvers.MOST_COLUMNS:
+        # a consensus step penalises all parameters, including the intercept
+        return solvers.IterativeSolver.of_rows(*start, intercept=model.intercept, centred=is_local)
+    return None
+
+
+def _wide_curvature(
+    model: LinearModel, rows: EncodedRows, counts: AnyArray, joined_rows: int
+) -> dict[str, float]:
+    """Return the mean and the largest curvature of a wide linear model, for SGD."""
+    trace = float(solvers.column_squares(rows, counts).sum())
+    if model.intercept:
+        trace += float(counts.sum())
+    largest = solvers.largest_eigenvalue(rows, counts, intercept=model.intercept)
+    return {
+        "mean_curvature": trace / (joined_rows * (rows.shape[1] + int(model.intercept))),
+        "largest_curvature": largest / joined_rows,
+    }
 
 
 def _typical_curvature(part: participant.Participant, columns: int) -> dict[str, float]:
@@ -403,7 +433,8 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
             add_trees(part, request.lengths, is_bagged=request.is_bagged)
             if not request.is_best:
                 part.return_to_best()
-            if request.step is not None:
+            if request.step is not None or request.has_diverged:
+                part.releaser.check_clear("sums of scores")
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
                     part.model.scores(part.data.trained), part.data.multiplicity
                 )

@@ -74,6 +74,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 unlisted=source.policy.unlisted(schema.columns),
                 absent=[name for name in source.absent if name in schema.columns],
                 texts=texts,
+                unread=schema.unread,
             )
         )
     return setup_messages.DescribeReply(
@@ -230,7 +231,8 @@ def _label(
     if body.local_label is not None or terms is None:
         _check_classes(source, label)
     if body.local_label is not None:
-        return local_label_facts(source, label, body.local_label), None
+        sql = site.fragment(number).label or "label"
+        return local_label_facts(source, label, body.local_label, sql), None
     plan = None
     if terms is not None:
         plan = LabelPlan(terms.mechanism, terms.epsilon, terms.classes, terms.limits)

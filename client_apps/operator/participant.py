@@ -24,7 +24,7 @@ from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.learning.models import local_model
-from tp_flower.learning.solvers import RidgeSolver, gram
+from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, Solver, gram
 from tp_flower.privacy.mechanisms import Spend, private_scores
 from tp_flower.privacy.plan import BATCH_SCORES, GRADIENTS, GRAM, MODEL, MOMENTS, SCORES, PartPlan
 from tp_flower.privacy.score_masks import RowIndex, ScoreMasks
@@ -59,12 +59,37 @@ _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
+_DIAGONAL: Final = ("mean", "diagonal")
 _UNITS: Final = "units"
 
 
-def solver_entry(solver: RidgeSolver) -> Entry:
+def solver_entry(solver: Solver) -> Entry:
     """Return what is stored of a solver, with the rest of a shard's data."""
-    return Entry({name: getattr(solver, name) for name in _FACTORS}, {"weight": solver.weight})
+    meta: dict[str, object] = {"weight": solver.weight}
+    if isinstance(solver, IterativeSolver):
+        arrays = {name: getattr(solver, name) for name in _DIAGONAL}
+        return Entry(arrays, {**meta, "solves_intercept": solver.model.intercept})
+    return Entry({name: getattr(solver, name) for name in _FACTORS}, meta)
+
+
+def _read_solver(entry: Entry, features: local_model.Features) -> Solver | None:
+    """Return the solver of a shard's entry, with its features (n, d); None without one."""
+    arrays, meta = entry.arrays, entry.meta
+    if "weight" not in meta:
+        return None
+    weight, joined_rows = float(meta["weight"]), int(meta["joined_rows"])
+    if "solves_intercept" not in meta:
+        factors: Any = {name: arrays[name] for name in _FACTORS}
+        return RidgeSolver(**factors, weight=weight, joined_rows=joined_rows)
+    counts = arrays["multiplicity"] / joined_rows
+    return IterativeSolver(
+        local_model.LinearModel(features.shape[1], 1, intercept=bool(meta["solves_intercept"])),
+        features[: len(counts)],
+        counts,
+        **{name: arrays[name] for name in _DIAGONAL},
+        weight=weight,
+        joined_rows=joined_rows,
+    )
 
 
 def score_sums(scores: FloatArray, multiplicity: npt.NDArray[np.number]) -> FloatArray:
@@ -119,7 +144,7 @@ class ShardData:
     update: Update = Update.LOCAL
     plan: PartPlan = field(default_factory=PartPlan)
     device: str = local_model.AUTO
-    solver: RidgeSolver | None = None
+    solver: Solver | None = None
     masks: ScoreMasks | None = None
     units: Units | None = None
     union: ShardUnion | None = None
@@ -132,16 +157,10 @@ class ShardData:
         """Return the data of an entry that :meth:`entry` made, with the features."""
         meta: Any = entry.meta
         arrays: Any = entry.arrays
-        solver = union = None
+        union = None
         if "union" in meta:
             group, shards, *names = meta["union"]
             union = ShardUnion(group, keys(group) if group else b"", tuple(shards), *names)
-        if "weight" in meta:
-            solver = RidgeSolver(
-                **{name: arrays[name] for name in _FACTORS},
-                weight=meta["weight"],
-                joined_rows=meta["joined_rows"],
-            )
         return cls(
             features=features,
             **{name: arrays[name] for name in _ARRAYS},
@@ -149,7 +168,7 @@ class ShardData:
             spec=msgspec.convert(meta["model"], local_model.ModelSpec),
             update=Update(meta["update"]),
             plan=msgspec.convert(meta["privacy"], PartPlan),
-            solver=solver,
+            solver=_read_solver(entry, features),
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
@@ -157,9 +176,9 @@ class ShardData:
 
     def entry(self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]) -> Entry:
         """Return the entry that :meth:`read` reads, with more arrays and values."""
-        arrays = {"features": local_model.on_host(self.features), **further_arrays}
-        arrays |= {name: getattr(self, name) for name in _ARRAYS}
-        meta = {**further, "model": msgspec.to_builtins(self.spec), "update": str(self.update)}
+        arrays = {**further_arrays, **{name: getattr(self, name) for name in _ARRAYS}}
+        meta: dict[str, Any] = {"features": local_model.on_host(self.features), **further}
+        meta |= {"model": msgspec.to_builtins(self.spec), "update": str(self.update)}
         meta |= {name: getattr(self, name) for name in _VALUES}
         meta["privacy"] = msgspec.to_builtins(self.plan)
         if self.solver is not None:
@@ -331,7 +350,7 @@ class Participant:
         return local_model.moment(self.data.trained, weighted, intercept=self.linear.intercept)
 
     def fit_consensus_exactly(
-        self, solver: RidgeSolver, target: FloatArray, kappa: float, rho_in: float
+        self, solver: Solver, target: FloatArray, kappa: float, rho_in: float
     ) -> FloatArray:
         """Fit theta^q (Eq. 22) of a linear model and return theta^q + u^q, (p,).
 

@@ -24,7 +24,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
     """Return the part of a shard's schema that the server may see."""
     schema = site.tables.describe(source)
     try:
-        source.policy.check_names(schema.columns)
+        source.policy.check_names({**schema.columns, **schema.unread})
     except SourceError as error:
         raise SourceError(f"{source}: {error}") from None
     visible = source.policy.visible(schema.columns)
@@ -33,6 +33,7 @@ def visible_schema(site: Site, source: ShardSource) -> ShardSchema:
         columns={name: schema.columns[name] for name in visible},
         all_null=tuple(name for name in schema.all_null if name in visible),
         texts={name: texts for name, texts in schema.texts.items() if name in visible},
+        unread={name: schema.unread[name] for name in source.policy.visible(schema.unread)},
     )
 
 

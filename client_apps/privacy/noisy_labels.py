@@ -56,10 +56,10 @@ def released_label(
     if plan is None:
         site.ledger.note(run, [release])
         return label
-    domain = _in_domain(label, plan)
-    kind = "number" if plan.limits else "text" if plan.classes else label.kind
     if not len(label.values):
-        return LabelColumn(kind, np.zeros(0), plan.classes)
+        # without rows, a column of a text file may have any type
+        return LabelColumn(plan.kind, np.zeros(0), plan.classes)
+    domain = _in_domain(label, plan)
     fragment = site.fragment(number)
     if replaced := int(np.isnan(domain).sum()):
         wrong = "NULL" if plan.limits else "NULL or not in privacy.label-classes"
@@ -74,7 +74,7 @@ def released_label(
     # drawn and paid for only once: the round's transaction stores both
     values, draw = site.store.labels(name, lambda: _draw(domain, plan, NoiseSource()))
     site.ledger.charge(run, release, budgets(site), draw)
-    return LabelColumn(kind, values.astype(np.float64), plan.classes)
+    return LabelColumn(plan.kind, values.astype(np.float64), plan.classes)
 
 
 def _release(site: Site, number: int, plan: LabelPlan | None) -> Release:

@@ -27,17 +27,18 @@ SNOWFLAKES = 20
 def datasets() -> Iterator[Dataset]:
     """Yield the snowflakes, the other schemas with each task, and data that are at hand."""
     for number in range(SNOWFLAKES):
-        yield _dataset(f"snowflake {number}", snowflake(number))
+        yield dataset(f"snowflake {number}", snowflake(number))
     for task in TASKS:
         for make in (collinear, few_rows, music):
-            yield _dataset(make.__name__.replace("_", " "), make(task))
+            yield dataset(make.__name__.replace("_", " "), make(task))
     with suppress(SkippedSuite):
         yield lahman()
     with suppress(SkippedSuite):
-        yield from (_dataset("TPC-H", tpch(target)) for target in TPCH_LABELS)
+        yield from (dataset("TPC-H", tpch(target)) for target in TPCH_LABELS)
 
 
-def _dataset(name: str, schema: Schema) -> Dataset:
+def dataset(name: str, schema: Schema) -> Dataset:
+    """Return a schema as a data set of a name."""
     tables, sql, task = schema
     settings: dict[str, str | float] = {"task": task, "max-categories": 2000}
     return Dataset(name, f"{name}, {task}", "rmse", sql, settings, dict(tables))

@@ -342,7 +342,7 @@ def read_label(label: Column, is_test: BoolArray, settings: Settings) -> tuple[F
         values = np.where(codes < 0, np.nan, codes)
     else:
         values = np.asarray(label.values.values, np.float64)
-    labels = read_labels([LabelColumn(label.kind, values, tuple(categories))], settings.task)
+    labels = read_labels([LabelColumn(label.kind, values, tuple(categories))], settings, "label")
     return labels.values, choose_loss(labels, labels.values[~is_test], settings)
 
 

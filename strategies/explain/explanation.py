@@ -20,6 +20,8 @@ numbers, predicted bytes are rounded)::
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
+    memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has when
+               its libraries are loaded
                waiting {channel: seconds of a deployment, besides computing and network}
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
@@ -39,6 +41,7 @@ import numpy.typing as npt
 
 from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
+from strategies.explain.memory import forecast
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders
@@ -130,6 +133,10 @@ class CostEstimate:
             },
             "waiting": records.waiting_seconds(run.rounds),
         }
+
+    def memory(self) -> Document:
+        """Return the entry `memory`."""
+        return forecast(self.joined, self.encoders, self._tables, self.method)
 
     @property
     def updates(self) -> dict[str, Update]:
@@ -308,6 +315,7 @@ class Explain(RoundStrategy):
             "row-weight": joined.weighting.facts(train),
             "saving": _saving(joined, columns),
             "cost": estimate.cost(),
+            "memory": estimate.memory(),
             "releases": releases,
             "privacy": privacy_report(releases, self.ledgers, privacy, is_complete=True),
         }

@@ -294,6 +294,11 @@ class Missing:
     sites: Mapping[str, tuple[str, ...]]
     gone: frozenset[str]
 
+    def of_joined(self, label_table: str) -> "Missing":
+        """Return the missing sites of other tables, whose scores a mean can replace."""
+        sites = {table: names for table, names in self.sites.items() if table != label_table}
+        return Missing(sites, self.gone - {label_table})
+
     def __str__(self) -> str:
         """List the missing sites of each table."""
         return "; ".join(
@@ -391,29 +396,27 @@ def without_missing(
     """Return the query in the form that can be answered without the missing sites.
 
     Tables with missing rows are LEFT JOINed: joined rows without a match there take the
-    table's mean score.
+    table's mean score. Of the label table only the rows that some site has are scored.
     """
-    if not missing.sites:
-        return bound
-    if policy != MEAN:
+    lacking = missing.of_joined(bound.label_table)
+    if lacking.sites and policy != MEAN:
         raise ModelError(
-            f"sites of model {manifest.model} are unavailable: {missing}; start them, "
+            f"sites of model {manifest.model} are unavailable: {lacking}; start them, "
             f"or set on-missing = {MEAN!r} to predict with their tables' mean scores"
         )
-    lacking = missing.sites.keys() - {bound.label_table}
     if bound.label_table in missing.gone:
         raise ModelError(
             f"table {bound.label_table!r}, whose rows are to be predicted, has no "
             f"site that hosts it (it was at {missing.sites[bound.label_table]})"
         )
-    for table in sorted(lacking):
+    for table in sorted(lacking.sites):
         if cut_off := _tables_behind(bound, table):
             raise ModelError(
                 f"table {table!r} is unavailable (missing: {missing}), and "
                 f"{', '.join(map(repr, cut_off))} can only be joined through it: a "
                 "mean score cannot replace it"
             )
-    return replace(bound, outer=bound.outer | lacking)
+    return replace(bound, outer=bound.outer | lacking.sites.keys())
 
 
 def _tables_behind(bound: BoundQuery, removed: str) -> list[str]:

@@ -24,11 +24,26 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.labels import Labels, gather_labels, loss_of
+from strategies.setup.leaks import (
+    find_leaks,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+    used_features,
+)
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
+from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.files import home_folder
 from tp_flower.keyed_hash import hex_texts
-from tp_flower.learning.metrics import compare, constant_metrics, evaluate, no_better, predict
+from tp_flower.learning.metrics import (
+    Contribution,
+    compare,
+    constant_metrics,
+    evaluate,
+    no_better,
+    predict,
+)
 from tp_flower.losses import KMEANS, KMeansLoss, Loss
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.inference_messages import FinishRequest
@@ -97,9 +112,13 @@ class ModelStrategy(RoundStrategy):
             self.warn(warning)
         missing = manifests.find_missing(self.manifest, self.inventory)
         bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
+        if sites := missing.sites.get(bound.label_table):
+            self.warn(
+                f"{', '.join(map(repr, sites))} of table {bound.label_table!r} took part in the "
+                "training and not in this run, which is about the rows of the other sites"
+            )
         joined = yield from self.model_rounds(bound, columns, missing)
-        for text in joined.extracted.absent:
-            self.warn(text)
+        self.warn(*joined.extracted.absent)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 
@@ -137,7 +156,6 @@ class ModelStrategy(RoundStrategy):
 
     def _table(self, joined: Joined, name: str) -> records.TableReport:
         table, parts = self.manifest.table(name), joined.extracted.parts[name]
-        counts = joined.mapping.tables[name].multiplicity
         return records.TableReport(
             table=name,
             name=table.name,
@@ -146,7 +164,7 @@ class ModelStrategy(RoundStrategy):
             shards=len(parts),
             sites=tuple(part.site for part in parts),
             dropped=table.encoded.dropped,
-            multiplicity=records.min_mean_max(counts[counts > 0]),
+            multiplicity=records.min_mean_max(joined.mapping.tables[name].multiplicity),
         )
 
     def _privacy(self, joined: Joined) -> dict[str, object]:
@@ -245,6 +263,8 @@ class Evaluate(ModelStrategy):
         constant = constant_metrics(loss, np.array(self.manifest.base_score), values, weights)
         if warning := no_better(self.metrics, constant, "these rows"):
             self.warn(warning)
+        if self.has_label and not self.settings.privacy.covers_labels:
+            self._warn_of_perfection(bound, labels, values)
         self.outcomes = {"baseline": {"test": constant}} if constant else {}
         if constant and not self.settings.privacy.covers_labels:
             self.outcomes |= compare(
@@ -252,12 +272,21 @@ class Evaluate(ModelStrategy):
             )
         return joined
 
+    def _warn_of_perfection(self, bound: BoundQuery, labels: Labels, values: FloatArray) -> None:
+        score = nearly_perfect(self.metrics, len(labels.classes), values)
+        if score:
+            tables = self.manifest.tables
+            shares = {t.table: Contribution(np.array(t.mean_score), t.share) for t in tables}
+            features = {table.table: used_features(table.encoded.features) for table in tables}
+            suspects = suspects_of(shares, features, {})
+            self.warn(perfect_warning(score, "these rows", find_leaks(bound), suspects))
+
     def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:
         extracted, table = joined.extracted, joined.bound.label_table
         if not self.has_label:
             labels = Labels(np.zeros((extracted.table_rows[table], 0)))
             return labels, KMeansLoss(self.manifest.outputs)
-        labels = gather_labels(extracted.label_columns(table), settings)
+        labels = gather_labels(extracted.label_columns(table), settings, joined.bound.label_sql)
         classes = self.manifest.classes
         if unknown := [name for name in labels.classes if name not in classes]:
             names = ", ".join(map(repr, unknown[:10]))

@@ -38,7 +38,7 @@ class Joined:
     def is_partial(self) -> BoolArray:
         """(N,), joined rows that lack a row of a table with missing sites."""
         partial = np.zeros(self.mapping.joined_rows, np.bool_)
-        for table in self.missing.sites.keys() - {self.bound.label_table}:
+        for table in self.missing.of_joined(self.bound.label_table).sites:
             partial |= self.mapping.tables[table].row_of < 0
         return partial
 
@@ -58,7 +58,7 @@ def join_rows(
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
     extracted = yield from extract(bound, settings, inventory, columns, row_key)
-    lacking = missing.sites.keys() - {bound.label_table}
+    lacking = missing.of_joined(bound.label_table).sites
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
     mapping, steps = build_mapping(
@@ -68,6 +68,7 @@ def join_rows(
         bound.label_table,
         bound.outer,
         settings.max_joined_rows,
+        filters=extracted.filters,
     )
     return Joined(bound, extracted, mapping, steps, missing)
 
@@ -125,6 +126,6 @@ def score(
                 )
     total = sum_local(joined.mapping.sum_scores, np.zeros(manifest.outputs), local, masking.point)
     total += start
-    for table in joined.missing.sites.keys() - {joined.bound.label_table}:
+    for table in joined.missing.of_joined(joined.bound.label_table).sites:
         total[joined.mapping.tables[table].row_of < 0] += manifest.table(table).mean_score
     return total

@@ -22,7 +22,7 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
-from strategies.setup.labels import common_kind, plain_loss
+from strategies.setup.labels import common_kind, number_name, plain_loss
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
@@ -42,6 +42,7 @@ from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
+from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
 from tp_flower.splits import split_rows
 
@@ -99,12 +100,12 @@ def set_up_personalised(
     rng = generator(settings.seed, Stream.SPLIT)
     held_out = [split_rows(rows[part.number], settings.test_fraction, rng) for part in parts]
     trained = tuple(int(np.count_nonzero(~mask)) for mask in held_out)
-    kind, values = read_classes(extracted, parts)
+    kind, values = read_classes(extracted, parts, settings)
     if len(values) == 1:
         raise QueryError(f"the label is constant at all sites (one class: {values[0]})")
     if settings.task == "classification" and not values:
         raise QueryError("no site has sent the classes of its label")
-    classes = tuple(v if isinstance(v, str) else f"{v:.15g}" for v in values)
+    classes = tuple(v if isinstance(v, str) else number_name(v) for v in values)
     loss = plain_loss(classes, settings.loss)
     split = SplitRows(
         bound=bound, choices=choices, extracted=extracted, held_out=np.concatenate(held_out)
@@ -149,7 +150,7 @@ def set_up_personalised(
         label_kind=kind,
         join_steps=(JoinStep(name, len(split.held_out)),),
         source_rows=extracted.table_rows,
-        fan_out={name: np.ones(sum(trained), np.int64)},
+        fan_out={name: np.ones(len(split.held_out), np.int64)},
         names=split.names,
         encoders={name: encoders[name].columns},
         exposure=exposure_of(
@@ -202,8 +203,14 @@ def _only_table(bound: BoundQuery) -> str:
     return bound.tables[0]
 
 
-def read_classes(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, list[str | float]]:
-    """Return the label's type and its classes at all sites; none in a regression."""
+def read_classes(
+    extracted: Extracted, parts: Sequence[Part], settings: Settings
+) -> tuple[str, list[str | float]]:
+    """Return the label's type and its classes at all sites; none in a regression.
+
+    With task "auto" a site sends numbers as classes if it has at most two, and its policy lets
+    labels leave: they are classes if all sites have sent theirs, and have two between them.
+    """
     kinds: set[str] = set()
     classes: set[str | float] = set()
     is_class = []
@@ -220,6 +227,8 @@ def read_classes(extracted: Extracted, parts: Sequence[Part]) -> tuple[str, list
         classes.update(names)
         is_class.append(label.classes is not None)
     kind = common_kind(kinds)
+    if settings.task == AUTO and kind == "number" and not (all(is_class) and len(classes) == 2):
+        return kind, []
     if any(is_class) and not all(is_class):
         raise QueryError("only some sites take the label as a class: set task")
     if len(classes) > MAX_CLASSES:

@@ -41,13 +41,18 @@ from strategies.personalised.graph import (
 from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
-from strategies.training.base import Outcome, RelationalStrategy, read_digests
+from strategies.setup.columns import bind_columns
+from strategies.setup.labels import Labels, needs_numbers, task_line
+from strategies.setup.leaks import leak_warnings
+from strategies.training.base import RelationalStrategy
+from strategies.training.outcome import Outcome, read_digests
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters
 from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
+from tp_flower.settings.run import AUTO, CLASSIFICATION
 
 PERSONAL: Final = "personal"
 GLOBAL: Final = "global"
@@ -212,6 +217,18 @@ def _without_penalty(metrics: Metrics) -> Metrics:
     }
 
 
+def local_task_line(problem: PersonalisedProblem, settings: Settings) -> str:
+    """Return the task that "auto" has become where labels stay, with the reason."""
+    labels = Labels(np.zeros(0), problem.classes, problem.label_kind)
+    line = task_line(labels, settings)
+    if labels.classes or needs_numbers(settings):
+        return line
+    return (
+        f"{line}, and not all sites show that it has the same two values; to train on them as "
+        f'classes set task = "{CLASSIFICATION}"'
+    )
+
+
 class Personalised(RelationalStrategy[PersonalisedProblem]):
     """Train a model for every site of one table, whose shards are the sites.
 
@@ -228,7 +245,12 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         problem = yield from set_up_personalised(
             self.query, self.settings, self.inventory, self.warn
         )
+        bound, _ = bind_columns(self.bind, self.inventory)
+        for warning in leak_warnings(bound):
+            self.warn(warning)
         self.chosen["loss"] = problem.loss.name
+        if self.settings.task == AUTO:
+            self.chosen["task"] = local_task_line(problem, self.settings)
         self._graph = yield from make_graph(problem, self.settings)
         return problem
 

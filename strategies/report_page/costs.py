@@ -12,12 +12,14 @@ TIMES = ("server-seconds", "client-seconds", "wait-seconds")
 TIME_PARTS = ("server", "slowest site", "transfer and waiting")
 DIRECTIONS = ("up, to the server", "down, to the sites")
 
+MOST_SITES = 3
 ESTIMATES = {"set-up": "set-up", "epoch": "one epoch", "run": "the whole run"}
 
 
 def costs(report: blocks.Record) -> blocks.Blocks:
     """Yield the plots of time and bytes, and the cost estimate of `explain`."""
     yield estimate(report.at("cost"))
+    yield memory(report.at("memory"))
     rounds = report.records("history")
     yield _phases(rounds)
     yield _sites(rounds)
@@ -46,6 +48,33 @@ def estimate(cost: blocks.Record) -> blocks.Block | None:
     title = f"Training by {cost.text('strategy')}, at most {cost.count('epochs')} epochs"
     waiting = _waiting(int(cost.at("run").amount("rounds")))
     return blocks.Table(title, ("", "rounds", *DIRECTIONS), rows, note=waiting)
+
+
+def memory(forecast: blocks.Record) -> blocks.Block | None:
+    """Return the forecast of memory, by site and for the server, if there is one."""
+    if not forecast:
+        return None
+    rows = [(site, format_bytes(peak)) for site, peak in forecast.at("sites").numbers().items()]
+    rows.append(("the server", format_bytes(forecast.amount("server"))))
+    note = (
+        "Besides some 300 MB of libraries in each process, as much again for torch's; not a GPU's "
+        "memory. In simulation all of it is in one process."
+    )
+    return blocks.Table("Memory of training, about, at its peak", ("", "memory"), rows, note=note)
+
+
+def memory_line(forecast: blocks.Record) -> blocks.Block | None:
+    """Return the forecast of memory in a line: of the sites with the largest, and the server."""
+    if not forecast:
+        return None
+    peaks = sorted(forecast.at("sites").numbers().items(), key=lambda item: -item[1])
+    parts = [f"{site} {format_bytes(peak)}" for site, peak in peaks[:MOST_SITES]]
+    if others := peaks[MOST_SITES:]:
+        parts.append(f"{blocks.counted(len(others), 'other site')} less each")
+    parts.append(f"the server {format_bytes(forecast.amount('server'))}")
+    return blocks.Prose(
+        f"Memory, about: {', '.join(parts)}, besides some 300 MB of libraries each."
+    )
 
 
 def _waiting(rounds: int) -> str:

@@ -9,7 +9,7 @@ from strategies.report_page.plots import Axis, Series, line_figure, linear
 from tp_flower.errors import QueryError
 from tp_flower.query.parsing import is_label, parse_statement
 from tp_flower.reports import blocks, console
-from tp_flower.reports.records import COMPLETED
+from tp_flower.reports.records import COMPLETED, SEVERAL_NAMES
 from tp_flower.settings.run_config import changed_settings
 
 
@@ -109,7 +109,7 @@ def list_tables(tables: list[blocks.Record], fan_out: Iterable[str] = FAN_OUT) -
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in fan_out if any(name in item for item in multiplicities)]
     dropped = [f"{item.text('table')}.{name}" for item in tables for name in item.texts("dropped")]
-    note = "joined: how many rows of the join a row of the table is in."
+    note = "joined: how many rows of the join, trained on or held out, a row of the table is in."
     constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)
     columns = [
@@ -218,8 +218,10 @@ def head_of(report: blocks.Record) -> dict[str, object]:
     status = report.text("status") or "unknown"
     tables = report.records("tables")
     sites = {site for table in tables for site in table.texts("sites")}
+    # a table may have several aliases, and an alias several tables
+    names = {name.lower() for table in tables for name in _hosted_names(table)}
     verb = VERBS.get(report.text("mode"), "over")
-    counts = f"{blocks.counted(len(tables), 'table')} at {blocks.counted(len(sites), 'site')}"
+    counts = f"{blocks.counted(len(names), 'table')} at {blocks.counted(len(sites), 'site')}"
     return {
         "label": label_of(report.text("query")),
         "subject": f"{verb} {counts}",
@@ -227,6 +229,11 @@ def head_of(report: blocks.Record) -> dict[str, object]:
         "about": " · ".join(filter(None, _run_facts(report))),
         "facts": list(facts(report)),
     }
+
+
+def _hosted_names(table: blocks.Record) -> list[str]:
+    """Return the names at the sites of the tables behind an alias; UNION ALL has several."""
+    return table.texts("names") or table.text("name").split(SEVERAL_NAMES)
 
 
 def result(report: blocks.Record) -> blocks.Blocks:
@@ -237,6 +244,8 @@ def result(report: blocks.Record) -> blocks.Blocks:
     yield from warnings(report)
     counts = report.at("rows")
     scored = [(SCORED[k], counts.count(k)) for k in SCORED if k in counts.numbers()]
+    # means are spoken of where they are used
+    scored = [row for row in scored if row[0] != SCORED["partial"] or counts.amount("partial")]
     yield blocks.Table("Scored with a saved model", ("", "rows"), scored)
     predictions = report.at("predictions")
     if file := predictions.text("file"):

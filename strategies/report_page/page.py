@@ -13,7 +13,7 @@ from rich.text import Text
 from strategies.disclosures import NOTHING
 from strategies.report_page import overview
 from strategies.report_page.convergence import convergence
-from strategies.report_page.costs import costs, estimate, privacy, privacy_totals
+from strategies.report_page.costs import costs, estimate, memory_line, privacy, privacy_totals
 from strategies.report_page.model import model
 from tp_flower.errors import TPFlowerError
 from tp_flower.protocol.fields import Document
@@ -114,6 +114,7 @@ def _screen(report: Record) -> Blocks:
     yield overview.list_tables(report.records("tables"), fan_out=())
     yield overview.label_rows(report)
     yield estimate(report.at("cost"))
+    yield memory_line(report.at("memory"))
     sent = [item for item in report.records("releases") if item.text("to") == "server"]
     for title, is_clear in (("in the clear", True), ("masked, hashed or noisy", False)):
         learned = (item for item in sent if (item.text("protection") == NOTHING) == is_clear)

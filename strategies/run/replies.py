@@ -15,7 +15,7 @@ from tp_flower import errors
 from tp_flower.arrays import AnyArray
 from tp_flower.extraction.extracted import KeyColumn, LabelColumn
 from tp_flower.protocol.fields import Reply, layout_of
-from tp_flower.protocol.messages import Failure
+from tp_flower.protocol.messages import Action, Failure
 from tp_flower.protocol.packet import unpack
 from tp_flower.protocol.setup_messages import ExtractedPart
 
@@ -40,13 +40,13 @@ def collect_replies(
 ) -> Replies:
     """Return the replies of all sites; raise the error of one that has not answered."""
     answers: dict[int, Answer] = {}
-    absent: dict[int, errors.MissingSiteError | errors.UnavailableError] = {}
+    failed: dict[int, errors.TPFlowerError] = {}
     behind: dict[int, int | None] = {}
     # sorted, so that of several failures always the same one is raised
     for node, message in sorted(replies, key=lambda pair: pair[0]):
         name = _name(node, site_names)
         if message.has_error():
-            absent[node] = _crash(request, message, node, name)
+            failed[node] = _crash(request, message, node, name)
             continue
         answer = _read_reply(request, message, node, name)
         failure = answer.message
@@ -56,21 +56,28 @@ def collect_replies(
             behind[node] = answer.envelope.at
         else:
             error = _error_of(request, failure, node, name)
-            if not isinstance(error, errors.UnavailableError):
+            if not isinstance(error, errors.UnavailableError | errors.DivergedError):
                 raise error
-            absent[node] = error
+            failed[node] = error
     if behind:
         raise BehindSites(behind)
     # one error names all that are silent
-    silent = sorted(request.packets.keys() - answers.keys() - absent.keys())
+    silent = sorted(request.packets.keys() - answers.keys() - failed.keys())
     names = [_name(n, site_names) + _tables_at(request, n) for n in silent]
     missing = errors.MissingSiteError(
         f"no reply to {request.action} from {', '.join(names)} within site-timeout"
     )
-    absent |= dict.fromkeys(silent, missing)
-    if absent:
-        raise absent[min(absent)]
+    _raise_first(failed | dict.fromkeys(silent, missing))
     return Replies.of(answers)
+
+
+def _raise_first(failed: Mapping[int, errors.TPFlowerError]) -> None:
+    """Raise the error of the first node that is absent, or else of one that diverged."""
+    diverged = {n: e for n, e in failed.items() if isinstance(e, errors.DivergedError)}
+    if absent := failed.keys() - diverged.keys():
+        raise failed[min(absent)]
+    if diverged:
+        raise errors.DivergedError(str(diverged[min(diverged)]), diverged)
 
 
 def _read_reply(request: Requests, message: Message, node: int, name: str) -> Answer:
@@ -83,7 +90,9 @@ def _read_reply(request: Requests, message: Message, node: int, name: str) -> An
         number = getattr(error, "part", None)
         hosted = [part for part in request.parts_at(node) if part.number == number]
         where = _site_of(hosted[0]) if hosted else name
-        advice = _DIVERGED if isinstance(error, errors.RangeError) else ""
+        # nothing trains where a saved model scores rows
+        may_diverge = isinstance(error, errors.RangeError) and request.action is not Action.SCORE
+        advice = _DIVERGED if may_diverge else ""
         raise errors.ReplyError(
             f"{where} sent a reply to {request.action} that cannot be used: {error}{advice}"
         ) from None

@@ -31,6 +31,7 @@ from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import TRAIN
 
+DIVERGED: Final = "diverged"  # of a round's facts in the journal: the error, and its nodes
 MOST_LOSSES: Final = 2  # how often a site may lose its state during one round
 ABANDON_SECONDS: Final = 10.0  # seconds to wait for the sites to forget a failed run
 
@@ -149,9 +150,13 @@ class Session:
         return collect_replies(request, by_node, self.site_names), dict(by_node)
 
     def end_round(
-        self, action: Action, report: RoundReport, answered: Mapping[int, Message]
+        self,
+        action: Action,
+        report: RoundReport,
+        answered: Mapping[int, Message],
+        diverged: errors.DivergedError | None = None,
     ) -> None:
-        """Record a completed round."""
+        """Record a round, completed or with sites that diverged and have not taken it."""
         self.answered |= dict.fromkeys(answered, report.round)
         for node in answered:
             self.behind.pop(node, None)
@@ -160,6 +165,8 @@ class Session:
         if self.journal is not None:
             parcels = {node: parcel_of(m.content) for node, m in answered.items()}
             facts = {"number": report.round, "action": action, "report": asdict(report)}
+            if diverged is not None:
+                facts[DIVERGED] = [str(diverged), sorted(diverged.nodes)]
             self.journal.append(Frame(facts, parcels))
 
     def start_again(self, positions: Mapping[int, int | None]) -> None:

@@ -23,8 +23,10 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from strategies.run import exchange
 from strategies.run.replies import BehindSites
-from strategies.run.session import Session
+from strategies.run.session import DIVERGED, Session
 from strategies.run.sites import Inventory
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import DivergedError
 from tp_flower.learning.metrics import Predictions
 from tp_flower.protocol.fields import Document
 from tp_flower.query import Query
@@ -38,7 +40,8 @@ class EpochResult:
 
     There are none of test or validation rows if these were not scored. Residuals are
     relative: ADMM's ``primal`` and ``dual`` ones, or the ``gradient`` of conjugate
-    gradients. ``predicted`` are the predictions of the test rows, (N',).
+    gradients. ``predicted`` are the predictions of the test rows, ``row_losses`` their
+    losses, (N',).
     """
 
     epoch: int
@@ -47,6 +50,7 @@ class EpochResult:
     residuals: Mapping[str, float] = field(default_factory=dict)
     validation: Mapping[str, float] = field(default_factory=dict)
     predicted: Predictions = None
+    row_losses: FloatArray | None = None
 
     def is_within(self, tolerance: float) -> bool:
         """Whether there are residuals, and all are below the tolerance."""
@@ -191,11 +195,12 @@ class RoundStrategy(Strategy):
         """Warnings about the result, a sentence each without its full stop."""
         return self._progress.warnings
 
-    def warn(self, text: str) -> None:
-        """Log a warning, once; console, report and page repeat it beside the result."""
-        if text not in self.warnings:
-            self.warnings.append(text)
-            log(WARNING, text)
+    def warn(self, *texts: str) -> None:
+        """Log warnings, each once; console, report and page repeat them beside the result."""
+        for text in texts:
+            if text not in self.warnings:
+                self.warnings.append(text)
+                log(WARNING, text)
 
     @property
     def is_finished(self) -> bool:
@@ -259,13 +264,45 @@ class RoundStrategy(Strategy):
         request = self._progress.pending
         if request is None:
             return None, None
-        collected, answered = self.session.collect_replies(request, list(replies))
+        replies = list(replies)
+        try:
+            collected, answered = self.session.collect_replies(request, replies)
+        except DivergedError as error:
+            return self._take_divergence(server_round, request, replies, error)
         self._take(collected)
         report = self._report(server_round, request, collected.answers, answered, received_at)
         self.session.end_round(request.action, report, answered)
         if self._on_round is not None:
             self._on_round(report)
         return self._epoch_result()
+
+    def _take_divergence(
+        self,
+        server_round: int,
+        request: exchange.Requests,
+        replies: list[Message],
+        error: DivergedError,
+    ) -> tuple[None, None]:
+        """Let the method end the run after a round that some sites could not take.
+
+        Raises:
+            DivergedError: the method has no model that it could end with.
+        """
+        received_at = time.perf_counter()
+        self._throw(error)
+        by_node = {self.session.transport.node_of(message): message for message in replies}
+        answered = {node: item for node, item in by_node.items() if node not in error.nodes}
+        report = self._report(server_round, request, {}, answered, received_at)
+        self.session.end_round(request.action, report, answered, error)
+        if self._on_round is not None:
+            self._on_round(report)
+        return None, None
+
+    def _throw(self, error: DivergedError) -> None:
+        """Raise an error where the method waits for replies; take its next request."""
+        if self._progress.method is None:
+            raise error
+        self._progress.pending = self._progress.method.throw(error)
 
     def _take(self, replies: exchange.Replies) -> None:
         for node, answer in replies.answers.items():
@@ -358,7 +395,11 @@ class RoundStrategy(Strategy):
         self._progress.pending = next(self._progress.method)
         journal = self.session.journal
         for frame in journal.frames() if journal else ():
-            self._take(self.session.recall(self._progress.pending, frame))
+            replies = self.session.recall(self._progress.pending, frame)
+            if DIVERGED in frame.facts:
+                self._throw(DivergedError(*frame.facts[DIVERGED]))
+            else:
+                self._take(replies)
             self._record(RoundReport(**frame.facts["report"]))
             self._return(*self._epoch_result())
         if rounds := self.rounds_done:

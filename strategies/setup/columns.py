@@ -74,9 +74,11 @@ def agree(
     agreed: dict[ColumnName, AgreedColumn] = {}
     for table in inventory.tables:
         shards = inventory.shards_of(table)
-        schema, unread = TableSchema(), {}
+        schema, unread = TableSchema(), _unread(shards)
         for column in _by_name(shards):
             name = (table.lower(), column[0].name.lower())
+            if name[1] in unread:
+                continue
             try:
                 _check_everywhere(column, shards)
                 wanted = AS_TEXT if name in as_text else trained.get(name)
@@ -90,6 +92,15 @@ def agree(
         schema.unlisted = frozenset(name for name in schema if name.lower() in unlisted)
         schemas[table] = schema
     return Columns(schemas, agreed)
+
+
+def _unread(shards: Sequence[HostedShard]) -> dict[str, str]:
+    """Return why some site cannot read a column, by the name in lower case."""
+    return {
+        name.lower(): f"table {shard.table!r}: column {name!r} at site {shard.site!r} {why}"
+        for shard in reversed(shards)
+        for name, why in shard.unread.items()
+    }
 
 
 def _by_name(shards: Sequence[HostedShard]) -> list[list[ShardColumn]]:

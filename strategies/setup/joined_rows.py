@@ -25,6 +25,7 @@ from tp_flower.methods import TREES
 from tp_flower.protocol.fields import MOST
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.query import BoundQuery
+from tp_flower.reports.records import SEVERAL_NAMES
 from tp_flower.settings import Settings
 from tp_flower.settings.run import JOINED
 from tp_flower.splits import TRAIN, VALIDATION, SubsetArray
@@ -175,7 +176,7 @@ class SplitRows:
     def names(self) -> dict[str, str]:
         """The name of every table at the sites."""
         return {
-            table: " + ".join(dict.fromkeys(fragment.name for fragment in fragments))
+            table: SEVERAL_NAMES.join(dict.fromkeys(fragment.name for fragment in fragments))
             for table in self.bound.tables
             if (fragments := self.bound.fragments_of(table))
         }

@@ -3,20 +3,23 @@
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import BoolArray, FloatArray, count_values
 from tp_flower.errors import QueryError, SettingsError
-from tp_flower.extraction.extracted import LabelColumn
+from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.learning import label_noise
 from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
 from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
-from tp_flower.settings.run import AUTO
+from tp_flower.settings.run import AUTO, CLASSIFICATION, REGRESSION
 
+CLASS_KINDS: Final = frozenset({"boolean", "text"})
+MOST_FEW: Final = 20  # distinct numbers that may have been meant as classes
 FRACTION, MOST_FRACTIONS = re.compile(r"-?\d+[.,]\d+"), 50
 """Of so many classes at most the names are numbers with fractions."""
 
@@ -68,47 +71,47 @@ def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
     return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
-def gather_labels(columns: Sequence[tuple[Part, LabelColumn]], settings: Settings) -> Labels:
-    """Combine the label columns of the label table's shards."""
+def gather_labels(
+    columns: Sequence[tuple[Part, LabelColumn]], settings: Settings, sql: str
+) -> Labels:
+    """Combine the label columns of the label table's shards; the query writes them as ``sql``."""
     if plan := label_plan(settings):
         return read_private_labels(columns, plan)
-    return read_labels([column for _, column in columns], settings.task)
+    return read_labels([column for _, column in columns], settings, sql)
 
 
 def read_private_labels(
     columns: Sequence[tuple[Part, LabelColumn]], plan: label_noise.LabelPlan
 ) -> Labels:
     """Concatenate the shards' noisy labels."""
-    expected = "number" if plan.limits else "text" if plan.classes else "boolean"
     count = plan.class_count
     for part, column in columns:
         is_one = not count or np.isin(column.values, np.arange(count)).all()
-        has_form = column.kind == expected and column.categories == plan.classes
+        has_form = column.kind == plan.kind and column.categories == plan.classes
         if not (is_one and has_form and np.isfinite(column.values).all()):
             raise refuse(part, "labels without the noise that the run asks for")
     values = np.concatenate([column.values for _, column in columns])
     names = plan.classes or tuple(str(code) for code in range(count))
-    return Labels(values, names, expected, plan.noise)
+    return Labels(values, names, plan.kind, plan.noise)
 
 
-def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
+def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) -> Labels:
     """Concatenate the shards' labels.
 
-    With task "auto", booleans and texts make a classification.
+    With task "auto", booleans and texts make a classification, and so do numbers of which all
+    shards together have two; see :func:`task_line`.
     """
+    task = settings.task
     values = np.concatenate([column.values for column in columns])
     # a shard whose labels are all NULL has no type to compare
-    if missing := int(np.isnan(values).sum()):
-        raise QueryError(
-            f"the label is NULL in {missing} rows: add a filter (WHERE ... IS NOT NULL)"
-        )
+    check_no_null(columns, sql)
     kind = common_kind({column.kind for column in columns})
-    is_classes = task == "classification" or (task == "auto" and kind in {"boolean", "text"})
-    if kind == "text" and not is_classes:
-        raise QueryError(
-            "the label is text, but the task is regression: CAST it to a number, or set types in "
-            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
-        )
+    is_classes = task == CLASSIFICATION
+    if task == AUTO:
+        is_classes = kind in CLASS_KINDS
+        if kind == "number" and not needs_numbers(settings):
+            is_classes = count_values(values, most=2) == 2
+    check_kind(kind, settings.task)
     if is_classes:
         return _classes(columns, values, kind)
     largest = float(np.abs(values).max(initial=0.0))
@@ -119,16 +122,66 @@ def read_labels(columns: Sequence[LabelColumn], task: str) -> Labels:
     return Labels(values)
 
 
+def needs_numbers(settings: Settings) -> str:
+    """Return the setting by which numbers stay numbers, however few they are; "" if none."""
+    if settings.method.solvers:
+        return "the strategy"
+    if settings.loss != AUTO and LOSSES[settings.loss]().is_regression:
+        return f"loss = {settings.loss!r}"
+    return ""
+
+
+def task_line(labels: Labels, settings: Settings) -> str:
+    """Return the task that "auto" has become, with the reason, and how to choose the other.
+
+    >>> task_line(Labels(np.array([1.0, 0.0]), ("0", "1")), Settings())
+    'classification, because the label has two values, 0 and 1; to train on the numbers set task = "regression"'
+    """  # noqa: E501 - the line as it is printed
+    if labels.classes and labels.kind == "number":
+        values = " and ".join(labels.classes)
+        reason = f"the label has two values, {values}"
+        return (
+            f'{CLASSIFICATION}, because {reason}; to train on the numbers set task = "{REGRESSION}"'
+        )
+    if labels.classes and labels.noise:
+        return f"{CLASSIFICATION}, because the noise on the label is for classes"
+    if labels.classes:
+        kind = "true or false" if labels.kind == "boolean" else "text"
+        return f"{CLASSIFICATION}, because the label is {kind}"
+    if setting := needs_numbers(settings):
+        return f"{REGRESSION}, because {setting} is for numbers"
+    reason = f"{REGRESSION}, because the label is a number"
+    count = 0 if labels.noise else count_values(labels.values, most=MOST_FEW)
+    if not 2 < count <= MOST_FEW:
+        return reason
+    low, high = labels.values.min(), labels.values.max()
+    return (
+        f"{reason}: it has {count} values, from {low:g} to {high:g}; to train on them as classes "
+        f'set task = "{CLASSIFICATION}"'
+    )
+
+
 def common_kind(kinds: Collection[str]) -> str:
     """Return the label's type in all shards; times are refused."""
     if len(kinds) > 1:
         raise QueryError(f"the label differs in type between the shards: {sorted(kinds)}")
-    if "time" in kinds:
+    kind = next(iter(kinds), "number")
+    check_kind(kind)
+    return kind
+
+
+def check_kind(kind: str, task: str = AUTO) -> None:
+    """Refuse a label of a type that no model, or none of the task, learns."""
+    if kind == "time":
         raise QueryError(
             "the label is a date or time: write a number, such as EPOCH(t.column) or "
             "DATE_DIFF('day', DATE '2020-01-01', t.column), or a class: HOUR(t.column) < 12"
         )
-    return next(iter(kinds), "number")
+    if kind == "text" and task == REGRESSION:
+        raise QueryError(
+            "the label is text, but the task is regression: CAST it to a number, or set types in "
+            "the tables file (of texts such as '$1,000'); or set task = \"classification\""
+        )
 
 
 def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> Labels:
@@ -143,7 +196,7 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> L
         classes = tuple(map(str, names))
     else:
         distinct, codes = np.unique(values, return_inverse=True)
-        classes = tuple(f"{value:.15g}" for value in distinct)
+        classes = tuple(map(number_name, distinct.tolist()))
     if (count := len(classes)) > MAX_CLASSES:
         raise QueryError(
             f"the label has {count} distinct values; classification takes at most "
@@ -155,6 +208,16 @@ def _classes(columns: Sequence[LabelColumn], values: FloatArray, kind: str) -> L
             'task = "regression" (of a text, CAST(... AS DOUBLE) is a number)'
         )
     return Labels(codes.astype(np.float64), classes, kind)
+
+
+def number_name(value: float) -> str:
+    """Return the name of a class that is a number, which no other number has.
+
+    >>> number_name(1.0), number_name(-0.0), number_name(0.1), number_name(0.1 + 0.2)
+    ('1', '0', '0.1', '0.30000000000000004')
+    """
+    name = f"{value + 0.0:.15g}"
+    return name if float(name) == value else repr(value)
 
 
 def choose_loss(labels: Labels, joined: FloatArray, settings: Settings) -> Loss:
@@ -188,5 +251,9 @@ def plain_loss(classes: Sequence[str], wanted: str) -> Loss:
     fitting = [name for name, loss in LOSSES.items() if count in loss.class_counts]
     if wanted not in (AUTO, *fitting):
         label = f"with {count} classes" if count else "of numbers"
-        raise QueryError(f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}")
+        is_of_classes = not LOSSES[wanted]().is_regression
+        advice = f', or set task = "{CLASSIFICATION}"' if is_of_classes and not count else ""
+        raise QueryError(
+            f"loss {wanted!r} does not fit a label {label}: use {', '.join(fitting)}{advice}"
+        )
     return make_loss(fitting[0] if wanted == AUTO else wanted, count)

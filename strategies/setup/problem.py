@@ -22,6 +22,7 @@ from tp_flower.coresets.sampling import Sample
 from tp_flower.joins.joining import JoinStep
 from tp_flower.joins.mapping import RowWeights, TableMapping
 from tp_flower.learning.admm import score_steps
+from tp_flower.learning.conjugate_gradients import FLOAT32
 from tp_flower.learning.metrics import Predictions, compare, constant_metrics, evaluate, predict
 from tp_flower.losses import Loss
 from tp_flower.privacy.score_masks import FixedPoint
@@ -90,12 +91,13 @@ class Weighting:
 class HeldOutMetrics(NamedTuple):
     """The metrics of held-out rows, {} where there are none.
 
-    ``predicted`` are the predictions of those that test, (N',).
+    ``predicted`` are the predictions of those that test, ``row_losses`` their losses, (N',).
     """
 
     test: dict[str, float] = {}  # noqa: RUF012 - nobody changes it
     validation: dict[str, float] = {}  # noqa: RUF012
     predicted: Predictions = None
+    row_losses: FloatArray | None = None
 
 
 @dataclass(frozen=True)
@@ -264,8 +266,8 @@ class PreparedRun(ABC):
     """The training problem after set-up, whatever trains it.
 
     ``base_score`` is b, (d_c,); ``score_unit`` the size of scores that masks have room
-    for; ``fan_out`` has, by table, the number of joined training rows of each row that
-    is in at least one.
+    for; ``fan_out`` has, by table, the number of joined rows, trained on or held out, that
+    each row is in.
     """
 
     tables: Mapping[str, PreparedTable]
@@ -286,6 +288,11 @@ class PreparedRun(ABC):
     def parts(self) -> list[Part]:
         """All parts of all tables."""
         return [part for table in self.tables.values() for part in table.parts]
+
+    @property
+    def rounding(self) -> float:
+        """The error of a joined row's score, root mean square, by how scores are sent."""
+        return 0.0
 
     @property
     @abstractmethod
@@ -338,6 +345,12 @@ class TrainingProblem(PreparedRun):
         return self.train.joined_rows, int(np.count_nonzero(~self.validates))
 
     @property
+    def rounding(self) -> float:
+        """The error of the sum of scores: of their fixed point, or of float32."""
+        point = self.fixed_point
+        return FLOAT32 * self.score_unit if point is None else point.rounding
+
+    @property
     def sharded(self) -> list[TrainedTable]:
         """The tables whose shards need a second round."""
         return [t for t in self.tables.values() if t.update is not Update.LOCAL]
@@ -379,8 +392,15 @@ class TrainingProblem(PreparedRun):
             evaluate(self.loss, scores[rows], *self._held_out(rows)) if rows.any() else {}
             for rows in (~self.validates, self.validates)
         )
-        predicted = predict(scores[~self.validates], is_regression=self.loss.is_regression)
-        return HeldOutMetrics(test, validation, predicted)
+        tested = scores[~self.validates]
+        predicted = predict(tested, is_regression=self.loss.is_regression)
+        losses = self.loss.row_values(tested, self._held_out(~self.validates)[0])
+        return HeldOutMetrics(test, validation, predicted, losses)
+
+    @property
+    def test_weights(self) -> FloatArray | None:
+        """The weights of the rows that test, (N',); None where all weigh alike."""
+        return self._held_out(~self.validates)[1]
 
     def _held_out(self, rows: BoolArray) -> tuple[FloatArray, FloatArray | None]:
         """Return the labels and the weights of some of the held-out rows."""

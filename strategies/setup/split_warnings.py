@@ -7,7 +7,7 @@ import numpy as np
 from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.splitting import split_by_table
 from tp_flower.arrays import FloatArray
-from tp_flower.joins.joining import hint_of_types
+from tp_flower.joins.joining import why_unmatched
 from tp_flower.joins.mapping import TableRows
 from tp_flower.settings import Settings
 from tp_flower.splits import RANDOM, TRAIN, SubsetArray
@@ -20,6 +20,7 @@ ODDS, LEAST_ROWS = 2.0, 5.0
 def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
     """Yield what a user should know about the rows that train, test or validate."""
     yield from _lost_rows(joined)
+    yield from _repeated_keys(joined)
     if joined.values.ndim > 1:
         return
     yield from _share(joined, settings)
@@ -40,14 +41,28 @@ def split_warnings(joined: JoinedRows, settings: Settings) -> Iterator[str]:
 
 def _lost_rows(joined: JoinedRows) -> Iterator[str]:
     """Yield a warning where fewer than half of the label's rows join."""
-    rows, lost = joined.steps[0].rows, sum(step.lost_label_rows for step in joined.steps)
+    extracted, rows = joined.extracted, joined.steps[0].rows
+    lost = sum(step.lost_label_rows for step in joined.steps)
     if 2 * lost > rows:
         worst = max(joined.steps, key=lambda step: step.lost_label_rows)
         yield (
             f"only {rows - lost} of {rows} label rows are joined: {worst.lost_label_rows} "
             f"have no match in {worst.table} on {worst.on}"
-            f"{hint_of_types(worst, joined.bound.joins, joined.extracted.keys)}"
+            f"{why_unmatched(worst, joined.bound.joins, extracted.keys, extracted.filters)}"
         )
+
+
+def _repeated_keys(joined: JoinedRows) -> Iterator[str]:
+    """Yield a warning per table of which a few keys name several rows, and the rest one each."""
+    for step in joined.steps:
+        for keys in step.repeated_keys:
+            verb = "occurs" if keys.repeated == 1 else "occur"
+            times = "twice" if keys.most == 2 else f"up to {keys.most:,} times"
+            yield (
+                f"{keys.repeated:,} of {keys.keys:,} keys of {joined.names[keys.table]} {verb} "
+                f"{times} ({step.on}): {keys.more_rows:,} rows more. If a key should name one row, "
+                f"aggregate {keys.table} in a sub-query (GROUP BY its join key)"
+            )
 
 
 def _share(joined: JoinedRows, settings: Settings) -> Iterator[str]:

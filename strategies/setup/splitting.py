@@ -69,10 +69,34 @@ def split_joined(
             f"joined rows: raise test-fraction ({settings.test_fraction:g}), name "
             "columns with more values, or take another seed"
         )
+    if (subset != splits.TRAIN).all() and _left_to_train(settings, len(subset)):
+        raise QueryError(_without_training_rows(settings, len(subset)))
     held_out = np.zeros(labelled.rows, np.bool_)
     held_out[labelled.row_of[subset != splits.TRAIN]] = True
     held_out[labelled.row_of[subset == splits.TRAIN]] = False
     return Split(subset, held_out)
+
+
+def _left_to_train(settings: Settings, rows: int) -> int:
+    """Return how many of the rows the settings leave to train on."""
+    shares = _shares(settings)
+    left = rows - round(rows * shares.test)
+    return left - round(left * shares.validation)
+
+
+def _without_training_rows(settings: Settings, rows: int) -> str:
+    """Return why a split leaves no joined row to train on."""
+    if settings.split.kind == splits.TIME:
+        (column,) = settings.split.columns
+        reason = f"rows at one time stay together, and {column} has too few different times"
+    elif settings.split.kind == splits.GROUP:
+        reason = f"{', '.join(settings.split.columns)} have too few different values"
+    else:
+        reason = f"{settings.split.table} has too few rows"
+    return (
+        f"test-split {settings.test_split!r} holds out all {rows} joined rows: {reason}; name "
+        'another, or set test-split = "random"'
+    )
 
 
 def table_named(bound: BoundQuery, alias: str, setting: str) -> str:

@@ -16,8 +16,9 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult, tests_every_epoch
 from strategies.setup.problem import HeldOutMetrics, LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
-from strategies.training.traffic import TableSize, Traffic, admm_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, admm_epoch
 from strategies.training.trend import SETTLED, remaining_fall
+from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import SettingsError
 from tp_flower.learning import admm
@@ -106,6 +107,7 @@ class AdmmStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.ADMM)
     messages_of_shards = (Action.CONSENSUS,)
+    copies_lowest = True
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Refuse settings that contradict each other before any round."""
@@ -133,6 +135,10 @@ class AdmmStrategy(JoinStrategy):
         is_tested = is_last or tests_every_epoch(self.settings)
         return admm_epoch(tables, self.settings.inner_rounds, is_tested=is_tested)
 
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the solver of a shard."""
+        return solver_bytes(table, shard, is_exact=True)
+
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss settles or the residuals are within the tolerance."""
         server = AdmmServer(problem, self.settings)
@@ -146,7 +152,8 @@ class AdmmStrategy(JoinStrategy):
             held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
             self.finish_epoch(result)
-            has_settled = self.ends_by_loss and remaining_fall(self.losses) < SETTLED
+            remaining = remaining_fall(self.losses, problem.rounding)
+            has_settled = self.ends_by_loss and remaining < SETTLED
             if result.is_within(self.settings.tolerance) or has_settled or self.best.is_over:
                 return
 
@@ -195,7 +202,7 @@ class AdmmStrategy(JoinStrategy):
             more_rounds=self.settings.inner_rounds - 1 if seeking else 0,
             evaluate=self._tests_epoch,
             scores_number=self.epoch,
-            is_best=self.best.is_last,
+            is_best=self.is_best,
             parts={},
         )
 

@@ -12,8 +12,8 @@ loss, whether there is a label, how shards train together.
 import hashlib
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -21,11 +21,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.common.logger import log
 from flwr.serverapp.strategy import Result
+from msgspec.structs import replace as replace_struct
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
-from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
-from strategies.run.replies import array_of
+from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.setup.absent_columns import check_present
@@ -33,23 +33,33 @@ from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
-from strategies.setup.labels import Labels, choose_loss, gather_labels
-from strategies.setup.problem import CoresetSample, PreparedRun, TrainedTable, TrainingProblem
+from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
+from strategies.setup.leaks import (
+    find_leaks,
+    leak_warnings,
+    nearly_perfect,
+    perfect_warning,
+    suspects_of,
+    used_features,
+)
+from strategies.setup.problem import CoresetSample, PreparedRun, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
+from strategies.training.outcome import Outcome, coefficients_of, read_digests, score_sums_of
+from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
-from strategies.training.traffic import TableSize, Traffic
-from strategies.training.trend import NOT_CONVERGED, trend_verdict
+from strategies.training.traffic import ShardSize, TableSize, Traffic
+from strategies.training.trend import DIVERGED, NOT_CONVERGED, trend_verdict
+from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.coresets.importance import REGRESSION
-from tp_flower.errors import DivergedError, ReplyError
+from tp_flower.errors import DivergedError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
-from tp_flower.learning.metrics import Contribution, contributions, no_better
+from tp_flower.learning.metrics import contributions, no_better
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
-from tp_flower.methods import TREES
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
@@ -61,8 +71,6 @@ from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TRAIN
 
-INTERCEPT: Final = "(intercept)"
-GAIN: Final = "gain"
 DIVERGENCE_FACTOR: Final = 100.0
 """Times the loss of the best constant score: an epoch of a training that converges is
 never this bad."""
@@ -80,74 +88,6 @@ def check_epoch(epoch: int, loss: float, baseline: float) -> None:
     )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a run, besides its metrics.
-
-    Digests identify the parts that sites keep, by number; "" for a site without a state
-    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
-    The comparison is with a constant, and of predictions with labels.
-    """
-
-    digests: Mapping[int, str] = field(default_factory=dict)
-    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
-    contributions: Mapping[str, Contribution] = field(default_factory=dict)
-    comparison: Mapping[str, object] = field(default_factory=dict)
-
-    def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
-        """Return the report's facts about the coefficients of the encoded features.
-
-        For a standardised number they are per standard deviation. The output is a
-        class, if there are several, or the gain of trees.
-        """
-        facts = {}
-        for table, weights in self.coefficients.items():
-            names = [*problem.encoders[table].names, INTERCEPT]
-            outputs = problem.classes if weights.shape[1] > 1 else ("score",)
-            if problem.tables[table].model == TREES:
-                outputs = (GAIN,)
-            facts[table] = [
-                {"feature": feature, "output": output, "value": float(value)}
-                for feature, row in zip(names, weights, strict=False)
-                for output, value in zip(outputs, row, strict=True)
-            ]
-        return facts
-
-
-def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
-    """Return the digests that the sites report, by part."""
-    bodies = {part.number: replies.parts.get(part.number) for part in parts}
-    return {n: getattr(body, "digest", None) or "" for n, body in bodies.items()}
-
-
-def _coefficients(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return a linear model's coefficients, the mean over the shards that show them.
-
-    Shards that agree through statistics or gradients have equal coefficients. Of trees
-    they are the features' gains.
-    """
-    has_trees = table.model == TREES
-    shape = (table.features, 1) if has_trees else (table.width, table.outputs)
-    blocks = [
-        array_of(replies, part, "coefficients", shape).astype(np.float64)
-        for part in table.parts
-        if getattr(replies.parts.get(part.number), "coefficients", None) is not None
-    ]
-    if blocks and not (table.is_linear or has_trees):
-        raise ReplyError(f"table {table.name} sent coefficients; its model has none")
-    return np.mean(blocks, axis=0) if blocks else None
-
-
-def _score_sums(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return the sums of a table's scores; None where a shard has not answered."""
-    if not all(part.number in replies.parts for part in table.parts):
-        return None
-    shape = (2, table.outputs)
-    sums = [array_of(replies, part, "score_sums", shape) for part in table.parts]
-    total: FloatArray = np.sum(sums, axis=0)
-    return total
-
-
 Run = TypeVar("Run", bound=PreparedRun)
 
 
@@ -159,7 +99,11 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     """
 
     has_label: ClassVar[bool] = True
-    _final = EpochResult(0, {}, {})  # of the last epoch, or of the best one
+    # whether sites copy the model of lowest training loss, where no rows validate
+    copies_lowest: ClassVar[bool] = False
+    _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
+    _lowest_test = EpochResult(0, {}, {})  # of the epoch of lowest loss on the test rows
+    _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
 
     def __init__(
         self,
@@ -178,6 +122,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.held_out_digest = ""
         self.best = BestEpoch(self.settings.patience_epochs)
         self.losses: list[float] = []
+        # by training loss, where no rows validate; what a training that diverges ends with
+        self.lowest = BestEpoch()
         self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
 
@@ -186,9 +132,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         try:
             return super().start(*args, **options)
         except DivergedError as error:
-            rate = self.chosen.get("learning-rate", "chosen")
-            advice = f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
-            raise DivergedError(f"{error}. {advice}") from error
+            raise DivergedError(f"{error}. {self._advice}") from error
 
     @abstractmethod
     def set_up(self) -> Generator[Requests, Replies, Run]:
@@ -218,6 +162,8 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Set up, train, and let the sites forget the run."""
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
+        self.lowest = BestEpoch()
+        self._lowest_test = EpochResult(0, {}, {})
         self.losses = []
         problem = self.training_problem = yield from self.set_up()
         for table, encoder in problem.encoders.items():
@@ -226,13 +172,58 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
                 log(INFO, "table %s: constant features dropped: %s", table, names)
         self._baseline = self.baseline(problem)
         self.epoch = 1
-        yield from self.epochs(problem)
+        try:
+            yield from self.epochs(problem)
+        except DivergedError as error:
+            if not self.has_usable_model:
+                raise
+            last = self._end_with_best(problem, error)
+        else:
+            self.verdict = self.judge(problem)
+            last = ask(self.last_request(), problem.parts)
         self.epoch = 0
-        self.verdict = self.judge(problem)
-        if self.verdict.startswith(NOT_CONVERGED):
+        if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
             self.warn(self.verdict)
-        replies = yield ask(self.last_request(), problem.parts)
+        replies = yield last
         self.outcome = self.outcome_of(replies, problem)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the last epoch's model is the best so far: the sites copy it."""
+        return self.best.is_last or self.lowest.is_last
+
+    @property
+    def has_usable_model(self) -> bool:
+        """Whether the sites have the copy of an epoch that was better than a constant score."""
+        epoch = self.best.epoch or self.lowest.epoch
+        return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
+
+    def _end_with_best(self, problem: Run, error: DivergedError) -> Requests:
+        """Return the request that ends a diverged run with the model of its best epoch.
+
+        A site that could not take a round has not copied the model that came before it.
+        """
+        kind = "validation" if self.best.epoch else "training"
+        self.verdict = (
+            f"{DIVERGED} in epoch {self.epoch}: the model of epoch "
+            f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is saved "
+            f"({error}). {self._advice}"
+        )
+        self._final = self._copied
+        copied = replace_struct(self.last_request(), step=None, is_best=False, has_diverged=True)
+        pending = self._progress.pending
+        is_lost = pending is not None and getattr(pending.message, "is_best", False)
+        uncopied = replace_struct(self.last_request(), is_best=True, has_diverged=True)
+        by_node = {
+            part.node: uncopied if is_lost and part.node in error.nodes else copied
+            for part in problem.parts
+        }
+        return ask(copied, problem.parts, by_node)
+
+    @property
+    def _advice(self) -> str:
+        rate = self.chosen.get("learning-rate", "chosen")
+        return f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
 
     @property
     def ends_by_loss(self) -> bool:
@@ -247,13 +238,15 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if self.best.is_over:
             return f"converged: epoch {self.best.epoch} had the lowest validation loss"
         is_convex = all(table.is_linear for table in problem.tables.values())
-        return trend_verdict(self.losses, is_convex=is_convex)
+        return trend_verdict(self.losses, is_convex=is_convex, rounding=problem.rounding)
 
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
+        # without validation rows the last model is saved
+        is_best = self.best.is_last or not self.best.epoch
         return FinishRequest(
-            keep_models=True, model_name=name, model_version=version, is_best=self.best.is_last
+            keep_models=True, model_name=name, model_version=version, is_best=is_best
         )
 
     def finish_epoch(self, result: EpochResult) -> None:
@@ -263,8 +256,14 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         if result.validation:
             self.best = self.best.after(result.epoch, result.validation["loss"])
             self.chosen["best-epoch"] = self.best.epoch
+        elif self.copies_lowest and not self.settings.is_noisy:
+            self.lowest = self.lowest.after(result.epoch, result.train["loss"])
+        if self.is_best:
+            self._copied = result
         if self.best.epoch in (0, result.epoch):
             self._final = result
+        if result.test and not result.test["loss"] >= self._lowest_test.test.get("loss", math.inf):
+            self._lowest_test = result
         super().finish_epoch(result)
 
     @property
@@ -341,6 +340,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     by_joined_rows: ClassVar[bool] = False
     importance: ClassVar[str] = REGRESSION
     label_reach: ClassVar[float] = 1.0
+    has_penalty: ClassVar[bool] = True  # l2 weighs it
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -355,6 +355,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch of some batches."""
 
+    def working_bytes(self, table: TableSize, _: ShardSize) -> float:
+        """Return the memory that a shard's model takes besides its encoded rows."""
+        return vector_bytes(table)
+
     def batch_size(self, _: int) -> int:
         """Return B, at most N; 0 without batches."""
         return 0
@@ -364,9 +368,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         parts = extracted.parts.get(bound.split_table, ())
         return split_joined(bound, parts, extracted.replies, mapping, self.settings)
 
-    def read_labels(self, extracted: Extracted, table: str) -> Labels:
+    def read_labels(self, extracted: Extracted, bound: BoundQuery) -> Labels:
         """Return the labels of the label table."""
-        return gather_labels(extracted.label_columns(table), self.settings)
+        columns = extracted.label_columns(bound.label_table)
+        return gather_labels(columns, self.settings, bound.label_sql)
 
     def choose_loss(self, labels: Labels, trained: FloatArray) -> Loss:
         """Return the loss for the labels (N,) of the joined training rows."""
@@ -497,7 +502,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             label_kind=joined.labels.kind,
             join_steps=joined.steps,
             source_rows=joined.extracted.table_rows,
-            fan_out={name: all_rows.trained_rows(name) for name in all_rows.layouts},
+            fan_out={name: rows.multiplicity for name, rows in all_rows.mapping.tables.items()},
             names=joined.names,
             encoders={name: item.columns for name, item in encoders.items()},
             encodings={name: item.rows() for name, item in encoders.items()},
@@ -512,24 +517,22 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         bound, columns = bind_columns(self.bind, inventory)
         for problem in columns.unread if self.query.has_stars else ():
             self.warn(f"{problem}; * leaves it out")
-        for warning in reading_warnings(bound, columns):
-            self.warn(warning)
+        self.warn(*reading_warnings(bound, columns))
         for alias, _ in settings.models:
             table_named(bound, alias, "models")
         if settings.split.table:
             table_named(bound, settings.split.table, "test-split")
+        self.warn(*leak_warnings(bound))
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory, columns)
-        for text in extracted.absent:
-            self.warn(text)
+        self.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
-        labels = self.read_labels(extracted, bound.label_table).of_rows(sampled)
+        labels = self.read_labels(extracted, bound).of_rows(sampled)
         if settings.task == AUTO and self.has_label:
-            task = "classification" if labels.classes else "regression"
-            self.chosen["task"] = f"{task}, by the label's type ({labels.kind})"
+            self.chosen["task"] = task_line(labels, settings)
         mapping, steps = build_mapping(
             bound.joins,
             extracted.keys,
@@ -538,6 +541,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             bound.outer,
             settings.max_joined_rows,
             sampled,
+            extracted.filters,
         )
         mapping, weights, weighting = without_weightless(
             mapping, extracted.weights, weighting, bound.weight_table or ""
@@ -565,31 +569,50 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             loss=self.choose_loss(labels, values[~is_test]),
             weighting=replace(weighting, test=test_weights),
         )
-        for warning in split_warnings(joined, self.settings):
-            self.warn(warning)
+        self.warn(*split_warnings(joined, self.settings))
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}
         return joined.with_weights(train_weights)
+
+    def _perfect_score(self, problem: TrainingProblem) -> str:
+        """Return the metric that is nearly perfect on the test rows; "" where noise decides it."""
+        if not self.has_label or self.settings.privacy.covers_labels:
+            return ""
+        labels = problem.test_labels[~problem.validates]
+        return nearly_perfect(self._final.test, len(problem.classes), labels)
 
     def outcome_of(self, replies: Replies, problem: TrainingProblem) -> Outcome:
         """Return the digests, the coefficients and each table's contribution."""
         coefficients = {
             name: weights
             for name, table in problem.tables.items()
-            if (weights := _coefficients(replies, table)) is not None
+            if (weights := coefficients_of(replies, table)) is not None
         }
         sums = {
             name: sums
             for name, table in problem.tables.items()
-            if (sums := _score_sums(replies, table)) is not None
+            if (sums := score_sums_of(replies, table)) is not None
         }
         rows = f"held-out rows ({self.settings.split_name})"
         if warning := no_better(self._final.test, problem.baselines["test"], rows):
             self.warn(warning)
+        # where rows validate, they have chosen the epoch
+        if not (self.best.epoch or self.settings.is_noisy):
+            l2 = self.settings.l2 if self.has_penalty else None
+            warning = overfitting(self._lowest_test, self._final, problem.test_weights, rows, l2)
+            if warning:
+                self.warn(warning)
+        shares = contributions(sums, problem.train.joined_rows)
+        if score := self._perfect_score(problem):
+            columns = {t: used_features(problem.encoders[t].features) for t in problem.tables}
+            suspects = suspects_of(shares, columns, coefficients)
+            bound, _ = bind_columns(self.bind, self.inventory)
+            leaks = find_leaks(bound)
+            self.warn(perfect_warning(score, rows, leaks, suspects))
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
-            contributions=contributions(sums, problem.train.joined_rows),
+            contributions=shares,
             comparison=problem.compare(
                 self._final.predicted, is_noisy=self.settings.privacy.covers_labels
             ),

@@ -23,7 +23,8 @@ from strategies.setup.joined_rows import JoinedRows
 from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
 from strategies.training.prepare import Preparation, model_seed
-from strategies.training.traffic import TableSize, Traffic, boost_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
+from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import ReplyError, SettingsError
 from tp_flower.files import home_folder
@@ -50,6 +51,7 @@ class TablePuppetBoost(JoinStrategy):
     """Train boosted trees over the result of a query."""
 
     name = "boost"
+    has_penalty = False
     messages = (Action.PREPARE, Action.BOOST)
     messages_of_shards = (Action.BAG,)
 
@@ -120,6 +122,10 @@ class TablePuppetBoost(JoinStrategy):
         """Return trees for every table."""
         spec = preparation.spec(table)
         return replace(spec, kind=TREES, intercept=False)
+
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the values that trees read."""
+        return tree_bytes(table, shard)
 
     def epoch_traffic(self, tables: Sequence[TableSize], *_: Any, **__: Any) -> Traffic:
         """Return the traffic of an epoch."""
@@ -240,7 +246,7 @@ def check_same_rows(model: manifest.Manifest, joined: JoinedRows, held_out: str)
     if different:
         raise SettingsError(
             f"boost-from: model {model.model} was trained with other {', '.join(different)}: train "
-            "both with one query, seed, test-split, test-fraction and validation-fraction"
+            "both with one query, task, seed, test-split, test-fraction and validation-fraction"
         )
 
 

@@ -18,7 +18,8 @@ from strategies.run.replies import array_of
 from strategies.run.strategy import EpochResult
 from strategies.setup.problem import LocalScores, TrainedTable, TrainingProblem
 from strategies.training.base import JoinStrategy
-from strategies.training.traffic import TableSize, Traffic, cg_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, cg_epoch
+from strategies.training.working_memory import solver_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.conjugate_gradients import HEADROOM, REST, TOLERANCE, Descent, Products
 from tp_flower.learning.solvers import BY_COLUMNS, factorisation
@@ -36,6 +37,8 @@ from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Update
 
 ROW, SMALL = 4, 5.0  # see TOLERANCE
+BELOW_TOLERANCE = "converged: the gradient is below the tolerance"
+BELOW_ROUNDING = "converged: the loss falls no further than messages are rounded"
 
 
 class TablePuppetCG(JoinStrategy):
@@ -44,9 +47,10 @@ class TablePuppetCG(JoinStrategy):
     name = "cg"
     messages = (Action.PREPARE, Action.DESCENT)
     messages_of_shards = (Action.DIRECTION,)
+    copies_lowest = True
 
     _step: LineStep | None = None
-    _is_optimal = False
+    _end = ""
 
     def choose_update(self, table: str, shards: int, *, is_linear: bool) -> Update:
         """Sum the Gram matrices and the gradients of sharded tables."""
@@ -57,6 +61,10 @@ class TablePuppetCG(JoinStrategy):
         """Return the traffic of an epoch."""
         return cg_epoch(tables)
 
+    def working_bytes(self, table: TableSize, shard: ShardSize) -> float:
+        """Return the memory of the solver of a shard."""
+        return solver_bytes(table, shard, is_exact=False)
+
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the models take their last step."""
         return replace(super().last_request(), step=self._step)
@@ -64,7 +72,7 @@ class TablePuppetCG(JoinStrategy):
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs until the gradient is small, for some epochs or very much."""
         weights, base = problem.weighting.train_rows, problem.base_score
-        descent = Descent(problem.loss, problem.train_labels, weights, base)
+        descent = Descent(problem.loss, problem.train_labels, weights, base, problem.rounding)
         test = np.tile(base, (len(problem.test_labels), 1))
         direction = np.zeros_like(test)
         tolerance = max(self.settings.tolerance or TOLERANCE, REST)
@@ -72,11 +80,11 @@ class TablePuppetCG(JoinStrategy):
             "tolerance": tolerance,
             "solver": {t.name: _factorisation(t) for t in problem.tables.values()},
         }
-        self._step, self._is_optimal = None, False
-        norms = [math.inf] * ROW
+        self._step, self._end = None, ""
+        ratios = [math.inf] * ROW
         for epoch in range(1, self.settings.epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
-            descent.step(unit * problem.add_up(scores), products)
+            descent.step(unit * problem.add_up(scores), products, _rounding(problem, unit))
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)
             if problem.test is not None:
                 direction *= descent.conjugacy
@@ -86,15 +94,16 @@ class TablePuppetCG(JoinStrategy):
             norm = descent.gradient_norm(train["loss"])
             held_out = problem.metrics_of_held_out(test)._asdict()
             self.finish_epoch(EpochResult(epoch, train, residuals={"gradient": norm}, **held_out))
-            norms.append(norm)
-            self._is_optimal = norm < max(tolerance / SMALL, REST) or max(norms[-ROW:]) < tolerance
-            if self._is_optimal or self.best.is_over:
+            ratios.append(norm / max(tolerance, descent.noise_norm(train["loss"])))
+            if norm < REST or ratios[-1] < 1.0 / SMALL or max(ratios[-ROW:]) < 1.0:
+                self._end = BELOW_TOLERANCE if norm < tolerance else BELOW_ROUNDING
+                return
+            if self.best.is_over:
                 return
 
     def judge(self, problem: TrainingProblem) -> str:
         """Return the verdict: the gradient's, or that of how the loss fell."""
-        is_optimal, verdict = self._is_optimal, super().judge(problem)
-        return "converged: the gradient is below the tolerance" if is_optimal else verdict
+        return self._end or super().judge(problem)
 
     def _exchange(
         self, problem: TrainingProblem, descent: Descent
@@ -104,7 +113,7 @@ class TablePuppetCG(JoinStrategy):
         terms = DescentTerms(
             curvature=descent.curvature,
             score_unit=min(HEADROOM * descent.size / unit, 1.0),
-            product_unit=descent.slope or unit**2,
+            product_unit=unit**2 if self.epoch == 1 else descent.product_unit(self.losses[-1]),
             tables=len(problem.tables),
             scores_number=self.epoch,
         )
@@ -119,9 +128,7 @@ class TablePuppetCG(JoinStrategy):
                 number: DescentStep(step=rows, sum=gram, place=numbered)
                 for number, rows in table.scatter_rows(block).items()
             }
-        request = DescentRequest(
-            terms=terms, line=self._step, is_best=self.best.is_last, parts=steps
-        )
+        request = DescentRequest(terms=terms, line=self._step, is_best=self.is_best, parts=steps)
         replies = yield self.request(ask(request, problem.parts))
         if problem.sharded:
             directed = yield from self._direct(problem, replies, terms)
@@ -145,6 +152,12 @@ class TablePuppetCG(JoinStrategy):
             }
         parts = [part for part in problem.parts if part.number in sums]
         return (yield self.request(ask(DirectionRequest(terms=terms, parts=sums), parts)))
+
+
+def _rounding(problem: TrainingProblem, unit: float) -> float:
+    """Return the error of sums of scores in a unit, root mean square; 0 if they are numbers."""
+    point = problem.fixed_point
+    return 0.0 if point is None else unit * point.rounding
 
 
 def _factorisation(table: TrainedTable) -> str:

@@ -28,8 +28,9 @@ from strategies.training.batches import (
     damped_rates,
     safe_rate,
 )
-from strategies.training.traffic import TableSize, Traffic, sgd_epoch
+from strategies.training.traffic import ShardSize, TableSize, Traffic, sgd_epoch
 from strategies.training.trend import LEAST_FACTOR, Pace
+from strategies.training.working_memory import curvature_bytes
 from tp_flower.arrays import FloatArray
 from tp_flower.joins.batches import plan_batches
 from tp_flower.joins.mapping import TableMapping
@@ -79,6 +80,7 @@ class BatchStrategy(JoinStrategy):
 
     messages = (Action.PREPARE, Action.SGD)
     messages_of_shards = (Action.STEP,)
+    copies_lowest = True
 
     # in SGD the bias of a clip at one deviation costs more than the noise of one at
     # three (test RMSE at epsilon 1 on MovieLens 1.116 and 1.110); in ADMM it does not
@@ -113,6 +115,10 @@ class BatchStrategy(JoinStrategy):
     def epoch_traffic(self, tables: Sequence[TableSize], batches: int, *, is_last: bool) -> Traffic:
         """Return the traffic of an epoch."""
         return sgd_epoch(tables, batches, self.settings, is_last=is_last)
+
+    def working_bytes(self, table: TableSize, _: ShardSize) -> float:
+        """Return the memory in which the steps' size is computed."""
+        return curvature_bytes(table)
 
     def epochs(self, problem: TrainingProblem) -> Generator[Requests, Replies, None]:
         """Run the epochs, until the loss settles or changes less than the tolerance."""
@@ -232,7 +238,7 @@ class BatchStrategy(JoinStrategy):
         request = SgdRequest(
             batch=step.batch,
             batch_rows=rows,
-            is_best=self.best.is_last and step.begins_epoch,
+            is_best=self.is_best and step.begins_epoch,
             step=batch_step,
             parts=parts,
         )

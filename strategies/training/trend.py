@@ -7,6 +7,7 @@ SGD's steps are halved when it stalls: their noise keeps it up then. After a bat
 loss explodes they are an eighth, and that batch's step has no momentum.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -20,28 +21,36 @@ SETTLED: Final = 1e-3
 """Remaining fall over the loss at convergence: ADMM is at most 0.12 % above the minimum then (33
 schemas), but 0.6 % where tables are nearly collinear."""
 NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
+SPREAD: Final = 4.0  # of the highest of some dozen deviates above the lowest, in deviations
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
 NOT_CONVERGED: Final = "not converged"
+DIVERGED: Final = "diverged"
 
 
-def remaining_fall(losses: Sequence[float]) -> float:
+def remaining_fall(losses: Sequence[float], rounding: float = 0.0) -> float:
     """Return about how far the loss still has to fall, relative to it.
+
+    Scores have errors of ``rounding``, root mean square: a loss of 1/2 r^2 may waver by r times
+    that and settles no further.
 
     >>> remaining_fall([1.0] * 9), remaining_fall([1.0])
     (0.0, inf)
+    >>> remaining_fall([2e-6, 2.1e-6] * 9, rounding=1e-4)
+    0.0
     """
     recent = max(len(losses) // 5, LEAST_EPOCHS)
     window = losses[-1 - recent :]
     if len(losses) <= recent:
         return float("inf")
     # one that rises again has not settled either
-    span = (max(window) - min(window)) / (abs(window[-1]) or 1.0)
+    noise = SPREAD * rounding * (math.sqrt(2.0 * abs(window[-1])) + rounding)
+    span = max(max(window) - min(window) - noise, 0.0) / (abs(window[-1]) or 1.0)
     return span / recent * len(losses)
 
 
-def trend_verdict(losses: Sequence[float], *, is_convex: bool) -> str:
+def trend_verdict(losses: Sequence[float], *, is_convex: bool, rounding: float = 0.0) -> str:
     """Return the verdict on a training by its losses, one per epoch."""
-    remaining, epochs = remaining_fall(losses), len(losses)
+    remaining, epochs = remaining_fall(losses, rounding), len(losses)
     if remaining < SETTLED:
         caution = "" if is_convex else "; as models are not linear, another seed may end lower"
         return f"converged: the loss has settled{caution}"

@@ -21,7 +21,7 @@ from strategies.run.channel import open_channel
 from tests.support.federated import store, store_sql, train
 from tests.support.peers.faulty_runs import place, plain, same_noise
 from tests.support.peers.session_front import Fault, Front, ThreadedGrid, UnixConnection, sessions
-from tests.support.waiting import wait_until
+from tests.support.servers import wait_until
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.node_config import SESSION_FRONT
 from tp_flower.protocol import session_messages as wire

@@ -3,6 +3,8 @@
 import json
 import logging
 import sys
+import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from strategies import app, commands
 from strategies.run.failures import EXIT_CODES, LOG_FILE, reason_instead_of_trace
 from tests.support.command_line import invoke, printed_by, refused_by
 from tests.support.federated import store_on_disk, store_sql
-from tests.support.files import case_table, output_of
+from tests.support.files import ROOT, case_table, output_of
 from tp_flower.errors import QueryError
 
 CASES = case_table(__file__)
@@ -45,6 +47,12 @@ def report_of(name="out"):
 
 def final_of(name="out"):
     return report_of(name)["final"]
+
+
+def test_the_version_is_that_of_the_package():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert printed_by("--version") == f"tp-flower {project['version']}\n"
+    assert project["version"] == version(project["name"])
 
 
 def test_a_run_of_each_mode_and_what_it_leaves(store):

@@ -18,6 +18,7 @@ from strategies import STRATEGIES, RelationalStrategy, VflADMM, VflSGD
 from strategies.disclosures import facts_of
 from strategies.run.grid import InProcessGrid
 from tests.support.policies import OPEN, lenient
+from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.losses import LOSSES
 from tp_flower.methods import TREES
@@ -330,7 +331,7 @@ def _after_round(finished: Run, grid: InProcessGrid, report: RoundReport) -> Non
                 break  # every shard grows its own
             # every shard of a table predicts with the same parameters
             np.testing.assert_array_equal(shard.model.parameters, shards[0].model.parameters)
-        finished.features[table] = np.concatenate([on_host(s.data.features) for s in shards])
+        finished.features[table] = np.concatenate([dense(on_host(s.data.features)) for s in shards])
     finished.parameters.append(
         {name: own[0].model.parameters.copy() for name, own in by_table.items()}
     )

@@ -18,6 +18,7 @@ Notation
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tp_flower.arrays import FloatArray, IndexArray
-from tp_flower.errors import SourceError
+from tp_flower.errors import QueryError, SourceError
 from tp_flower.features.columns import (
     CategoricalColumn,
     CodeArray,
@@ -121,6 +122,9 @@ class ExtractedKey:
 
         Raises SourceError if the key is not one number or time.
         """
+        if not len(self.texts):
+            # without values, a column of a text file may have any type
+            return np.zeros(0)
         if self.kind not in ("number", "time"):
             raise SourceError(
                 f"a column of type {self.kind} has no order to hold the last rows out "
@@ -140,6 +144,28 @@ class ExtractedKey:
         return place[self.codes], np.ascontiguousarray(hashes[order])
 
 
+def check_no_null(columns: Sequence["LabelColumn"], sql: str, *, are_private: bool = False) -> None:
+    """Refuse labels that are NULL; ``sql`` is the label as the query writes it.
+
+    Of private labels nothing is told but how many are NULL.
+    """
+    missing = sum(int(np.isnan(column.values).sum()) for column in columns)
+    if not missing:
+        return
+    kinds = {column.kind for column in columns}
+    value = {"text": "'none'", "boolean": "false"}.get(next(iter(kinds), ""), "0")
+    filled = f"write COALESCE({sql}, {value}) AS label"
+    distinct = set[float | str]().union(*(column.present for column in columns))
+    if len(distinct) < 2 and not are_private:
+        # without these rows nothing could be learned
+        advice = f"the others have one label at most; if NULL stands for another, {filled}"
+    else:
+        condition = sql if re.fullmatch(r"[\w.\"]+", sql) else f"({sql})"
+        left_out = f"leave them out, WHERE {condition} IS NOT NULL"
+        advice = f"{left_out}, or if NULL stands for a label, {filled}"
+    raise QueryError(f"the label is NULL in {missing} rows: {advice}")
+
+
 @dataclass(frozen=True, eq=False)
 class LabelColumn:
     """The label of each row: "number", "boolean", "time" or "text".
@@ -152,6 +178,12 @@ class LabelColumn:
     kind: str
     values: FloatArray
     categories: tuple[str, ...] = ()
+
+    @property
+    def present(self) -> set[float | str]:
+        """The distinct labels that are not NULL."""
+        values = np.unique(self.values[~np.isnan(self.values)])
+        return {self.categories[int(v)] if self.kind == "text" else float(v) for v in values}
 
     @property
     def codes(self) -> CodeArray:

@@ -2,10 +2,19 @@
 
 Numbers become DOUBLE, texts their normal form, and the parts of a join key one
 *canonical* text, whose keyed hash leaves the site: equal values match even if their
-types differ between sites. Numbers are their shortest exact decimal text (1, 1.0 and
-DECIMAL 1.00 agree), texts in Unicode normal form C, dates and timestamps microseconds
-since 1970 in UTC. The kind is part of the text: text never matches a number. Every part
-of a composite key is preceded by its length: ('a', 'bc') differs from ('ab', 'c').
+types differ between sites. The text depends on the value alone, never on the type's
+precision:
+
+- numbers are written in full, without an exponent, trailing zeros or -0: 0.05, 100;
+  a FLOAT or DOUBLE by its exact value if it is whole, else by the shortest decimal
+  number that is read as it;
+- times are microseconds since 1970 in UTC, with decimals where there are nanoseconds;
+- texts are in Unicode normal form C, UUIDs in lower case with hyphens;
+- NaN is NULL.
+
+The kind is part of the text: text never matches a number. Every part of a composite key
+is preceded by its length: ('a', 'bc') differs from ('ab', 'c'). Where this differs from
+DuckDB's ``=`` on purpose, docs/reference/queries.md says so.
 """
 
 import re
@@ -22,18 +31,21 @@ from tp_flower.query.fragment import Feature
 from tp_flower.sources.shards import Scan, column_types
 from tp_flower.sources.tables_file import ShardSource
 
-Kind = Literal["number", "text", "time", "boolean", "vector"]
+Kind = Literal["number", "text", "uuid", "time", "boolean", "vector"]
 
 _FLOATS: Final = re.compile(r'FLOAT|REAL|DOUBLE|"NULL"')
-_DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\(\d+, ?(\d+)\)")
-_NUMBER: Final = rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|{_DECIMAL.pattern}"
+_DECIMAL: Final = re.compile(r"(?:DECIMAL|NUMERIC)\((?P<digits>\d+), ?(?P<scale>\d+)\)")
+_NUMBER: Final = (
+    rf"U?(?:TINY|SMALL|BIG|HUGE)INT|U?INTEGER|{_FLOATS.pattern}|(?:DECIMAL|NUMERIC)\(\d+, ?\d+\)"
+)
 _VECTOR: Final = re.compile(rf"(?P<element>{_NUMBER})\[(?P<length>\d*)\]")
 _KINDS: Final[dict[Kind, re.Pattern[str]]] = {
     "boolean": re.compile(r"BOOLEAN"),
     "number": re.compile(_NUMBER),
     "vector": _VECTOR,
     "time": re.compile(r"DATE|TIMESTAMP( WITH TIME ZONE|_S|_MS|_NS)?"),
-    "text": re.compile(r"VARCHAR|UUID|ENUM\(.*\)", re.DOTALL),
+    "text": re.compile(r"VARCHAR|ENUM\(.*\)", re.DOTALL),
+    "uuid": re.compile(r"UUID"),
 }
 _ENUM: Final = re.compile(r"ENUM\((?:'(?:[^']|'')*'(?:, *)?)*\)")
 
@@ -51,6 +63,8 @@ class TypedColumn:
 
 def kind_of(duckdb_type: str) -> Kind | None:
     """Return the kind of value that a DuckDB type holds, None if it is unsupported.
+
+    A UUID is a text, except in keys: there the same UUID has many spellings as a text.
 
     >>> kind_of("DECIMAL(10,2)"), kind_of("DATE"), kind_of("FLOAT[3]"), kind_of("BLOB")
     ('number', 'time', 'vector', None)
@@ -71,17 +85,15 @@ def without_values(duckdb_type: str) -> str:
 
 
 def comparable(column: TypedColumn) -> str:
-    """Return the SQL of a value for comparisons within a shard; NaN is NULL.
+    """Return the SQL of a value from which ``canonical_text`` is made.
 
-    >>> comparable(TypedColumn("x", "DATE", "time"))
-    'epoch_us(x)'
+    >>> comparable(TypedColumn("x", "FLOAT", "number"))
+    'CAST(x AS DOUBLE)'
     """
     if column.kind == "text":
         return f"nfc_normalize(CAST({column.sql} AS VARCHAR))"
-    if column.kind == "time":
-        return f"epoch_us({column.sql})"
     if _FLOATS.fullmatch(column.type):
-        return f"nullif(CAST({column.sql} AS DOUBLE), CAST('nan' AS DOUBLE))"
+        return f"CAST({column.sql} AS DOUBLE)"
     return column.sql
 
 
@@ -130,22 +142,72 @@ def canonical_text(columns: Sequence[TypedColumn], *, null_is_value: bool) -> st
 
 
 def _part_text(column: TypedColumn) -> str:
+    """Return the text of a value that is the same in all types that can hold it."""
     value = column.sql
     if column.kind == "text":
         return value
-    as_text = f"CAST({value} AS VARCHAR)"
-    if column.kind == "number" and _FLOATS.fullmatch(column.type):
-        whole = f"{value} = trunc({value}) AND abs({value}) < 1e38"
-        integer = f"CAST(CAST({value} AS HUGEINT) AS VARCHAR)"
-        return f"CASE WHEN {whole} THEN {integer} ELSE {as_text} END"
+    if column.kind == "time":
+        return _time_text(value, column.type)
+    if _FLOATS.fullmatch(column.type):
+        return _float_text(value)
     decimal = _DECIMAL.fullmatch(column.type)
-    if decimal and decimal[1] != "0":
-        # below 0.0001 a DOUBLE is written with an exponent, so a DECIMAL must be, too
-        tiny = f"{value} <> 0 AND abs({value}) < 0.0001"
-        exponent = f"CAST(CAST({value} AS DOUBLE) AS VARCHAR)"
-        trimmed = f"rtrim(rtrim({as_text}, '0'), '.')"
-        return f"CASE WHEN {tiny} THEN {exponent} ELSE {trimmed} END"
-    return as_text
+    if decimal and decimal["scale"] != "0":
+        has_integer_digits = decimal["digits"] != decimal["scale"]
+        return _decimal_text(value, has_integer_digits=has_integer_digits)
+    return f"CAST({value} AS VARCHAR)"
+
+
+def _decimal_text(value: str, *, has_integer_digits: bool) -> str:
+    """Return the text of a DECIMAL with digits after the point."""
+    text = f"CAST({value} AS VARCHAR)"
+    if not has_integer_digits:
+        # DuckDB writes these without the zero before the point
+        whole = f"CASE WHEN {value} < 0 THEN '-0.' ELSE '0.' END"
+        text = f"{whole} || split_part({text}, '.', 2)"
+    return f"rtrim(rtrim({text}, '0'), '.')"
+
+
+_BIGINT_LIMIT: Final = 2.0**63
+_UHUGEINT_LIMIT: Final = 2.0**128  # no exact type holds what is beyond
+
+
+def _float_text(value: str) -> str:
+    """Return the text of a DOUBLE, NULL for NaN.
+
+    The test for NaN is one that DuckDB cannot decide by a Parquet file's least and
+    greatest value, which leave NaN out.
+    """
+    shortest = f"CAST({value} AS VARCHAR)"
+    sign = f"CASE WHEN {value} < 0 THEN '-' ELSE '' END"
+    integer = f"CAST(CAST({value} AS BIGINT) AS VARCHAR)"
+    huge = f"{sign} || CAST(CAST(abs({value}) AS UHUGEINT) AS VARCHAR)"
+    # DuckDB writes -0.000012 as -1.2e-05
+    mantissa, exponent = (f"split_part(ltrim({shortest}, '-'), 'e-', {part})" for part in (1, 2))
+    zeros = f"repeat('0', CAST({exponent} AS INTEGER) - 1)"
+    tiny = f"{sign} || '0.' || {zeros} || replace({mantissa}, '.', '')"
+    return (
+        f"CASE WHEN isinf({value}) THEN {shortest} WHEN isfinite({value}) THEN CASE"
+        f" WHEN abs({value}) >= {_UHUGEINT_LIMIT!r} THEN {shortest}"
+        f" WHEN abs({value}) >= {_BIGINT_LIMIT!r} THEN {huge}"
+        f" WHEN {value} = trunc({value}) THEN {integer}"
+        f" WHEN abs({value}) < 1e-4 THEN {tiny}"
+        f" ELSE {shortest} END END"
+    )
+
+
+def _time_text(value: str, duckdb_type: str) -> str:
+    """Return the microseconds since 1970, with up to three decimals for nanoseconds."""
+    text = f"CAST(epoch_us({value}) AS VARCHAR)"
+    if duckdb_type == "TIMESTAMP_NS":
+        # epoch_us rounds
+        nanoseconds = f"epoch_ns({value})"
+        microseconds = f"CAST({nanoseconds} AS DECIMAL(19,0)) * CAST(0.001 AS DECIMAL(4,3))"
+        text = (
+            f"CASE WHEN {nanoseconds} % 1000 = 0"
+            f" THEN CAST({nanoseconds} // 1000 AS VARCHAR)"
+            f" ELSE {_decimal_text(microseconds, has_integer_digits=True)} END"
+        )
+    return f"CASE WHEN isinf({value}) THEN CAST({value} AS VARCHAR) ELSE {text} END"
 
 
 RELATION: Final = "shard"
@@ -274,8 +336,8 @@ def make_plan(source: ShardSource, opened: Scan) -> Plan:
     return Plan(
         source=source,
         relation=relation,
-        features=tuple(next(pieces) for _ in features),
-        label=tuple(next(pieces) for _ in label),
+        features=tuple(_as_value(next(pieces)) for _ in features),
+        label=tuple(_as_value(next(pieces)) for _ in label),
         weight=tuple(_as_weight(source, next(pieces)) for _ in weight),
         composites={name: tuple(next(pieces) for _ in parts) for name, parts in composites},
         filters=fragment.filters,
@@ -295,6 +357,11 @@ def _relation(source: ShardSource, opened: Scan) -> tuple[str, list[tuple[str, s
     return f"({replace(subquery, columns=tuple(columns)).to_sql(RELATION)})", group_names
 
 
+def _as_value(piece: TypedColumn) -> TypedColumn:
+    """Return a feature or label; a UUID is a category like any text."""
+    return replace(piece, kind="text") if piece.kind == "uuid" else piece
+
+
 def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     if piece.kind not in ("number", "boolean"):
         kind_text = without_values(piece.type)
@@ -304,6 +371,20 @@ def _as_weight(source: ShardSource, piece: TypedColumn) -> TypedColumn:
     return piece
 
 
+def _usable(duckdb_type: str, sql: str) -> str:
+    """Return what makes a number or a text of a value whose type has no kind."""
+    text = f"CAST({sql} AS VARCHAR) is a text"
+    if duckdb_type.startswith("TIME"):
+        return f"EPOCH({sql}) is a number, the seconds since midnight, as is HOUR({sql}); {text}"
+    if duckdb_type == "INTERVAL":
+        return f"EPOCH({sql}) is a number, of seconds; {text}"
+    if duckdb_type in ("UHUGEINT", "BIGNUM", "BIT"):
+        return f"CAST({sql} AS DOUBLE) is a number; {text}"
+    if duckdb_type.endswith("]"):
+        return f"LENGTH({sql}) is a number; {text}"
+    return text
+
+
 def typed_piece(
     source: ShardSource, spelled: tuple[str, str, str], duckdb_type: str, *, can_be_vector: bool
 ) -> TypedColumn:
@@ -311,9 +392,8 @@ def typed_piece(
     name, column, sql = spelled
     kind = kind_of(duckdb_type)
     if kind is None or (kind == "vector" and not can_be_vector):
-        kind_text = without_values(duckdb_type)
         raise SourceError(
-            f"{source}: {name!r} is of type {kind_text}, which cannot be used: "
-            "CAST it to a number, a text, a date, a timestamp or a boolean"
+            f"{source}: {name!r} is of type {without_values(duckdb_type)}, which cannot be used: "
+            f"{_usable(duckdb_type, sql)}, or leave it out, of a star with EXCLUDE"
         )
     return TypedColumn(f"({sql})", duckdb_type, kind, name, column)

@@ -207,14 +207,24 @@ NUMBERS_OR_DATES: Final = (
 """The form of numbers and dates in texts."""
 
 
+MOST_MARKS: Final = 5
+"""Other texts in a column of numbers that may all stand for a missing value, such as N/A or -."""
+
+
 def nearly_numbers(column: FeatureColumn) -> bool:
-    """Return whether 95 % of the texts are numbers or dates, but not all plain digits."""
+    """Return whether 95 % of the texts are numbers or dates, but not all plain digits.
+
+    Half of them are enough where the others are but a few different texts.
+    """
     if not isinstance(column, CategoricalColumn):
         return False
     is_read = np.asarray(pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_)
     is_plain = np.asarray(pc.utf8_is_digit(column.texts), np.bool_)
     rows = column.codes[~column.is_missing]
-    return bool(is_read[rows].mean() >= 0.95 and not is_plain[rows].all()) if len(rows) else False
+    if not len(rows) or is_plain[rows].all():
+        return False
+    marks = len(np.unique(rows[~is_read[rows]]))
+    return bool(is_read[rows].mean() >= (0.5 if marks <= MOST_MARKS else 0.95))
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:

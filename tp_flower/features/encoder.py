@@ -1,4 +1,4 @@
-"""The encoder of a table: feature columns become one float32 matrix.
+"""The encoder of a table: feature columns become one float32 matrix, dense or sparse.
 
 The encoder is fitted to the merged statistics of all shards (``fitting.py``), and every
 shard encodes with it, so a sharded table is encoded like an unsplit one. What the
@@ -25,11 +25,13 @@ from tp_flower.features.encodings import (
     CodeEncoding,
     FeatureEncoding,
     HashedEncoding,
+    OneHotWriter,
     Targets,
     VectorEncoding,
     Writer,
     categories_for,
 )
+from tp_flower.features.sparse import EncodedRows, SparseRows, is_sparse
 from tp_flower.features.statistics import category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher
 
@@ -60,6 +62,17 @@ class TableEncoder:
     def width(self) -> int:
         """Number of encoded columns, d."""
         return len(self.feature_names)
+
+    @property
+    def stored(self) -> int:
+        """Number of values that sparse rows store: one for all columns of a one-hot encoding."""
+        return sum(1 if item.is_one_hot else len(item.feature_names) for item in self.encodings)
+
+    def new_rows(self, rows: int) -> EncodedRows:
+        """Return encoded rows (n, d) to be written, in the layout that takes less memory."""
+        if is_sparse(self.width, self.stored):
+            return SparseRows.empty(rows, self.stored, self.width)
+        return np.empty((rows, self.width), np.float32)
 
     @property
     def coded(self) -> tuple[int, ...]:
@@ -144,6 +157,26 @@ class SiteEncoder:
             for place, write in writers:
                 write(block, out[block, place])
         return out
+
+    def write(self, columns: Mapping[str, FeatureColumn], out: EncodedRows) -> None:
+        """Write the encoded rows (n, d) into ``out``, in whichever layout it has."""
+        if isinstance(out, SparseRows):
+            self._write_sparse(columns, out)
+        else:
+            self.transform(columns, out)
+
+    def _write_sparse(self, columns: Mapping[str, FeatureColumn], out: SparseRows) -> None:
+        first = 0
+        for place, write in self._writers(columns):
+            if isinstance(write, OneHotWriter):
+                write.write_sparse(slice(None), out.columns[:, first], out.values[:, first])
+                out.columns[:, first] += place.start
+                first += 1
+            else:
+                stored = slice(first, first + place.stop - place.start)
+                write(slice(None), out.values[:, stored])
+                out.columns[:, stored] = np.arange(place.start, place.stop)
+                first = stored.stop
 
     def to_json(self) -> dict[str, object]:
         """Return plain JSON types, with the keys: for the site's own files only."""

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -40,6 +40,33 @@ ABSENT: Final = "(missing)"
 _SHOWN_DIGITS: Final = 8
 
 
+@dataclass(frozen=True)
+class OneHotWriter:
+    """Encodes blocks of rows that have one value each, at most.
+
+    ``find`` returns, of a block of ``codes`` (n,), the column of each row's value, -1 for
+    none, and the values, None if they are ones.
+    """
+
+    codes: AnyArray
+    find: Callable[[AnyArray], tuple[PositionArray, columns.Float32Array | None]]
+
+    def __call__(self, block: columns.Rows, out: columns.Float32Array) -> None:
+        """Write all columns of a block of rows into ``out`` (b, width)."""
+        hot, values = self.find(self.codes[block])
+        out[...] = 0.0
+        rows = np.flatnonzero(hot >= 0)
+        out[rows, hot[rows]] = 1.0 if values is None else values[rows]
+
+    def write_sparse(
+        self, block: columns.Rows, columns_out: columns.CodeArray, out: columns.Float32Array
+    ) -> None:
+        """Write the columns (b,) of a block's values, and the values (b,); 0 in 0 for none."""
+        hot, values = self.find(self.codes[block])
+        columns_out[...] = np.maximum(hot, 0)
+        out[...] = np.where(hot < 0, np.float32(0), np.float32(1) if values is None else values)
+
+
 class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
     """An encoding of the feature ``name``.
 
@@ -48,6 +75,9 @@ class _Encoding(msgspec.Struct, frozen=True, tag_field="type", rename="kebab"):
     """
 
     name: str
+
+    is_one_hot: ClassVar[bool] = False
+    """Whether a row has at most one value other than 0: then ``writer`` is a OneHotWriter."""
 
     @property
     def feature_names(self) -> tuple[str, ...]:
@@ -119,6 +149,8 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
     edges: tuple[float, ...]
     fill: int | None
 
+    is_one_hot = True
+
     def __post_init__(self) -> None:
         ascend = all(low < high for low, high in pairwise(self.edges))
         if not self.edges or not ascend or not np.isfinite(self.edges).all():
@@ -130,10 +162,14 @@ class BinEncoding(_Encoding, frozen=True, tag="bins"):
         between = [f"{self.name} from {low} to {high}" for low, high in pairwise(edges)]
         return (f"{self.name} below {edges[0]}", *between, f"{self.name} from {edges[-1]}")
 
-    def _write(self, values: AnyArray, out: columns.Float32Array) -> None:
+    def writer(self, column: columns.FeatureColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+        return OneHotWriter(self._values(column), self._find)
+
+    def _find(self, values: AnyArray) -> tuple[PositionArray, None]:
         hot = np.searchsorted(np.array(self.edges), values, side="right")
         hot[np.isnan(values)] = -1 if self.fill is None else self.fill
-        _write_one_hot(hot, out)
+        return hot, None
 
 
 class CyclicEncoding(_Encoding, frozen=True, tag="cyclic"):
@@ -202,14 +238,18 @@ class Targets:
 
     def writer(self, column: columns.CategoricalColumn) -> Writer:
         """Return the function that encodes a block of the column's rows."""
-        return lambda block, out: self._write(column.codes[block], out)
+        return OneHotWriter(column.codes, self._find)
 
-    def _write(self, codes: columns.CodeArray, out: columns.Float32Array) -> None:
-        _write_one_hot(self.hot[codes], out, None if self.signs is None else self.signs[codes])
+    def _find(self, codes: AnyArray) -> tuple[PositionArray, columns.Float32Array | None]:
+        return self.hot[codes], None if self.signs is None else self.signs[codes]
 
 
 class Codes(Targets):
     """The code of each distinct value of a feature, (k + 1,); -1 for none."""
+
+    def writer(self, column: columns.CategoricalColumn) -> Writer:
+        """Return the function that encodes a block of the column's rows."""
+        return lambda block, out: self._write(column.codes[block], out)
 
     def _write(self, codes: columns.CodeArray, out: columns.Float32Array) -> None:
         positions = self.hot[codes]
@@ -227,6 +267,8 @@ class CategoryEncoding(_Encoding, frozen=True, tag="categories"):
     fill: int | None
     has_other: bool = msgspec.field(name="other")
     of_number: bool = False
+
+    is_one_hot = True
 
     def __post_init__(self) -> None:
         if not self.hashes or not all(re.fullmatch(r"[0-9a-f]{32}", text) for text in self.hashes):
@@ -260,6 +302,8 @@ class CodeEncoding(CategoryEncoding, frozen=True, tag="codes"):
     Trees sort the categories by what they are to predict. A missing value is `MISSING`.
     """
 
+    is_one_hot = False
+
     def _names(self) -> Sequence[str]:
         return (self.name,)
 
@@ -282,6 +326,8 @@ class HashEncoding(_Encoding, frozen=True, tag="hash"):
 
     buckets: int
     of_number: bool = False
+
+    is_one_hot = True
 
     def __post_init__(self) -> None:
         if not 1 <= self.buckets <= MOST_COLUMNS:
@@ -306,6 +352,8 @@ class ListedEncoding(_Encoding, frozen=True, tag="listed"):
 
     categories: tuple[str, ...]
     of_number: bool = False
+
+    is_one_hot = True
 
     def __post_init__(self) -> None:
         if not self.categories or len(set(self.categories)) != len(self.categories):
@@ -350,12 +398,3 @@ def categories_for(
 def _check_missing_column(encoding: BinEncoding | CategoryEncoding, width: int) -> None:
     if encoding.fill is not None and not 0 <= encoding.fill < width:
         raise ValueError(f"{encoding.name!r}: fill is {encoding.fill}, allowed: 0 to {width - 1}")
-
-
-def _write_one_hot(
-    hot: PositionArray, out: columns.Float32Array, values: columns.Float32Array | None = None
-) -> None:
-    """Write values (b,), or ones, into the hot columns (b,) from 0 on, else zeros."""
-    out[...] = 0.0
-    rows = np.flatnonzero(hot >= 0)
-    out[rows, hot[rows]] = 1.0 if values is None else values[rows]

@@ -9,8 +9,10 @@ other tables in the order of joining.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -62,16 +64,33 @@ def _check_kinds(join: Join, left: Sequence[KeyColumn], right: Sequence[KeyColum
         for side, keys in ((join.left, left), (join.right, right))
     }
     # a shard without values has no type that could differ
-    if len({kind for kinds_of in kinds.values() for kind in kinds_of}) > 1:
+    distinct = {kind for kinds_of in kinds.values() for kind in kinds_of}
+    if len(distinct) > 1:
+        has_uuid = any("uuid" in kind.split("+") for kind in distinct)
         raise MappingError(
             f"the keys of the join {join.text} differ in type: "
             + ", ".join(f"{side}: {' or '.join(kind)}" for side, kind in kinds.items())
-            + "; cast one side in the query"
+            + f"; cast {'texts to UUID' if has_uuid else 'one side'} in the query"
         )
 
 
 Keys = Mapping[tuple[str, int], Sequence[KeyColumn]]  # by table and number, of its shards
 Codes = tuple[IntArray, IntArray]  # of a join's left and right key, by row
+
+
+@dataclass(frozen=True)
+class RepeatedKeys:
+    """Keys of several rows in a table whose other keys name one row each.
+
+    Of ``keys`` distinct ones ``repeated`` have from 2 to ``most`` rows, which is why the join has
+    ``more_rows`` more than with one row of each.
+    """
+
+    table: str
+    keys: int
+    repeated: int
+    most: int
+    more_rows: int
 
 
 @dataclass(frozen=True)
@@ -81,6 +100,7 @@ class JoinStep:
     The fan-out is the number of joined rows that each previous one becomes. Of the joined rows
     before, ``unmatched_before`` match no row of the table, and ``unmatched_rows`` of its rows match
     none of them; ``lost_label_rows`` rows of the label table are in no joined row any more.
+    ``repeated_keys`` are of either side, if it looks like a table with a row per key.
     """
 
     table: str
@@ -94,6 +114,7 @@ class JoinStep:
     unmatched_before: int = 0
     unmatched_rows: int = 0
     lost_label_rows: int = 0
+    repeated_keys: tuple[RepeatedKeys, ...] = ()
 
     def __str__(self) -> str:
         if not self.on:
@@ -109,13 +130,15 @@ class Match:
     """The rows of a new table that match every joined row so far.
 
     The rows of joined row j are ``order[start[j] : start[j] + counts[j]]``, ascending;
-    ``order`` has the table's rows with a key, sorted by key.
+    ``order`` has the table's rows with a key, sorted by key, ``key_rows`` the number of rows of
+    each key.
     """
 
     counts: npt.NDArray[np.int64]
     start: IntArray
     order: IntArray
     unmatched_rows: int
+    key_rows: npt.NDArray[np.int64]
 
 
 def match_table(
@@ -139,7 +162,44 @@ def match_table(
         start=(np.cumsum(sizes) - sizes).astype(np.int32).take(group_old, mode="wrap"),
         order=keyed[np.argsort(group_new[keyed], kind="stable")],
         unmatched_rows=len(group_new) - int(sizes[is_met].sum()),
+        key_rows=sizes[sizes > 0],
     )
+
+
+MOST_REPEATED: Final = 0.25  # of the keys of a table that looks as if each named one row
+
+
+def repeated_keys(
+    table: str, match: Match, predicates: Sequence[tuple[Join, Codes]]
+) -> Iterator[RepeatedKeys]:
+    """Yield the repeated keys of a new table, or of the one that it is joined to.
+
+    The latter has several rows per row of the new table, unless this one has several of most keys.
+    """
+    more_rows = int(np.maximum(match.counts - 1, 0).sum())
+    if more_rows and _names_rows(match.key_rows):
+        yield _repeated(table, match.key_rows, more_rows)
+    if len(predicates) > 1 or not 2 * np.count_nonzero(match.key_rows > 1) > len(match.key_rows):
+        return
+    join, (left, right) = predicates[0]
+    other, codes, others = (
+        (join.right, right, left) if join.left == table else (join.left, left, right)
+    )
+    size = int(max(left.max(initial=NULL), right.max(initial=NULL))) + 1
+    rows, partners = (np.bincount(side[side >= 0], minlength=size) for side in (codes, others))
+    more_rows = int((np.maximum(rows - 1, 0) * partners).sum())
+    if more_rows and _names_rows(rows[rows > 0]):
+        yield _repeated(other, rows[rows > 0], more_rows)
+
+
+def _names_rows(key_rows: npt.NDArray[np.int64]) -> bool:
+    """Whether most keys, with these numbers of rows, name one row each."""
+    return int(np.count_nonzero(key_rows > 1)) <= MOST_REPEATED * len(key_rows)
+
+
+def _repeated(table: str, key_rows: npt.NDArray[np.int64], more_rows: int) -> RepeatedKeys:
+    repeated = int(np.count_nonzero(key_rows > 1))
+    return RepeatedKeys(table, len(key_rows), repeated, int(key_rows.max()), more_rows)
 
 
 def describe_step(table: str, on: str, match: Match, rows: IntArray, *, is_outer: bool) -> JoinStep:
@@ -216,6 +276,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     outer: Collection[str] = (),
     max_joined_rows: float = math.inf,
     sampled: BoolArray | None = None,
+    filters: Mapping[str, str] = MappingProxyType({}),
 ) -> tuple[TableMapping, tuple[JoinStep, ...]]:
     """Join the hashed keys; return the mapping, and a record of each step, in order.
 
@@ -223,7 +284,8 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     the query that is joined to those before; a LEFT JOINed table waits for all tables
     before it. Any number of predicates may tie a table to the others. NULL keys, and
     keys of rows that a LEFT JOIN did not find, match nothing. Of the label table's rows,
-    (n,), those that are not ``sampled`` take no part.
+    (n,), those that are not ``sampled`` take no part. ``filters`` says by table which conditions
+    have removed rows of it, for messages.
 
     Raises:
         MappingError: the two sides of a join hash different types, a step would make
@@ -240,7 +302,9 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     for table, numbers in order[1:]:
         match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
         on = " AND ".join(joins[number].text for number in numbers)
-        steps.append(describe_step(table, on, match, joined[label_table], is_outer=table in outer))
+        step = describe_step(table, on, match, joined[label_table], is_outer=table in outer)
+        repeated = repeated_keys(table, match, [(joins[n], codes[n]) for n in numbers])
+        steps.append(replace(step, repeated_keys=tuple(repeated)))
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows {max_joined_rows}. "
@@ -250,7 +314,7 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
         joined = join_table(steps[-1], match, joined)
     if not steps[-1].rows:
         sizes = ", ".join(f"{step.table}: {step.rows}" for step in steps)
-        hint = hint_of_types(next(step for step in steps if not step.rows), joins, keys)
+        hint = why_unmatched(next(step for step in steps if not step.rows), joins, keys, filters)
         raise MappingError(f"the join has no rows; rows left after each step: {sizes}{hint}")
     tables = {table: TableRows(joined[table], count) for table, count in rows.items()}
     return TableMapping(tables), tuple(steps)
@@ -266,8 +330,12 @@ def label_rows(steps: Sequence[JoinStep]) -> dict[str, object]:
     }
 
 
-def hint_of_types(step: JoinStep, joins: Sequence[Join], keys: Keys) -> str:
-    """Return why keys of a step may not match, as far as their types tell; else ""."""
+def why_unmatched(
+    step: JoinStep, joins: Sequence[Join], keys: Keys, filters: Mapping[str, str]
+) -> str:
+    """Return why keys of a step may not match, as far as filters or types tell; else ""."""
+    if step.table in filters:
+        return f"; {filters[step.table]}"
     for join in joins:
         columns = keys[join.left, join.left_key]
         if join.text in step.on and any("text" in column.kind for column in columns):

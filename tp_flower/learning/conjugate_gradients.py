@@ -21,9 +21,16 @@ of four numbers (:class:`Products`). It could compute <g, v> from r and the scor
 the optimum g is much smaller than r, and the rounding of the scores would hide it. For the same
 reason the slope of f along p starts from the sites' numbers, and the server adds how it changes.
 
+The server's h is not exactly that of the models: the scores of every v arrive rounded. Their errors
+add up to the *drift*; the descent ends at the optimum for scores that are off by it, where f may be
+kappa drift^2 / 2 above its minimum, and no further step lowers it reliably. If a step changes v
+by so much that it is lost in the rounding, no step is taken: its size is known now, and the next
+scores of the same v arrive in a unit that fits.
+
 Notation:
     h, d, v  (N, d_c)     theta_i, p_i, v_i  (d [+ 1], d_c)     kappa  ``curvature``
     a  ``length``         c  ``conjugacy``                      beta  ``l2``          m  tables
+    u  ``rounding``, the root mean square error of a joined row's score of v
 """
 
 import math
@@ -40,6 +47,11 @@ LEAST_ROWS: Final = 1 << 16  # of a thread: about a millisecond of work
 LONGEST: Final = 2.0**20  # length of a step along which the objective never rises
 HEADROOM: Final = 64.0
 """Times the mean size of v that its unit is: what is sent has some room, and most of its digits."""
+FLOAT32: Final = 2.0**-24  # relative rounding of features and of scores in the clear
+READABLE: Final = 1e-2  # kappa u^2 over the slope: above it, the rounding hides v
+LEAST_PRODUCT: Final = 2.0**-16
+"""Unit of the products over f, at least: <g, v> may be 2 m f at most, and has room for 2^20 / m
+units; in the smallest ones it is read to 1e-17 f."""
 TOLERANCE: Final = 3e-3
 """Gradient norm that ends training, after four epochs in a row or once it is five
 times smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in
@@ -73,19 +85,33 @@ class Descent:
         curvature: kappa, of the loss at the base score.
         slope: -<g, v> where the last step began: twice the decrease of f that a model
             of independent tables foresees.
+        penalty: beta sum_i R(theta_i).
+        drift: by how much h may be off, root mean square.
     """
 
     def __init__(
-        self, loss: Loss, labels: FloatArray, weights: FloatArray | None, base: FloatArray
+        self,
+        loss: Loss,
+        labels: FloatArray,
+        weights: FloatArray | None,
+        base: FloatArray,
+        rounding: float = 0.0,
     ) -> None:
+        """Start at the base score; ``rounding`` is that of scores of the size of labels."""
         self._loss, self._labels, self._weights = loss, labels, weights
         self.curvature = float(loss.curvature(base))
         self.scores = np.tile(base, (len(labels), 1))
         self.direction = np.zeros_like(self.scores)
         self._derivatives = np.zeros_like(self.scores)
-        self.length = self.conjugacy = self.slope = 0.0
-        # beta <p, p>, and <g, p> where the last step ended
-        self._p_p = self._rest = 0.0
+        self.length = self.conjugacy = self.slope = self.penalty = 0.0
+        self.drift = rounding
+        # beta <p, p>, <g, p> where the last step ended, the squared error of d
+        self._p_p = self._rest = self._error = 0.0
+
+    @property
+    def noise(self) -> float:
+        """The slope that the drift may feign: twice how far f may stay above its minimum."""
+        return self.curvature * self.drift**2
 
     @property
     def size(self) -> float:
@@ -93,15 +119,27 @@ class Descent:
 
         The last ones' mean square, of any table, was at most slope over curvature.
         """
-        return math.sqrt(self.slope / self.curvature) if self.slope else math.inf
+        return math.sqrt(max(self.slope, self.noise) / self.curvature) if self.slope else math.inf
+
+    def product_unit(self, loss: float) -> float:
+        """Return a unit for the next products, after the first step."""
+        return max(self.slope, self.noise, LEAST_PRODUCT * (loss + self.penalty))
 
     def gradient_norm(self, loss: float) -> float:
-        """Return sqrt(<g, B^-1 g> / loss) where the last step began.
+        """Return sqrt(<g, B^-1 g> / f) where the last step began; ``loss`` is f's part.
 
-        Half of its square is about how far f was above its minimum, relative to the
-        loss; more, where tables nearly determine each other.
+        Half of its square is about how far f was above its minimum, relative to it;
+        more, where tables nearly determine each other.
         """
-        return math.sqrt(max(self.slope, 0.0) / max(loss, np.finfo(float).tiny))
+        return self._relative(self.slope, loss)
+
+    def noise_norm(self, loss: float) -> float:
+        """Return the gradient norm below which no step surely lowers f."""
+        return self._relative(self.noise, loss)
+
+    def _relative(self, slope: float, loss: float) -> float:
+        objective = max(loss + self.penalty, np.finfo(float).tiny)
+        return math.sqrt(max(slope, 0.0) / objective)
 
     def derivatives(self) -> FloatArray:
         """Return r, (N, d_c)."""
@@ -115,11 +153,16 @@ class Descent:
         self._derivatives = out
         return out
 
-    def step(self, descent: FloatArray, products: Products) -> None:
-        """Take a step, given v (N, d_c) and the products of the sites' parameters."""
+    def step(self, descent: FloatArray, products: Products, rounding: float = 0.0) -> None:
+        """Take a step, given v (N, d_c) and the products of the sites' parameters.
+
+        ``rounding`` is that of the messages; the length is 0 where it hides v.
+        """
         slope = -products.gradient
+        rounding = math.hypot(rounding, FLOAT32 * math.sqrt(max(slope, 0.0) / self.curvature))
+        is_readable = self.curvature * rounding**2 <= READABLE * slope
         conjugacy = 0.0
-        if self.slope > 0.0:
+        if is_readable and self.slope > 0.0:
             conjugacy = max(0.0, (slope + products.before) / self.slope)
         if conjugacy * self._rest >= slope:
             # no descent
@@ -130,24 +173,34 @@ class Descent:
         self._p_p = (
             products.descent + 2.0 * conjugacy * products.direction + conjugacy**2 * self._p_p
         )
-        self.length, self._rest = self._search(conjugacy * self._rest - slope)
-        self.scores += self.length * self.direction
+        self._error = rounding**2 + conjugacy**2 * self._error
+        self._rest = conjugacy * self._rest - slope
+        self.length = 0.0
+        if is_readable and self._rest < 0.0:
+            self._advance()
 
-    def _search(self, rise: float) -> tuple[float, float]:
+    def _advance(self) -> None:
+        """Step along the direction, on which f falls."""
+        # beta <theta, p>
+        pull = self._rest - self._along(0.0)
+        self.length, self._rest = self._search(self._rest, pull)
+        self.scores += self.length * self.direction
+        penalty = self.penalty + self.length * pull + self.length**2 / 2.0 * self._p_p
+        self.penalty = max(penalty, 0.0)
+        self.drift = math.hypot(self.drift, self.length * math.sqrt(self._error))
+
+    def _search(self, rise: float, pull: float) -> tuple[float, float]:
         """Return the length of least f along the direction, and how f rises there.
 
-        The length is 0 if f does not fall from the start, where it has the ``rise``.
+        At the start f has the ``rise`` < 0, of which the ``pull`` is the penalty's.
         """
         from scipy.optimize import brentq
 
-        if rise >= 0.0:
-            return 0.0, rise
-        start = rise - self._along(0.0)
         rises = {0.0: rise}
 
         def rise_at(length: float) -> float:
             if length not in rises:
-                rises[length] = start + self._along(length) + length * self._p_p
+                rises[length] = pull + self._along(length) + length * self._p_p
             # the search ends where it is 0
             return 0.0 if abs(rises[length]) <= SMALL_RISE * abs(rise) else rises[length]
 

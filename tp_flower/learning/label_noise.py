@@ -131,6 +131,11 @@ class LabelPlan:
             self._check_limits()
 
     @property
+    def kind(self) -> str:
+        """The type of the labels that leave."""
+        return "number" if self.limits else "text" if self.classes else "boolean"
+
+    @property
     def class_count(self) -> int:
         """k; 0 in regression."""
         return 0 if self.limits else len(self.classes) or 2

@@ -17,7 +17,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
-from tp_flower.learning.models.local_model import FeatureArray, Features, moment
+from tp_flower.features.sparse import EncodedRows, SparseRows, columns_of, dense
+from tp_flower.learning.models.local_model import Features, LinearModel, moment
 
 RANK_TOLERANCE = 1e-11
 
@@ -26,7 +27,10 @@ MOST_COLUMNS = 4096
 for twice as many."""
 FREQUENT = 1024  # columns of the block of a wider table; the others have a diagonal
 BY_COLUMNS, BY_ROWS, BY_FREQUENT = "columns", "rows", "frequent columns, diagonal"
+ITERATIVE = "none: iterative"
 """Factorisations of a table's Hessian."""
+ITERATIVE_TOLERANCE = 1e-10  # of the residual, relative
+MOST_ITERATIONS = 2000
 
 GRAM_VALUES = 1 << 22  # float64 values in a block of rows, 32 MB
 LEAST_ROWS = 256
@@ -43,6 +47,8 @@ def gram(
     array([[17.,  9.],
            [ 9.,  5.]])
     """
+    if isinstance(features, SparseRows):
+        return _sparse_gram(features, multiplicity, intercept=intercept)
     width = features.shape[1] + int(intercept)
     total = np.zeros((width, width))
     size = max(GRAM_VALUES // max(width, 1), LEAST_ROWS)
@@ -56,17 +62,59 @@ def gram(
     return total
 
 
+def _sparse_gram(features: SparseRows, multiplicity: AnyArray, *, intercept: bool) -> FloatArray:
+    width = features.width
+    total = np.zeros((width + int(intercept), width + int(intercept)))
+    for block in blocks(len(features), max(GRAM_VALUES // max(features.stored, 1), LEAST_ROWS)):
+        rows = features[block].matrix(np.sqrt(multiplicity[block], dtype=np.float64))
+        product = (rows.T @ rows).tocoo()
+        total[product.row, product.col] += product.data
+    if intercept:
+        counts = np.asarray(multiplicity, np.float64)[:, None]
+        total[:, -1] = total[-1] = moment(features, counts, intercept=True).ravel()
+    return total
+
+
 def factorisation(rows: int, columns: int, *, is_exact: bool) -> str:
     """Return the cheapest factorisation of a table's Hessian.
 
-    One that need not be exact takes wide tables as frequent columns and a diagonal.
+    None has more than MOST_COLUMNS^2 numbers: a wider table is solved for iteratively. One that
+    need not be exact takes its frequent columns and a diagonal.
 
     >>> factorisation(100, 300, is_exact=True)
     'rows'
     """
-    if 0 < rows < columns:
+    if 0 < rows < columns and rows * columns <= MOST_COLUMNS**2:
         return BY_ROWS
-    return BY_COLUMNS if is_exact or columns <= MOST_COLUMNS else BY_FREQUENT
+    if columns <= MOST_COLUMNS:
+        return BY_COLUMNS
+    return ITERATIVE if is_exact else BY_FREQUENT
+
+
+def largest_eigenvalue(features: Features, multiplicity: AnyArray, *, intercept: bool) -> float:
+    """Return the largest eigenvalue of a table's Gram matrix, which is not built (Lanczos)."""
+    width = features.shape[1] + int(intercept)
+    from scipy.sparse.linalg import LinearOperator, eigsh
+
+    model = LinearModel(features.shape[1], 1, intercept=intercept)
+
+    def product(vector: FloatArray) -> FloatArray:
+        scores = model.at(vector.ravel()).scores(features)
+        return model.pullback(features, multiplicity[:, None] * scores)
+
+    operator = LinearOperator((width, width), product, dtype=np.float64)
+    (largest,) = eigsh(operator, 1, which="LA", v0=np.ones(width), return_eigenvectors=False)
+    return float(max(largest, 0.0))
+
+
+def column_squares(features: Features, weights: AnyArray) -> FloatArray:
+    """Return the sum of squares of each column over rows with weights (n,), (d,)."""
+    if isinstance(features, SparseRows):
+        return features.square_sums(weights)
+    squares = np.zeros(features.shape[1])
+    for span in blocks(len(features), LEAST_ROWS):
+        squares += weights[span] @ np.square(features[span], dtype=np.float64)
+    return squares
 
 
 @dataclass(frozen=True)
@@ -108,7 +156,7 @@ class RidgeSolver:
 
     @classmethod
     def from_rows(
-        cls, features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
+        cls, features: EncodedRows, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
     ) -> "RidgeSolver":
         """Factorise the Gram matrix of few rows (n, d), by n numbers for each column.
 
@@ -116,24 +164,21 @@ class RidgeSolver:
         out is never needed.
         """
         counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
-        rows = np.sqrt(counts)[:, None] * (features - mean)
+        rows = np.sqrt(counts)[:, None] * (dense(features) - mean)
         _, sizes, vectors = np.linalg.svd(rows, full_matrices=False)
         return cls(sizes**2, vectors.T, mean, np.arange(len(mean)), weight, joined_rows)
 
     @classmethod
     def from_frequent(
-        cls, features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
+        cls, features: EncodedRows, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
     ) -> "RidgeSolver":
         """Factorise the columns of most variance together, and all others alone."""
         counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=intercept)
-        squares = sum(
-            counts[span] @ np.square(features[span], dtype=np.float64)
-            for span in blocks(len(features), LEAST_ROWS)
-        )
+        squares = column_squares(features, counts)
         variances = np.maximum(squares - weight * mean**2, 0.0)
         order = np.argsort(-variances, kind="stable")
         block, others = np.sort(order[:FREQUENT]), np.sort(order[FREQUENT:])
-        matrix = gram(features[:, block], multiplicity, intercept=intercept)
+        matrix = gram(columns_of(features, block), multiplicity, intercept=intercept)
         inner = cls.from_gram(matrix, joined_rows, intercept=intercept)
         values = np.concatenate([inner.eigenvalues, variances[others]])
         return replace(inner, eigenvalues=values, mean=mean, block=block)
@@ -162,12 +207,11 @@ class RidgeSolver:
 
     def product(self, parameters: FloatArray) -> FloatArray:
         """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
-        weights = parameters[:-1] if self.weight else parameters
-        product = self._restored(self.eigenvalues[:, None] * self._rotated(weights))
-        if self.weight:
-            total = self.weight * (self.mean @ weights + parameters[-1])
-            product = np.vstack([product + np.outer(self.mean, total), total])
-        return self.joined_rows * product
+
+        def product(weights: FloatArray) -> FloatArray:
+            return self._restored(self.eigenvalues[:, None] * self._rotated(weights))
+
+        return self.joined_rows * _with_intercept(product, parameters, self.mean, self.weight)
 
     def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
         """Return the parameters (d [+ 1], d_c) of the theta-update.
@@ -175,21 +219,18 @@ class RidgeSolver:
         ``moments`` are [T, 1]^T (G * target), (d [+ 1], d_c), summed over the shards;
         if ``l2`` is 0, the solution of least norm is returned.
         """
-        moments = moments / self.joined_rows
-        centre = np.zeros(moments.shape[1])
-        if self.weight:
-            centre = moments[-1] / self.weight
-            moments = moments[:-1] - self.weight * np.outer(self.mean, centre)
-        rotated = kappa * self._rotated(moments)
         curvature = kappa * self.eigenvalues
         usable = curvature + l2 > RANK_TOLERANCE * curvature.max(initial=0.0)
         scale = np.where(usable, 1.0 / np.where(usable, curvature + l2, 1.0), 0.0)
-        weights = self._restored(rotated * scale[:, None])
-        return np.vstack([weights, centre - self.mean @ weights]) if self.weight else weights
+
+        def solve(centred: FloatArray) -> FloatArray:
+            return self._restored(kappa * self._rotated(centred) * scale[:, None])
+
+        return _eliminated(solve, moments / self.joined_rows, self.mean, self.weight)
 
 
 def _centre(
-    features: FeatureArray, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
+    features: EncodedRows, multiplicity: AnyArray, joined_rows: int, *, intercept: bool
 ) -> tuple[FloatArray, float, FloatArray]:
     """Return G / N, (n,), and the solver's ``weight`` and ``mean``."""
     counts = multiplicity / joined_rows
@@ -199,8 +240,119 @@ def _centre(
     return counts, weight, moment(features, counts[:, None], intercept=False).ravel() / weight
 
 
+@dataclass(frozen=True)
+class IterativeSolver:
+    """The theta-update of a wide linear model, by conjugate gradients on the table's rows.
+
+    It has the parameters of :class:`RidgeSolver` to ``ITERATIVE_TOLERANCE``, in the memory of the
+    rows and of a few vectors. With ``weight`` > 0 the intercept is eliminated by centring;
+    otherwise ``model``, of one output, says whether it is one of the parameters to solve for.
+
+    Attributes:
+        features: (n, d), with ``counts`` G / N, (n,).
+        mean: the weighted mean row, (p,), zeros without centring.
+        diagonal: of the matrix that is solved with, but for kappa and l2, (p,).
+    """
+
+    model: LinearModel
+    features: Features
+    counts: FloatArray
+    mean: FloatArray
+    diagonal: FloatArray
+    weight: float
+    joined_rows: int
+
+    @classmethod
+    def of_rows(
+        cls,
+        features: EncodedRows,
+        multiplicity: AnyArray,
+        joined_rows: int,
+        *,
+        intercept: bool,
+        centred: bool,
+    ) -> "IterativeSolver":
+        """Return the solver of a table, whose intercept is not penalised if ``centred``."""
+        is_centred = intercept and centred
+        counts, weight, mean = _centre(features, multiplicity, joined_rows, intercept=is_centred)
+        diagonal = np.maximum(column_squares(features, counts) - weight * mean**2, 0.0)
+        model = LinearModel(features.shape[1], 1, intercept=intercept and not centred)
+        if model.intercept:
+            mean, diagonal = np.append(mean, 0.0), np.append(diagonal, counts.sum())
+        return cls(model, features, counts, mean, diagonal, weight, joined_rows)
+
+    @property
+    def trace(self) -> float:
+        """The trace of [T, 1]^T diag(G) [T, 1] / N."""
+        return float(self.diagonal.sum()) + self.weight * (float(self.mean @ self.mean) + 1.0)
+
+    def _centred_product(self, vector: FloatArray) -> FloatArray:
+        """Return the centred Gram matrix / N times a vector, (p,)."""
+        scores = self.model.at(vector.ravel()).scores(self.features)
+        # of scores about their mean, the sum over the rows is 0
+        return self.model.pullback(
+            self.features, self.counts[:, None] * (scores - self.mean @ vector.ravel())
+        )
+
+    def product(self, parameters: FloatArray) -> FloatArray:
+        """Return the Gram matrix times parameters (d [+ 1], d_c): their moments."""
+
+        def product(weights: FloatArray) -> FloatArray:
+            return np.stack([self._centred_product(column) for column in weights.T], axis=1)
+
+        return self.joined_rows * _with_intercept(product, parameters, self.mean, self.weight)
+
+    def solve(self, moments: FloatArray, kappa: float, l2: float) -> FloatArray:
+        """Return the parameters (d [+ 1], d_c) of the theta-update: see ``RidgeSolver.solve``."""
+        from scipy.sparse.linalg import LinearOperator, cg
+
+        size = len(self.diagonal)
+        diagonal = kappa * self.diagonal + l2
+
+        def product(vector: FloatArray) -> FloatArray:
+            return kappa * self._centred_product(vector) + l2 * vector.ravel()
+
+        operator = LinearOperator((size, size), product, dtype=np.float64)
+        # without a penalty, only plain steps from 0 end at the solution of least norm
+        scaled = LinearOperator((size, size), lambda v: v.ravel() / diagonal) if l2 else None
+        steps = {"rtol": ITERATIVE_TOLERANCE, "maxiter": MOST_ITERATIONS, "M": scaled}
+
+        def solve(centred: FloatArray) -> FloatArray:
+            return np.stack([cg(operator, kappa * right, **steps)[0] for right in centred.T], 1)
+
+        return _eliminated(solve, moments / self.joined_rows, self.mean, self.weight)
+
+
+Solver = RidgeSolver | IterativeSolver
+
+
+def _with_intercept(
+    product: Callable[[FloatArray], FloatArray],
+    parameters: FloatArray,
+    mean: FloatArray,
+    weight: float,
+) -> FloatArray:
+    """Return the Gram matrix / N times parameters (d [+ 1], d_c), given the centred product."""
+    if not weight:
+        return product(parameters)
+    weights = parameters[:-1]
+    total = weight * (mean @ weights + parameters[-1])
+    return np.vstack([product(weights) + np.outer(mean, total), total])
+
+
+def _eliminated(
+    solve: Callable[[FloatArray], FloatArray], moments: FloatArray, mean: FloatArray, weight: float
+) -> FloatArray:
+    """Return the parameters (d [+ 1], d_c), given how centred moments are solved for."""
+    if not weight:
+        return solve(moments)
+    centre = moments[-1] / weight
+    weights = solve(moments[:-1] - weight * np.outer(mean, centre))
+    return np.vstack([weights, centre - mean @ weights])
+
+
 def exact_update(
-    solver: RidgeSolver, theta: FloatArray, moments: FloatArray, kappa: float, l2: float
+    solver: Solver, theta: FloatArray, moments: FloatArray, kappa: float, l2: float
 ) -> FloatArray:
     """Return theta after its update, (p, d_c), from where the scores step off.
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.learning.metrics import evaluate
 from tp_flower.learning.models import local_model
-from tp_flower.learning.solvers import gram
+from tp_flower.learning.solvers import MOST_COLUMNS, gram, largest_eigenvalue
 from tp_flower.losses import Loss
 from tp_flower.randomness import NoiseSource
 
@@ -80,8 +80,12 @@ class SiteObjective:
         if not len(self.labels):
             return self.l2
         if isinstance(self.model, local_model.LinearModel):
-            matrix = gram(self.features, np.ones(len(self.labels)), intercept=self.model.intercept)
-            largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
+            rows, ones = self.features, np.ones(len(self.labels))
+            if rows.shape[1] > MOST_COLUMNS:
+                largest = largest_eigenvalue(rows, ones, intercept=self.model.intercept)
+            else:
+                matrix = gram(rows, ones, intercept=self.model.intercept)
+                largest = float(np.linalg.eigvalsh(matrix)[-1]) if len(matrix) else 0.0
             return self.loss.max_curvature * largest / len(self.labels) + self.l2
         return CURVATURE_MARGIN * self._curvature_there() + self.l2
 

@@ -36,6 +36,7 @@ from typing import Final
 import numpy as np
 
 from tp_flower.arrays import FloatArray, IndexArray, blocks
+from tp_flower.features.sparse import EncodedRows, SparseRows
 from tp_flower.learning.models import local_model
 from tp_flower.privacy.mechanisms import ClippedNoise, Gaussian
 from tp_flower.privacy.units import Units
@@ -70,7 +71,7 @@ def check_scores(model: local_model.LocalModel, features: int) -> None:
 
 def clipped_sum(
     model: local_model.LocalModel,
-    features: local_model.FeatureArray,
+    features: EncodedRows,
     messages: FloatArray,
     clip: float,
     units: Units | None = None,
@@ -98,7 +99,7 @@ def clipped_sum(
 
 def private_sum(
     model: local_model.LocalModel,
-    features: local_model.FeatureArray,
+    features: EncodedRows,
     messages: FloatArray,
     clipped_noise: ClippedNoise,
     noise: NoiseSource,
@@ -111,7 +112,7 @@ def private_sum(
 
 def _clipped_linear_sum(
     model: local_model.LinearModel,
-    features: local_model.FeatureArray,
+    features: EncodedRows,
     messages: FloatArray,
     clip: float,
     units: Units | None,
@@ -130,8 +131,10 @@ def _clipped_linear_sum(
     return local_model.moment(features, weighted, intercept=has_one).ravel()
 
 
-def squared_lengths(features: local_model.FeatureArray, *, intercept: bool) -> FloatArray:
+def squared_lengths(features: EncodedRows, *, intercept: bool) -> FloatArray:
     """Return ||x_k||^2, with an intercept ||[x_k, 1]||^2, (k,)."""
+    if isinstance(features, SparseRows):
+        return features.square_lengths() + float(intercept)
     squares = np.empty(len(features))
     for block in blocks(len(features)):
         rows = features[block].astype(np.float64)

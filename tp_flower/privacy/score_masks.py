@@ -75,6 +75,15 @@ class FixedPoint:
         """
         return (2.0**31 / self.tables - 1.0) / 2.0**self.bits
 
+    @property
+    def rounding(self) -> float:
+        """The root mean square error of the sum of M rounded scores.
+
+        >>> round(FixedPoint(bits=10, tables=3).rounding * 2**10, 3)
+        0.5
+        """
+        return float(2.0**-self.bits * np.sqrt(self.tables / 12.0))
+
     def words(self, scores: FloatArray) -> WordArray:
         """Return fix(h) of scores (n, d_c).
 

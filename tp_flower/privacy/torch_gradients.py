@@ -26,8 +26,9 @@ from torch import nn
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
-from tp_flower.learning.models.local_model import FeatureArray, LocalModel
-from tp_flower.learning.models.neural import EVALUATION_ROWS, TorchModel
+from tp_flower.features.sparse import EncodedRows, dense
+from tp_flower.learning.models.local_model import LocalModel
+from tp_flower.learning.models.neural import TorchModel, rows_at_once
 from tp_flower.privacy.gradients import clip_weights
 
 CHUNK_VALUES: Final = 2**24  # of row gradients held at a time: 64 MB in float32
@@ -38,7 +39,7 @@ _CLOSE: Final = 1e-4
 
 
 def clipped_torch_sum(
-    model: LocalModel, features: FeatureArray, messages: FloatArray, clip: float | FloatArray
+    model: LocalModel, features: EncodedRows, messages: FloatArray, clip: float | FloatArray
 ) -> FloatArray:
     """Return the sum of the rows' gradients, each clipped to ``clip`` [(k,)], (p,)."""
     model = _torch_model(model)
@@ -156,7 +157,7 @@ def _first_scores(module: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
 def _sum_in_chunks(
     model: TorchModel,
-    features: FeatureArray,
+    features: EncodedRows,
     messages: FloatArray,
     clips: FloatArray,
     *,
@@ -164,7 +165,7 @@ def _sum_in_chunks(
 ) -> FloatArray:
     total = np.zeros(len(model.penalised))
     with _hooked(model.module, ghost=ghost) as hooked:
-        for chunk in blocks(len(features), _rows_at_once(hooked)):
+        for chunk in blocks(len(features), _chunk_rows(hooked, features.shape[1])):
             total += _chunk_sum(model, hooked, features[chunk], messages[chunk], clips[chunk])
     return total
 
@@ -185,26 +186,26 @@ def _hooked(module: nn.Module, *, ghost: bool) -> Iterator[GradNormModule]:
             vars(layer).pop("activations", None)
 
 
-def _rows_at_once(hooked: GradNormModule) -> int:
+def _chunk_rows(hooked: GradNormModule, columns: int) -> int:
     """Return the size of a chunk, from the parameters whose row gradients are built."""
     parameters = 0
     for layer in hooked._module.modules():  # noqa: SLF001 - Opacus' name for it
         is_ghost = hooked.use_ghost_clipping and type(layer) in hooked.NORM_SAMPLERS
         if not is_ghost and any(True for _ in layer.parameters(recurse=False)):
             parameters += sum(parameter.numel() for parameter in layer.parameters())
-    return min(EVALUATION_ROWS, max(1, CHUNK_VALUES // max(parameters, 1)))
+    return min(rows_at_once(columns), max(1, CHUNK_VALUES // max(parameters, 1)))
 
 
 def _chunk_sum(
     model: TorchModel,
     hooked: GradNormModule,
-    features: FeatureArray,
+    features: EncodedRows,
     messages: FloatArray,
     clips: FloatArray,
 ) -> FloatArray:
     parameters = list(model.module.parameters())
     like = parameters[0]
-    rows = torch.tensor(np.array(features), dtype=like.dtype, device=like.device)
+    rows = torch.tensor(np.array(dense(features)), dtype=like.dtype, device=like.device)
     upstream = torch.tensor(messages, dtype=like.dtype, device=like.device)
     hooked.enable_hooks()
     scores = model.forward(rows.requires_grad_())

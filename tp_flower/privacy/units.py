@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, IndexArray
-from tp_flower.learning.models.local_model import FeatureArray
+from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.randomness import NoiseSource
 
 _BLOCK_VALUES: Final = 1 << 21
@@ -55,7 +55,7 @@ class Units:
         return order, np.append(np.flatnonzero(np.diff(self.codes[order], prepend=-1)), len(order))
 
     def gradient_norms(
-        self, features: FeatureArray, messages: FloatArray, *, intercept: bool
+        self, features: EncodedRows, messages: FloatArray, *, intercept: bool
     ) -> FloatArray:
         """Return ||sum over the row's unit of [x_k, 1] Y_k^T||, (n,).
 
@@ -67,7 +67,7 @@ class Units:
         cuts = np.searchsorted(starts, np.arange(0, len(order) + size, size))
         for first, last in pairwise(np.unique(np.minimum(cuts, len(starts) - 1))):
             rows = order[starts[first] : starts[last]]
-            inputs = features[rows].astype(np.float64)
+            inputs = dense(features[rows]).astype(np.float64)
             if intercept:
                 inputs = np.column_stack([inputs, np.ones(len(rows))])
             with np.errstate(over="ignore", invalid="ignore"):

@@ -15,7 +15,8 @@ class FinishRequest(Request, frozen=True, kw_only=True):
 
     The latter's are ``lengths``, by table, of trees that may be ``is_bagged``.
 
-    Unless the last model ``is_best``, the one that was so far is saved, if any was.
+    Unless the last model ``is_best``, the one that was so far is saved, if any was. If
+    training ``has_diverged``, the sums of that model's scores are made at the end.
     """
 
     keep_models: bool = False
@@ -23,12 +24,13 @@ class FinishRequest(Request, frozen=True, kw_only=True):
     lengths: dict[str, f.NonNegative] = {}
     is_bagged: bool = False
     is_best: bool = False
+    has_diverged: bool = False
     model_name: str | None = None
     model_version: str | None = None
 
     discloses = (Discloses("that the run is over, and its name"),)
     schedule = (
-        *("keep_models", "step", "lengths", "is_bagged", "is_best"),
+        *("keep_models", "step", "lengths", "is_bagged", "is_best", "has_diverged"),
         *("model_name", "model_version"),
     )
 

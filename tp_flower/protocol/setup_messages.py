@@ -52,6 +52,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         unlisted: those of them that the policy keeps from features.
         absent: those that the shard lacks, and that are missing in its rows.
         texts: of the columns of a text file, which readings fit all texts.
+        unread: why queries cannot read other columns that a policy shows, and what to write.
     """
 
     table: f.Name
@@ -64,6 +65,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     unlisted: list[f.Name] = []
     absent: list[f.Name] = []
     texts: dict[f.Name, TextColumn] = {}
+    unread: dict[f.Name, f.Name] = {}
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -88,8 +90,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "names of the hosted tables; columns, types and rows of the query's; which formats "
             "of days fit all texts of a column, whether their days differ, and whether texts "
-            "that differ are equal values; which columns have no value or are absent, and which "
-            "a policy keeps from features",
+            "that differ are equal values; which columns have no value or are absent, which a "
+            "policy keeps from features, and why some cannot be read",
             fields=("shards", "tables"),
         ),
     )
@@ -466,7 +468,7 @@ class FeatureSummary(Body, frozen=True, kw_only=True):
         missing: share without a value, rounded up; ``other`` in the column of all other
             categories; None where the encoder tells neither.
         categories: how many, of at least min-count rows each; ``listed`` have a column.
-        nearly_numbers: whether nearly all texts are numbers or dates, and not all plain digits.
+        nearly_numbers: whether most texts are numbers or dates, and not all plain digits.
     """
 
     column: f.Name
@@ -495,7 +497,7 @@ _COLUMNS = Discloses(
 _FEATURES = Discloses(
     "a summary of each feature of tables without a budget, unless its encoder was declared: the "
     "kind of value; in whole percents the share of missing values and of categories in (other); "
-    "how many categories there are; and whether nearly all texts are numbers or dates",
+    "how many categories there are; and whether most texts are numbers or dates",
     fields=("features",),
     kinds=("features",),
     policy="statistics",

@@ -15,14 +15,20 @@ needs values of two tables at once is refused by name. The query itself is never
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from sqlglot import exp
 
 from tp_flower.errors import QueryError
 from tp_flower.query import parsing
-from tp_flower.query.conditions import Condition, Settled, bind_conditions, settle
+from tp_flower.query.conditions import (
+    Condition,
+    Settled,
+    bind_conditions,
+    cast_text_to_uuid,
+    settle,
+)
 from tp_flower.query.expressions import parse_expression, render
 from tp_flower.query.fragment import Feature, Fragment, spell
 from tp_flower.query.relations import Schema, bind_table, table_schemas
@@ -58,6 +64,7 @@ class BoundQuery:
         outer: LEFT JOINed tables, which may have no match for a joined row.
         split_table: the table whose last key decides which rows are held out; ""
             if none does.
+        label_sql: the label as the query writes it; "" without one.
     """
 
     fragments: tuple[Fragment, ...]
@@ -65,6 +72,7 @@ class BoundQuery:
     label_table: str
     outer: frozenset[str] = frozenset()
     split_table: str = ""
+    label_sql: str = field(default="", compare=False)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -192,11 +200,12 @@ class Query:
         left_joined = [join.alias for join in statement.joins if join.is_left]
         settled = settle(conditions, left_joined, relations)
         _check_joined(statement, settled)
+        predicates = [cast_text_to_uuid(p, relations) for p in settled.predicates]
         sides = {side for c in conditions if not c.is_filter for side in c.sides}
         items = expand_stars(statement.items, scope, sides, needs_label=not unlabelled)
         bound = [(item, _bind_item(item, scope)) for item in items]
         features = _bind_features(bound, scope)
-        joins, keys = _make_joins(settled.predicates, list(relations))
+        joins, keys = _make_joins(predicates, list(relations))
         marked = [pair for pair in bound if _is_marked(pair[0])]
         if unlabelled is not None:
             keys.setdefault(unlabelled.table, []).extend(_row_key(unlabelled, scope, settled))
@@ -220,7 +229,8 @@ class Query:
             for branch in relation.branches
         )
         followed = label.table if label else unlabelled.table if unlabelled else ""
-        return BoundQuery(fragments, joins, followed, settled.outer, split_table)
+        label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
+        return BoundQuery(fragments, joins, followed, settled.outer, split_table, label_sql)
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:

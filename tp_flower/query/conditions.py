@@ -23,7 +23,7 @@ from tp_flower.errors import QueryError
 from tp_flower.query.expressions import as_filter, parse_expression, render
 from tp_flower.query.fragment import local_sql, spell
 from tp_flower.query.parsing import JoinClause, Statement
-from tp_flower.query.relations import Relation, is_null_on_nulls, is_true_on_nulls
+from tp_flower.query.relations import Relation, is_null_on_nulls, is_true_on_nulls, type_on_nulls
 from tp_flower.query.scope import Local, Scope
 
 
@@ -148,6 +148,31 @@ def settle(
     guards = [c for c in filters if c.owner not in (None, c.left.table)]
     predicates = [c for c in settled if not c.is_filter]
     return Settled(tuple(dict.fromkeys(_with_guards(predicates, guards))), tuple(local), outer)
+
+
+def cast_text_to_uuid(predicate: Condition, relations: Mapping[str, Relation]) -> Condition:
+    """Return an equality of a UUID and a text with the text cast to UUID, as DuckDB does it.
+
+    A UUID has many spellings as a text, in upper case or in braces. A text that is none
+    fails at its site.
+    """
+    if not any(_may_be_uuid(side, relations) for side in predicate.sides):
+        return predicate
+    types = [type_on_nulls(side.sql, relations[side.table].types) for side in predicate.sides]
+    if set(types) != {"UUID", "VARCHAR"}:
+        return predicate
+    sides = tuple(
+        replace(side, sql=f"CAST({side.sql} AS UUID)") if kind == "VARCHAR" else side
+        for side, kind in zip(predicate.sides, types, strict=True)
+    )
+    return replace(predicate, sides=sides)
+
+
+def _may_be_uuid(side: Local, relations: Mapping[str, Relation]) -> bool:
+    """Return whether an expression reads a UUID or makes one; few queries have any."""
+    columns = parse_expression(side.sql, "join key").find_all(exp.Column)
+    types = relations[side.table].types
+    return "UUID" in side.sql.upper() or any(types[c.name].upper() == "UUID" for c in columns)
 
 
 def _still_outer(

@@ -66,7 +66,6 @@ _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 # why a node is refused, the most telling reason first
 _REASONS: tuple[tuple[tuple[type[exp.Expr], ...], str], ...] = (
     ((exp.Query, exp.Exists), _SUB_QUERIES),
-    ((exp.Window,), f"window functions are not supported; write {_AGGREGATED}"),
     ((exp.Array, exp.Bracket), _QUOTES),
     ((exp.AggFunc, exp.IgnoreNulls, exp.Filter, exp.WithinGroup), _NO_AGGREGATES),
     ((exp.Star, exp.Columns), "name the columns instead of *"),
@@ -241,6 +240,8 @@ def _check_nodes(tree: exp.Expr, *, aggregates: bool) -> None:
 
 
 def _why_refused(node: exp.Expr) -> str:
+    if isinstance(node, exp.Window):
+        return f"window functions are not supported; {_instead_of_window(node)}"
     for types, reason in _REASONS:
         if isinstance(node, types):
             return reason
@@ -260,6 +261,26 @@ def _why_refused(node: exp.Expr) -> str:
     if isinstance(node, exp.DataType) and node.this not in ALLOWED_TYPES:
         return "this type is not among those supported (numbers are DOUBLE or BIGINT)"
     return _why_refused_form(node)
+
+
+def _instead_of_window(window: exp.Window) -> str:
+    """Return what has the value of a window function, as far as anything has."""
+    groups = window.args.get("partition_by") or ()
+    is_plain = clauses_of(window) <= {"this", "partition_by", "over"}
+    if not (is_plain and type(window.this) in AGGREGATES and groups):
+        return (
+            "rows at several sites have no order; let the table's owner compute it, with sql = "
+            f'"SELECT ..." in the tables file, or for a value of each group write {_AGGREGATED}'
+        )
+    keys = ", ".join(column.name or render(column) for column in groups)
+    call = window.this.copy()
+    for column in call.find_all(exp.Column):
+        column.set("table", None)
+    on = " AND ".join(f"w.{column.name or 'k'} = {render(column)}" for column in groups)
+    return (
+        f"write w.value, with LEFT JOIN (SELECT {keys}, {render(call)} AS value FROM its_table "
+        f"GROUP BY {keys}) AS w ON {on}"
+    )
 
 
 def _why_refused_form(node: exp.Expr) -> str:

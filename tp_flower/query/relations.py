@@ -64,11 +64,25 @@ def is_true_on_nulls(sql: str, types: Mapping[str, str]) -> bool:
     return bool(_on_nulls(f"CASE WHEN {sql} THEN true ELSE false END", sql, types))
 
 
+def type_on_nulls(sql: str, types: Mapping[str, str]) -> str:
+    """Return the DuckDB type of an expression.
+
+    >>> type_on_nulls('"x" + 1', {"x": "INT"})
+    'INTEGER'
+    """
+    (kind,) = output_types(f"SELECT {sql} AS value FROM {_nulls_of(sql, types)}").values()
+    return kind
+
+
 def _on_nulls(test: str, sql: str, types: Mapping[str, str]) -> object:
-    columns = parse_expression(sql, f"expression {shorten(sql)}").find_all(exp.Column)
-    column_types = {column.name: types[column.name] for column in columns}
-    ((value,),) = _rows(f"SELECT {test} FROM {typed_nulls(column_types)}")
+    ((value,),) = _rows(f"SELECT {test} FROM {_nulls_of(sql, types)}")
     return value
+
+
+def _nulls_of(sql: str, types: Mapping[str, str]) -> str:
+    """Return the typed NULLs of the columns of an expression."""
+    columns = parse_expression(sql, f"expression {shorten(sql)}").find_all(exp.Column)
+    return typed_nulls({column.name: types[column.name] for column in columns})
 
 
 def _known_type(column: str, name: str) -> str:

@@ -7,7 +7,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     output-dir, query (SQL)
     settings  {run-config key: value}        chosen {key: what 0 or "auto" became}
     tables    [{table, name, rows, features, shards, sites: [..], dropped: [..],
-                multiplicity: {min, mean, max},
+                multiplicity: {min, mean, max}, of all its rows,
                 encoding: [{column, type, encoder, columns, missing, categories, kept, other}]
                 }]   `TableReport`, in order of FROM; missing and other are whole percents
                 of the joined rows, rounded up; null where a policy hides them
@@ -15,7 +15,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     warnings  [text]   what a user should know about the result
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
-                fan-out-max, unmatched-before, unmatched-rows, lost-label-rows}]
+                fan-out-max, unmatched-before, unmatched-rows, lost-label-rows,
+                repeated-keys: [{table, keys, repeated, most, more-rows}]}]
                 `JoinStep`, in order
     label-rows  {rows, joined, lost: [{step, rows}]}   `label_rows`
     history   [{round, epoch, phase, train: {metric: value}, test: {metric: value},
@@ -65,6 +66,7 @@ SCHEMA_VERSION = 1
 REPORT_FILE = "report.json"
 REPORT_LINE = "Report: "
 COMPLETED = "completed"
+SEVERAL_NAMES = " + "  # between the names of a table that is a UNION ALL
 
 FLOWER_SECONDS = 5.0  # of a round of Flower's messages, whatever it carries
 SESSION_SECONDS = 0.003  # of one in a session; both by scripts/bench_deploy.py
@@ -81,7 +83,8 @@ class TableReport:
     Attributes:
         rows: number of rows of all shards, after the table's own filters.
         features: columns after encoding; ``dropped`` ones are constant.
-        multiplicity: number of joined rows per row (:func:`min_mean_max`).
+        multiplicity: number of joined rows, trained on or held out, that each of the rows
+            is in (:func:`min_mean_max`).
     """
 
     table: str

@@ -212,7 +212,8 @@ class DataSettings:
     )
     task: str = setting(
         AUTO,
-        '"regression", "classification", or "auto": decided from the label.',
+        '"regression", "classification", or "auto": classes of a label that is text, true or '
+        "false, or a number of two distinct values; regression of all other numbers.",
         OneOf((AUTO, REGRESSION, CLASSIFICATION)),
     )
     tables: str = setting(

@@ -1,6 +1,7 @@
 """The run config that a user writes: a TOML file, and single settings that override it."""
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,9 @@ def read_run_config(file: Path | None, overrides: Sequence[str] = ()) -> dict[st
     folder, config = Path.cwd(), dict(map(read_override, overrides))
     if file is not None:
         folder = folder if "tables" in config else file.absolute().parent
-        config = {**dict(_flat(_read_toml(file))), **config}
+        content = _read_toml(file)
+        _refuse_tables_file(file, content)
+        config = {**dict(_flat(content)), **config}
     if isinstance(tables := config.get("tables"), str) and tables:
         config["tables"] = str(folder / Path(tables).expanduser())
     return config
@@ -71,6 +74,16 @@ def _read_toml(file: Path) -> dict[str, object]:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SettingsError(f"the settings file {file} cannot be read: {error}") from error
+
+
+def _refuse_tables_file(file: Path, content: Mapping[str, object]) -> None:
+    if isinstance(content.get("tables"), Mapping):
+        name = json.dumps(str(file), ensure_ascii=False)
+        raise SettingsError(
+            f"{file} is a tables file, not a file of settings: write one with tables = {name} and "
+            'sql = "SELECT ...", or leave the file out and add --set tables='
+            f"{shlex.quote(str(file))} --set 'sql=SELECT ...'"
+        )
 
 
 def _flat(config: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

@@ -322,7 +322,10 @@ class Settings(SettingValues):
         if isinstance(private := vars(self)["privacy"], PrivacySettings):
             values["privacy"] = private
         else:
-            problems.append(f"privacy: {private!r} is not a PrivacySettings")
+            problems.append(
+                f"privacy: {private!r} is not a PrivacySettings: write "
+                "privacy=PrivacySettings(...), from tp_flower.settings"
+            )
         # conflicts are only judged between values that are allowed by themselves
         problems += conflicts(SettingValues(**values))  # type: ignore[arg-type]
         if problems:
@@ -366,7 +369,54 @@ class Settings(SettingValues):
         return declare.render_values(PLAIN_SETTINGS, self) | private
 
 
+SYNONYMS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("test-size", "test-share", "holdout"), "test-fraction"),
+    "train-size": "test-fraction, the share that is not trained on",
+    **dict.fromkeys(
+        ("validation-size", "val-size", "validation-split", "val-split", "eval-fraction"),
+        "validation-fraction",
+    ),
+    **dict.fromkeys(
+        ("epochs", "n-epochs", "max-iter", "n-iter", "iterations", "rounds", "num-rounds"),
+        "num-epochs",
+    ),
+    **dict.fromkeys(
+        ("n-estimators", "num-trees", "num-boost-round", "num-iterations"),
+        "num-epochs and trees-per-round, of strategy boost",
+    ),
+    **dict.fromkeys(
+        ("max-depth", "num-leaves", "max-leaves", "max-leaf-nodes"), "leaves, of strategy boost"
+    ),
+    **dict.fromkeys(
+        ("min-child-samples", "min-samples-leaf", "min-data-in-leaf"), "min-rows-per-leaf"
+    ),
+    **dict.fromkeys(("lr", "eta", "step-size", "eta0"), "learning-rate, or tree-rate of boost"),
+    **dict.fromkeys(("alpha", "lambda", "reg-lambda", "weight-decay", "c", "ridge"), "l2"),
+    **dict.fromkeys(("reg-alpha", "lasso", "l1-ratio"), "l1"),
+    **dict.fromkeys(("batch", "minibatch-size", "per-device-batch-size"), "batch-size"),
+    **dict.fromkeys(("random-state", "random-seed"), "seed"),
+    **dict.fromkeys(("early-stopping", "early-stopping-rounds", "n-iter-no-change"), "patience"),
+    **dict.fromkeys(("hidden-layer-sizes", "hidden-layers", "hidden-units"), "hidden-sizes"),
+    **dict.fromkeys(("objective", "criterion"), "loss"),
+    **dict.fromkeys(("algorithm", "method", "optimizer", "solver"), "strategy"),
+    "query": "sql",
+    "tol": "tolerance",
+    **dict.fromkeys(("label", "target"), "sql, whose query names the label: SELECT x AS label"),
+}
+"""The settings that other libraries know under these names."""
+
+
 def _unknown(key: object) -> str:
+    name = str(key).lower().replace("_", "-")
+    if name in SYNONYMS:
+        return f"{key}: unknown setting. It is {SYNONYMS[name]} here."
+    private = {item.key.replace(".", "-"): item for item in PRIVACY_SETTINGS}
+    if item := private.get(name.replace(".", "-")):
+        # an argument of Python: a file and --set write this key
+        return (
+            f"{key}: in Python, write privacy=PrivacySettings({item.field}=...), from "
+            f"tp_flower.settings; in a file or with --set it is {item.key}."
+        )
     if close := difflib.get_close_matches(str(key), KEYS, n=3):
         return f"{key}: unknown setting. Did you mean {' or '.join(close)}?"
     return f"{key}: unknown setting. Valid settings: {', '.join(KEYS)}."

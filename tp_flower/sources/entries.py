@@ -5,6 +5,7 @@ not its text, which may be a misplaced URI.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final, TypeVar, get_args, get_type_hints
 
@@ -27,6 +28,7 @@ TABLES_THERE: Final = "; its tables are "
 """What follows this in an error is for the owner only."""
 
 Entry = TypeVar("Entry")
+_BARE_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read(kind: type[Entry], entry: Mapping[str, object], where: str) -> Entry:
@@ -68,6 +70,16 @@ def quoted(text: str) -> str:
     """
     # JSON leaves this character alone
     return json.dumps(text, ensure_ascii=False).replace("\x7f", r"\u007f")
+
+
+def typed_as(column: str, kind: str = "VARCHAR") -> str:
+    """Return what gives a column a type in the tables file, as it is written there.
+
+    >>> print(typed_as("zip"), typed_as("zip code", "BIGINT"))
+    types = { zip = "VARCHAR" } types = { "zip code" = "BIGINT" }
+    """
+    key = column if _BARE_KEY.fullmatch(column) else quoted(column)
+    return f"types = {{ {key} = {quoted(kind)} }}"
 
 
 def form(value: object) -> str:

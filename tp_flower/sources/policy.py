@@ -285,13 +285,17 @@ class Policy:
             f"one that needs no statistics: {DECLARED_ENCODERS[kind]}",
         )
 
+    def lets_leave(self, kind: str) -> bool:
+        """Whether releases of a kind may leave as they are, without noise or mask."""
+        return self.releases.level(kind) in (MOMENTS, CLEAR)
+
     def check_release(self, kind: str, *, is_private: bool, is_masked: bool = False) -> None:
         """Refuse a kind of release that may not leave, or not without noise or mask.
 
         ``is_masked`` says that the server cannot read it: masked scores, sealed sums.
         """
         level = self.releases.level(kind)
-        if level in (MOMENTS, CLEAR) or (level != NEVER and is_private):
+        if self.lets_leave(kind) or (level != NEVER and is_private):
             return
         if level in (MASKED, SEALED) and is_masked:
             return

@@ -24,8 +24,9 @@ from tp_flower.query.fragment import Fragment
 from tp_flower.sources.csv_columns import MOST_STRAY
 from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
-from tp_flower.sources.entries import TABLES_THERE, quoted
+from tp_flower.sources.entries import TABLES_THERE, quoted, typed_as
 from tp_flower.sources.flights import flights_tables
+from tp_flower.sources.frames import HostedFrame, hosted_frame
 from tp_flower.sources.policy import SIMULATED
 from tp_flower.sources.tables_file import PARQUET_SUFFIXES, is_csv, read_tables_file
 from tp_flower.sources.tables_file import ShardSource as ShardSource
@@ -42,7 +43,8 @@ class ShardSchema:
 
     The type of a column that is ``all_null`` is meaningless; ``texts`` are the columns of a text
     file whose type is not the owner's; warnings, about values that determine a column's type,
-    are only for the owner.
+    are only for the owner. ``unread`` has the other columns of the source: why no query can read
+    each, and what to write instead.
     """
 
     columns: dict[str, str]
@@ -50,6 +52,7 @@ class ShardSchema:
     all_null: tuple[str, ...] = ()
     texts: dict[str, TextColumn] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    unread: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,34 @@ def column_types(connection: duckdb.DuckDBPyConnection, select: str) -> dict[str
     return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE {select}").fetchall()}
 
 
+_FLOATS: Final = frozenset(("FLOAT", "DOUBLE"))
+
+
+def regular_rows(types: Mapping[str, str], relation: str) -> str:
+    """Return the SELECT of columns of these types in which a missing number has one form.
+
+    NaN becomes NULL here, before anything reads the values: filters, aggregates, keys
+    and features then agree that it is missing. TIMESTAMPTZ_NS, to which few of DuckDB's
+    functions apply, becomes TIMESTAMP_NS, in UTC.
+    """
+    columns = []
+    for name, kind in types.items():
+        column = duckdb_engine.quote_name(name)
+        value = column
+        if kind in _FLOATS:
+            # Parquet's least and greatest values leave NaN out, and DuckDB takes isnan() and
+            # comparisons with NaN to be false where they do; it does not decide these by them
+            value = f"CASE WHEN isfinite({column}) OR isinf({column}) THEN {column} END"
+        elif kind == "TIMESTAMPTZ_NS":
+            value = f"CAST({column} AS TIMESTAMP_NS)"
+        columns.append(f"{value} AS {column}")
+    return f"SELECT {', '.join(columns) or 'nothing'} FROM {relation}"
+
+
 EARLY_ROWS: Final = 2048
 
 Frames: TypeAlias = "Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]"
-_FRAMES: "Final[dict[str, tuple[str, dict[str, tuple[pd.DataFrame, ...]]]]]" = {}
+_FRAMES: Final[dict[str, tuple[str, dict[str, tuple[HostedFrame, ...]]]]] = {}
 """The site and the data frames by table that this process hosts, by token."""
 
 
@@ -89,7 +116,7 @@ def register_frames(frames: Frames, site: str) -> str:
     """Store a site's frames, one or a list of shards by table; return their token."""
     import pandas as pd
 
-    shards: dict[str, tuple[pd.DataFrame, ...]] = {}
+    shards: dict[str, tuple[HostedFrame, ...]] = {}
     for table, value in frames.items():
         listed = [value] if isinstance(value, pd.DataFrame) else list(value)
         for frame in listed:
@@ -98,7 +125,7 @@ def register_frames(frames: Frames, site: str) -> str:
                     f"table {table!r} at site {site!r}: expected a pandas DataFrame, "
                     f"not {type(frame).__name__}"
                 )
-        shards[table] = tuple(listed)
+        shards[table] = tuple(map(hosted_frame, listed))
     if not any(shards.values()):
         raise SourceError(f"site {site!r} has no tables")
     token = uuid.uuid4().hex
@@ -111,11 +138,15 @@ def release(token: str) -> None:
     _FRAMES.pop(token.removeprefix(MEMORY_PREFIX), None)
 
 
-def _registered(token: str) -> "tuple[str, dict[str, tuple[pd.DataFrame, ...]]]":
+def _registered(token: str) -> tuple[str, dict[str, tuple[HostedFrame, ...]]]:
     try:
         return _FRAMES[token]
     except KeyError:
         raise SourceError(f"no data frames are registered under {token!r} here") from None
+
+
+def _frame(source: ShardSource) -> HostedFrame:
+    return _registered(source.token or "")[1][source.table][source.index]
 
 
 def load_tables(path: str) -> tuple[ShardSource, ...]:
@@ -243,8 +274,7 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
     if source.path is not None:
         _check_readable(source, source.path)
     if source.path is None:
-        frame = _registered(source.token or "")[1][source.table][source.index]
-        connection.register("frame", frame.rename(columns=str))
+        connection.register("frame", _with_nanoseconds(_frame(source).rows))
         relation = "frame"
     elif source.relation is not None:
         name = f"source_{uuid.uuid4().hex}"
@@ -267,7 +297,21 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         f"{casts.get(name, quote_name(name))} AS {quote_name(name)}"
         for name in (*names.values(), *source.absent)
     )
-    connection.execute(f"CREATE TEMP VIEW shard AS SELECT {columns} FROM source_rows")
+    rows = f"(SELECT {columns} FROM source_rows)"
+    types = column_types(connection, f"SELECT * FROM {rows}")
+    connection.execute(f"CREATE TEMP VIEW shard AS {regular_rows(types, rows)}")
+
+
+def _with_nanoseconds(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return a frame whose nanoseconds DuckDB reads: it cuts those of times with a zone."""
+    import pandas as pd
+
+    zoned = [
+        name
+        for name, dtype in frame.dtypes.items()
+        if isinstance(dtype, pd.DatetimeTZDtype) and dtype.unit == "ns"
+    ]
+    return frame.assign(**{str(name): frame[name].dt.tz_convert(None) for name in zoned})
 
 
 def _only_table(
@@ -389,30 +433,74 @@ def describe(source: ShardSource) -> ShardSchema:
         return describe_database(source)
     with connect(source) as connection:
         columns = column_types(connection, "SELECT * FROM shard")
+        unread, warnings = _strays(connection, source)
+        if source.token is not None:
+            unread |= _frame(source).unread
+        unread |= _failures(connection, [name for name in columns if name not in unread])
+        columns = {name: kind for name, kind in columns.items() if name not in unread}
         # nearly every column has an early value: only the others are read to the end
         unseen = _without_value(connection, f"(SELECT * FROM shard LIMIT {EARLY_ROWS})", columns)
         empty = _without_value(connection, "shard", unseen)
         ((total,),) = connection.execute("SELECT count(*) FROM shard").fetchall()
-        unread = tuple(_unread(connection, source))
-        texts = text_columns(source)
-    return ShardSchema(columns, int(total), tuple(empty), texts, (*_hints(source), *unread))
+    return ShardSchema(
+        columns,
+        rows=int(total),
+        all_null=tuple(empty),
+        texts={name: t for name, t in text_columns(source).items() if name in columns},
+        warnings=(*_hints(source), *warnings),
+        unread={name: source.without_place(why) for name, why in unread.items()},
+    )
 
 
-def _unread(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> Iterator[str]:
-    """Yield warnings of texts that are not of the owner's type; refuse one of few texts."""
+def _strays(
+    connection: duckdb.DuckDBPyConnection, source: ShardSource
+) -> tuple[dict[str, str], list[str]]:
+    """Return why columns are not of the owner's types; and warnings, where only few texts are."""
+    unread: dict[str, str] = {}
+    warnings: list[str] = []
     columns = column_types(connection, "SELECT * FROM source_rows")
     for name, sql in _owner_casts(source, columns, text_columns(source).keys()).items():
         texts = without_nulls(f"CAST({quote_name(name)} AS VARCHAR)", source.nulls)
         counts = f"SELECT count({texts}), count({sql}) FROM source_rows"
-        ((values, read),) = connection.execute(counts).fetchall()
-        what = f"{source}: column {name!r} has a type in 'types'"
-        if values - read > MOST_STRAY * values:
-            raise SourceError(
-                f"{what}, but more than one in {1 / MOST_STRAY:.0f} of its texts are not of it: "
-                "check 'decimal' and 'dates', or list in 'nulls' texts that mean missing"
+        try:
+            ((values, read),) = connection.execute(counts).fetchall()
+        except duckdb.Error as error:
+            unread[name] = (
+                f"cannot be read as its type in 'types' of the tables file "
+                f"({duckdb_engine.safe_message(error)}): take it out, or write {typed_as(name)}"
             )
-        if read < values:
-            yield f"{what}: {values - read} of its {values} texts are not of it, and are missing"
+            continue
+        if values - read > MOST_STRAY * values:
+            unread[name] = (
+                f"has a type in 'types', but more than one in {1 / MOST_STRAY:.0f} of its texts "
+                "are not of it: check 'decimal' and 'dates', or list in 'nulls' texts that mean "
+                f"missing; {typed_as(name)} reads them as texts"
+            )
+        elif read < values:
+            warnings.append(
+                f"{source}: column {name!r} has a type in 'types': {values - read} of its {values} "
+                "texts are not of it, and are missing"
+            )
+    return unread, warnings
+
+
+def _failures(connection: duckdb.DuckDBPyConnection, names: Sequence[str]) -> dict[str, str]:
+    """Return why columns cannot be read, among their first rows."""
+    early = f"(SELECT * FROM shard LIMIT {EARLY_ROWS})"
+    try:
+        _without_value(connection, early, names)
+    except duckdb.Error as error:
+        unread = {}
+        for name in names:
+            try:
+                _without_value(connection, early, [name])
+            except duckdb.Error as of_column:
+                unread[name] = f"cannot be read ({duckdb_engine.safe_message(of_column)})"
+        if len(unread) in (0, len(names)):
+            # it is not about columns
+            raise error
+        return unread
+    return {}
 
 
 def _is_csv(source: ShardSource) -> bool:

@@ -15,9 +15,11 @@ from scripts.bench.suites.convergence import measure_convergence, measure_moviel
 from scripts.bench.suites.coreset import measure_coreset
 from scripts.bench.suites.encode import measure_encode
 from scripts.bench.suites.materialised import measure_centralized, measure_speed
+from scripts.bench.suites.memory import measure_memory
 from scripts.bench.suites.methods import measure_methods
 from scripts.bench.suites.micro import measure_micro
 from scripts.bench.suites.optimum import measure_optimum
+from scripts.bench.suites.penalty import measure_penalty
 from scripts.bench.suites.personal import measure_personal
 from scripts.bench.suites.privacy import measure_labels, measure_privacy
 from scripts.bench.suites.rounds import measure_rounds, measure_simulation
@@ -27,12 +29,14 @@ SUITES: Mapping[str, Callable[[Options], Outcome]] = {
     "methods": measure_methods,
     "convergence": measure_convergence,
     "optimum": measure_optimum,
+    "penalty": measure_penalty,
     "boost": measure_boost,
     "bytes": measure_bytes,
     "speed": measure_speed,
     "centralized": measure_centralized,
     "coreset": measure_coreset,
     "encode": measure_encode,
+    "memory": measure_memory,
     "privacy": measure_privacy,
     "labels": measure_labels,
     "blind": measure_blind,

@@ -38,6 +38,7 @@ from scripts.data.make_store import STORE_SQL, make_store
 from scripts.data.paper_scale import SQL, STARS, write_paper_scale
 from scripts.data.run_files import write_tables
 from strategies.run.grid import InProcessGrid
+from tp_flower.features.sparse import dense
 from tp_flower.learning.models.local_model import AUTO, CPU, CUDA, on_host, resolve
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import Settings
@@ -141,7 +142,7 @@ def run_paper_scale(tables: str) -> Results:
 def _floor(grid: InProcessGrid) -> list[float]:
     """Return the seconds of X^T R and X theta of the reviews."""
     (features,) = [
-        on_host(part.data.features)
+        dense(on_host(part.data.features))
         for part in participants_of(grid)
         if part.data.table == "reviews"
     ]

@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from client_apps.data import run_store as site_store
-from client_apps.handlers.inference import PURPOSE
+from client_apps.handlers.inference import PURPOSE, check_range
 from strategies.inference.predict import Predict
 from tests.support.federated import FEATURES, SOURCE, sharded, store, whole
 from tests.support.files import case_table
 from tests.support.predicted import check_equal, on, part_scores, scored, train, train_store
-from tp_flower.errors import ModelError, QueryError, SettingsError, SiteError
+from tp_flower.errors import DivergedError, ModelError, QueryError, SettingsError, SiteError
 from tp_flower.features.columns import NumericColumn
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LogisticLoss, SquaredLoss
@@ -95,6 +95,32 @@ def test_outputs_of_classes(logistic, softmax):
     np.testing.assert_allclose(chances, odds / odds.sum(axis=1, keepdims=True))
     best = np.array(list("abc"))[scores.argmax(axis=1)]
     assert table["prediction"].to_pylist() == best.tolist()
+
+
+def test_a_row_far_outside_of_the_training_rows_is_refused_in_words_about_rows(squared):
+    rows = new_rows()
+    rows["orders"].loc[7, "day"] = 1e9
+    far = on(whole, rows)
+    match = r"site 'orders', table 'o': .* a score is out of range.* far outside of those that"
+    with pytest.raises(SiteError, match=match) as caught:
+        squared.table(far, UNLABELLED)
+    assert not isinstance(caught.value, DivergedError)
+    assert "diverged" not in str(caught.value)
+    # both remedies that the error names
+    expected = squared.reference(rows, SOURCE)
+    scores = scored(squared.table(far, UNLABELLED, privacy=PrivacySettings(scores="clear")))
+    np.testing.assert_allclose(np.array(scores), np.array(expected), rtol=1e-6, atol=1e-5)
+    near = f"{SOURCE} WHERE o.day < 100"
+    kept = scored(squared.table(far, f"SELECT {FEATURES} {near}"))
+    # rows are numbered among those that are read
+    check_equal([row[1:] for row in kept], [row[1:] for row in squared.reference(rows, near)])
+
+
+@pytest.mark.parametrize("score", [np.nan, np.inf, -1e31])
+def test_scores_in_the_clear_that_a_message_cannot_carry_are_refused_alike(score):
+    check_range(np.full((3, 1), 1e29), None)
+    with pytest.raises(ModelError, match=r"up to 1e\+30: .* leave such rows out by WHERE$"):
+        check_range(np.array([[1.0], [score]]), None)
 
 
 def test_predictions_of_a_regression_and_of_rows_joined_several_times(squared):
@@ -284,12 +310,13 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     rows["orders"] = rows["orders"].assign(
         name=[f"n{k}:\n{k}" for k in range(80)],
         at=pd.Timestamp("2020-01-01 01:02:03") + pd.to_timedelta(range(80), "s"),
+        fine=pd.Timestamp("1969-12-31 23:59:59.9999999") + pd.to_timedelta(range(80), "ns"),
     )
     rows["orders"].loc[7, "name"] = None
     sites = on(sharded, rows)
     by_position = logistic.table(sites, UNLABELLED).to_pandas()
     before = set(logistic.state.glob("*/predictions/row-keys-*"))
-    columns = ["customer", "name", "at", "online"]
+    columns = ["customer", "name", "at", "fine", "online"]
     predictions = logistic.table(sites, UNLABELLED, row_key=", ".join(columns)).to_pandas()
     (folder,) = set(logistic.state.glob("*/predictions/row-keys-*")) - before
     assert folder.parts[-3] == "orders"
@@ -302,7 +329,7 @@ def test_the_owner_of_the_label_table_joins_the_predictions_with_its_rows(logist
     joined = predictions.merge(distinct, on="row_key")
     pieces = pd.concat(sites["orders"]["orders"], ignore_index=True)
     pd.testing.assert_frame_equal(
-        joined[columns].assign(at=joined["at"].dt.tz_localize(None)),
+        joined[columns].assign(**{c: joined[c].dt.tz_localize(None) for c in ("at", "fine")}),
         pieces.iloc[by_position["row_key"]][columns].reset_index(drop=True),
         check_dtype=False,
     )

@@ -33,10 +33,12 @@ def test_nearly_equal_keys_are_hinted_at_by_their_types():
     )
     lost = [{"step": "c on o.k = c.k", "rows": 6}]
     assert explanation["label-rows"] == {"rows": 10, "joined": 4, "lost": lost}
-    line = "Label rows: 4 of 10 are joined; 6 have no match in c on o.k = c.k."
-    assert f"Task: regression, by the label's type (number). {line}" in " ".join(
-        printed(explanation).split()
+    reason = (
+        "the label is a number: it has 10 values, from 0 to 13.5; to train on them as classes set "
+        'task = "classification"'
     )
+    line = "Label rows: 4 of 10 are joined; 6 have no match in c on o.k = c.k."
+    assert f"Task: regression, because {reason}. {line}" in " ".join(printed(explanation).split())
     mended = SQL.replace("o.k = c.k", "LOWER(TRIM(o.k)) = LOWER(TRIM(c.k))")
     assert keyed(upper, lower, mended)[0] == []
     assert keyed(NUMBERS, NUMBERS + 6)[0] == [LOST]

@@ -82,7 +82,11 @@ NO_ROW = {name: {"customers": customers(2).head(0)} for name in ("us", "uk")}
         (shop(price=[["a"]] * ROWS), SiteError, r"table 'orders'.*'price' is of type .*\[\]"),
         (us(age=[np.inf, 1]), SiteError, "'us', table 'c': .*'age' has infinite val"),
         (us(age=[1e300, -1e300]), SiteError, "'us', table 'c': .*'age'.*too large"),
-        (shop(qty=[None, *range(1, ROWS)]), QueryError, "NULL in 1 rows: add a filter"),
+        (
+            shop(qty=[None, *range(1, ROWS)]),
+            QueryError,
+            "NULL in 1 rows: leave them out, WHERE o.qty IS NOT NULL",
+        ),
         (shop(qty=7.5), QueryError, r"constant in the \d+ joined .* \(one value: 7.5"),
     ],
 )
@@ -178,8 +182,8 @@ def test_line_of_a_file_is_not_quoted(tmp_path):
     (tmp_path / "a.csv").write_text("id,age\n0,30\n1,sec'ret\n")
     text = "[tables.customers]\npath='a.csv'\nsite='us'\ntypes = { age = 'INTEGER' }"
     (tmp_path / "tables.toml").write_text(f"{text}\n{OPEN}")
-    match = "column 'age' has a type in 'types', but more than one in 10 of its texts"
-    with pytest.raises(SiteError, match=match) as caught:
+    match = "column 'age' at site 'us' has a type in 'types', but more than one in 10 of its texts"
+    with pytest.raises(SchemaError, match=match) as caught:
         start({"us": tmp_path / "tables.toml"})
     assert "ret" not in str(caught.value).replace(str(tmp_path), "")
 

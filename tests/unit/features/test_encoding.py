@@ -31,6 +31,7 @@ from tp_flower.features.columns import (
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
 from tp_flower.features.encodings import ABSENT, OTHER
 from tp_flower.features.fitting import fit
+from tp_flower.features.sparse import SparseRows, dense
 from tp_flower.features.spec import ENCODERS, TIME_PARTS, EncoderSpec
 from tp_flower.features.statistics import CountedRows, category_purpose, short_hashes
 from tp_flower.keyed_hash import KeyedHasher, hex_texts
@@ -88,6 +89,27 @@ def test_encoding_of_any_sharding_is_that_of_the_whole(members, x, c, is_indicat
     assert (loaded, received) == (whole, whole.encoder)
     for encoder in (loaded, received.at_site(HASHER)):
         assert encoder.transform(table(members)).tobytes() == expected.tobytes()
+
+
+@given(rows, st.sampled_from(NUMBER_SPECS), st.sampled_from(TEXT_SPECS))
+def test_sparse_rows_hold_what_dense_rows_hold(members, x, c):
+    columns, specs = table(members), {"x": x, "c": c, "v": "none indicator"}
+    encoder = encoder_of(columns, **specs)
+    described = encoder.encoder
+    sparse = SparseRows.empty(len(members), described.stored, described.width)
+    encoder.write(columns, sparse)
+    assert sparse.shape == (len(members), described.width)
+    # but for the sign of zeros
+    assert np.array_equal(dense(sparse), encoder.transform(columns))
+    assert described.stored <= described.width
+
+
+@pytest.mark.parametrize(
+    ("spec", "stored"), [("one-hot(9)", 1), ("hash(9)", 1), ("hash(9) indicator", 2), ("length", 1)]
+)
+def test_a_one_hot_encoding_stores_one_value(spec, stored):
+    texts = categorical("a", "bb", "ccc", "d", None)
+    assert encoder_of({"c": texts}, c=spec).encoder.stored == stored
 
 
 def through_json(encoder):

@@ -75,3 +75,67 @@ def test_every_iterate_is_that_on_the_joined_table(name, classes, most, number):
             table.advance(server)
         actual = np.concatenate([table.theta.ravel() for table in tables.values()])
         np.testing.assert_allclose(actual, theta, atol=most)
+        squares = sum(np.sum(t.theta[t.penalised] ** 2) for t in tables.values())
+        assert server.penalty == pytest.approx(l2 / 2.0 * squares, abs=10 * most)
+
+
+def _noiseless(rng):
+    """Two tables of a label that is linear in both, and their start."""
+    tables = [Table(rng, np.ones(40), 1) for _ in range(2)]
+    parts = [t.rows.expand(t.features @ rng.normal(size=t.theta.shape)) for t in tables]
+    labels = np.sum(parts, axis=0)[:, 0]
+    return tables, Descent(make_loss("squared", 0), labels, None, np.array([labels.mean()]))
+
+
+def _exchange(tables, server, unit):
+    """Take a step whose scores are rounded to a unit; return the rounding."""
+    parts = [table.descend(server.derivatives(), 1.0, 0.0, len(tables)) for table in tables]
+    scores = sum(np.rint(scores / unit) * unit if unit else scores for scores, _ in parts)
+    rounding = unit * np.sqrt(len(tables) / 12.0)
+    server.step(scores, Products(*sum(products for _, products in parts)), rounding)
+    for table in tables:
+        table.advance(server)
+
+
+def test_the_drift_is_by_how_much_the_servers_scores_are_off():
+    ratios = []
+    for seed in range(40):
+        tables, server = _noiseless(np.random.default_rng(seed))
+        for _ in range(3):
+            _exchange(tables, server, 1e-3)
+        exact = sum(table.rows.expand(table.features @ table.theta) for table in tables)
+        error = server.scores - server._labels.mean() - exact
+        ratios.append(np.sqrt(np.mean(error**2)) / server.drift)
+    # rows of a table share their error: 2 to 8 of them scatter by about a quarter
+    assert np.median(ratios) == pytest.approx(1.0, abs=0.25)
+
+
+def test_scores_that_the_rounding_hides_take_no_step_and_arrive_finer_next():
+    tables, server = _noiseless(np.random.default_rng(0))
+    _exchange(tables, server, 0.0)
+    before, thetas = server.scores.copy(), [table.theta for table in tables]
+    hidden = 10.0 * server.size
+    _exchange(tables, server, hidden)
+    assert server.length == 0.0
+    np.testing.assert_array_equal(server.scores, before)
+    for table, theta in zip(tables, thetas, strict=True):
+        np.testing.assert_array_equal(table.theta, theta)
+    assert server.drift < 1e-6
+    loss = np.mean((server.scores[:, 0] - server._labels) ** 2)
+    _exchange(tables, server, 1e-4 * server.size)
+    assert server.conjugacy == 0.0  # it begins anew
+    assert np.mean((server.scores[:, 0] - server._labels) ** 2) < loss
+
+
+def test_a_noiseless_label_ends_where_rounding_does():
+    tables, server = _noiseless(np.random.default_rng(0))
+    norms, ends = [], []
+    for _ in range(12):
+        # 20 bits, as of masked scores
+        _exchange(tables, server, 2.0**-20 * min(server.size, 8.0))
+        norms.append(np.sqrt(max(server.slope, 0.0)))
+        ends.append(server.slope <= server.noise)
+    loss = np.mean((server.scores[:, 0] - server._labels) ** 2) / np.var(server._labels)
+    assert ends.index(True) > 0
+    assert all(ends[ends.index(True) + 4 :])
+    assert loss < 1e-10

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from tests.support.examples.fits import fit_problem
 from tp_flower.learning.models import local_model
-from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately
 from tp_flower.privacy.statistics_update import Rows, StatisticsPlan, noisy_gram, noisy_moments
 from tp_flower.privacy.units import Units
@@ -166,7 +165,7 @@ def test_the_size_of_blocks_changes_nothing(make, monkeypatch):
     codes, features, messages, _ = people(2)
     units = Units(codes)
     whole = clipped_sum(make(), features, messages, CLIP, units)
-    monkeypatch.setattr(torch_gradients, "EVALUATION_ROWS", 3)
+    monkeypatch.setattr("tp_flower.learning.models.neural.EVALUATION_ROWS", 3)
     monkeypatch.setattr("tp_flower.privacy.units._BLOCK_VALUES", 20)
     chunked = clipped_sum(make(), features, messages, CLIP, units)
     np.testing.assert_allclose(chunked, whole, rtol=1e-5, atol=1e-6)

@@ -32,7 +32,7 @@ def test_a_report_says_what_its_records_say() -> None:
     assert content["final"] == {"train": train, "test": test}
     first, second = content["join-steps"]
     assert (first["table"], first["rows"]) == ("f", 30)
-    assert [*second.values()] == ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3]
+    assert [*second.values()] == ["p", 27, "f.p = p.id", False, 30, 0, 1.0, 1, 3, 2, 3, []]
     lost = [{"step": "p on f.p = p.id", "rows": 3}]
     assert content["label-rows"] == {"rows": 30, "joined": 27, "lost": lost}
     table = content["tables"][1]

@@ -265,11 +265,21 @@ def test_flights_are_what_sql_says():
 def assert_a_screen(explanation, *words):
     lines = printed(explanation, is_full=False).splitlines()
     # the app prints 12 more, of its rounds, commands and files
-    assert len(lines) <= 47
+    assert len(lines) <= 49
     assert max(map(len, lines)) <= CONSOLE_WIDTH
     text = " ".join(" ".join(lines).split())
     for expected in (*words, *CASES["screen"]):
         assert expected in text
+
+
+def test_the_memory_of_every_site_and_of_the_server_is_forecast(small):
+    memory = small["memory"]
+    assert set(memory["sites"]) == set(SMALL)
+    # of five rows next to nothing, besides what any site takes
+    for peak in (*memory["sites"].values(), memory["server"]):
+        assert 1e6 < peak < 1e7
+    assert "Memory, about: shop 7.0" in printed(small, is_full=False)
+    assert "Memory of training, about, at its peak" in printed(small)
 
 
 def test_seven_tables_are_explained_on_a_screen():

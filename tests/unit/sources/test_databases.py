@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import tomllib
 import traceback
 from dataclasses import replace
 from datetime import date
@@ -14,10 +15,9 @@ import sqlalchemy as sa
 
 from tests.support.database_tables import KINDS, fill, run, source_of, url_of
 from tests.support.files import case_table
-from tests.support.servers import uri
-from tests.support.waiting import wait_until
+from tests.support.servers import uri, wait_until
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import SourceError
+from tp_flower.errors import QueryError, SourceError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.select_plan import kind_of
 from tp_flower.query import Feature, Fragment, SubQuery
@@ -140,16 +140,57 @@ def test_refusals_show_no_value(kind, columns, values, settings, match, request,
 
 
 @pytest.mark.parametrize(("kind", "declared", "text"), CASES["useless"])
-def test_columns_of_no_use_are_refused_when_they_are_used(kind, declared, text, request, tmp_path):
+def test_columns_of_no_use_stop_only_queries_that_read_them(
+    kind, declared, text, request, tmp_path
+):
     url = url_of(kind, request, tmp_path)
     name = fill(url, "odd", {"a": "INTEGER", "b": declared}, [(1, None)])
     source = source_of(url, name)
     if kind == "sqlite":
         run(url, f"UPDATE {name} SET b = x'00'")
-    assert shards.describe(source).columns["b"] == text
+    schema = shards.describe(source)
+    assert schema.columns.keys() == {"a"}
     assert values_of(source, "a") == [1]
-    with pytest.raises(SourceError, match=f"column 'b' is of type {text}, which can"):
+    assert schema.unread["b"].startswith(f"is of type {text}, which cannot be used: convert")
+    # a server that asks for it all the same
+    with pytest.raises(QueryError, match="no column 'b'"):
         values_of(source, "b")
+
+
+@pytest.mark.parametrize(("declared", "values", "reason"), CASES["mixed"])
+def test_mixed_columns_of_sqlite_stop_only_queries_that_read_them(sqlite, declared, values, reason):
+    run(
+        sqlite,
+        f'CREATE TABLE t (id INTEGER PRIMARY KEY, "a b" {declared})',
+        f'INSERT INTO t ("a b") VALUES {values}',
+    )
+    source = source_of(sqlite, "t", order_by=("a b",))
+    schema = shards.describe(source)
+    assert (schema.columns, schema.all_null) == ({"id": "BIGINT"}, ())
+    assert schema.rows == len(values_of(source, "id"))
+    advice = 'types = { "a b" = "VARCHAR" }'
+    assert schema.unread == {
+        "a b": f"{reason}: name one type for all of them, {advice}, or convert it in 'sql'"
+    }
+    # both of its remedies work
+    typed = replace(source, types=tomllib.loads(advice)["types"])
+    assert (shards.describe(typed).columns["a b"], shards.describe(typed).unread) == ("VARCHAR", {})
+    converted = source_of(sqlite, "t", sql='SELECT CAST("a b" AS TEXT) AS a FROM t')
+    assert sorted(values_of(typed, "a b")) == sorted(values_of(converted, "a"))
+    # as the table calls it, not the source
+    renamed = replace(source, rename={"a b": "c"}, database=replace(source.database, order_by=()))
+    assert 'types = { c = "VARCHAR" }' in shards.describe(renamed).unread["c"]
+
+
+@pytest.mark.parametrize("declared", CASES["texts"])
+def test_texts_of_an_unknown_type_are_texts(sqlite, declared):
+    run(sqlite, f"CREATE TABLE t (a {declared})", "INSERT INTO t VALUES ('x'), (NULL), ('y 1')")
+    source = source_of(sqlite, "t")
+    assert (shards.describe(source).columns, shards.describe(source).unread) == (
+        {"a": "VARCHAR"},
+        {},
+    )
+    assert values_of(source, "a") == ["x", None, "y 1"]
 
 
 def test_types_of_the_owner(url):

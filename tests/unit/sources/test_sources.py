@@ -1,5 +1,7 @@
 import os
+import re
 import sqlite3
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -135,12 +137,10 @@ def test_type_override(tmp_path, name):
     frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
     source = shards.ShardSource("t", "s", 0, str(path), types={"b": "DOUBLE"})
     assert shards.describe(source).columns == {"a": "BIGINT", "b": "DOUBLE", "c": "VARCHAR"}
-    for column, match in (
-        ("d", "names column 'd', but the columns are a, b, c"),
-        ("c", r"table 't' at site 's' .*column 'c' .*more than one in 10 of its texts"),
-    ):
-        with pytest.raises(SourceError, match=match):
-            shards.describe(replace(source, types={column: "DOUBLE"}))
+    with pytest.raises(SourceError, match="names column 'd', but the columns are a, b, c"):
+        shards.describe(replace(source, types={"d": "DOUBLE"}))
+    unread = shards.describe(replace(source, types={"c": "DOUBLE"})).unread
+    assert "more than one in 10 of its texts" in unread["c"]
     assert rows_of(replace(csv(tmp_path, "zip\n007\n"), types={"zip": "VARCHAR"})) == [("007",)]
 
 
@@ -406,3 +406,97 @@ def test_frames_share_an_engine_but_see_only_their_own():
             second.execute("SELECT * FROM kept")
     with shards.connect(one) as again, pytest.raises(duckdb.CatalogException, match="kept"):
         again.execute("SELECT * FROM kept")
+
+
+UNREADABLE = {
+    "period": pd.period_range("2020-01", periods=3, freq="M"),
+    "interval": pd.interval_range(0, 3),
+    "binned": pd.cut([1.0, 2.0, 3.0], 2),
+    "sparse": pd.arrays.SparseArray([0.0, 1.0, 2.0]),
+    "months": np.array([pd.Period("2020-01"), None, pd.Period("2020-02")], dtype=object),
+    "complex": [1j, 2j, 3j],
+    "long": np.array([1, 2, 3], np.longdouble),
+    "matrices": [np.eye(2)] * 3,
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_columns_of_frames_that_cannot_be_read_are_no_obstacle(name):
+    frame = pd.DataFrame({"a": [1, 2, 3], name: UNREADABLE[name], "b": ["x", "y", None]})
+    schema = shards.describe(framed(frame))
+    assert schema.columns == {"a": "BIGINT", "b": "VARCHAR"}
+    assert rows_of(framed(frame))[1][0] == 2
+    (reason,) = schema.unread.values()
+    assert re.match(r"is of pandas' type .*, which cannot be read: ", reason)
+    # its line of Python works
+    line = re.search(r"write (.*) before the run$", reason)[1]
+    exec(line, {"frame": frame})
+    schema = shards.describe(framed(frame))
+    assert (list(schema.columns), schema.unread) == (["a", name, "b"], {})
+    assert len(rows_of(framed(frame))) == 3
+
+
+def test_a_column_of_a_view_that_fails_stops_no_other_column(tmp_path):
+    path = tmp_path / "t.duckdb"
+    view = "SELECT x, CAST(x AS INTEGER) AS y FROM t"
+    duckdb_file(path, "CREATE TABLE t AS SELECT 'secret' AS x", f"CREATE VIEW v AS {view}")
+    schema = shards.describe(shards.ShardSource("t", "here", 0, str(path), relation=("v",)))
+    assert (schema.columns, schema.rows) == ({"x": "VARCHAR"}, 1)
+    assert re.match(r"cannot be read \(Conversion Error \(to INT\w*\)\)$", schema.unread["y"])
+
+
+TYPED = {
+    "no cast": (
+        "[1]",
+        "DOUBLE",
+        r"cannot be read as its type in 'types' of the tables file \(Conv",
+    ),
+    "values": (
+        "1000",
+        "TINYINT",
+        r"cannot be read as its type .* \(Conversion Error \(out of range\)\)",
+    ),
+    "texts": ("'x'", "DOUBLE", "more than one in 10 of its texts are not of it: check 'decimal'"),
+}
+
+
+@pytest.mark.parametrize(("sql", "kind", "reason"), TYPED.values(), ids=TYPED)
+@pytest.mark.parametrize("suffix", ["parquet", "duckdb", "csv"])
+def test_types_of_an_unused_column_stop_no_other_column(tmp_path, suffix, sql, kind, reason):
+    path = tmp_path / f"t.{suffix}"
+    select = f'SELECT {sql} AS "o d", range AS a FROM range(3)'
+    if suffix == "duckdb":
+        duckdb_file(path, f"CREATE TABLE t AS {select}")
+    else:
+        duckdb.execute(f"COPY ({select}) TO '{path}'")
+    relation = ("t",) if suffix == "duckdb" else None
+    plain = shards.ShardSource("t", "here", 0, str(path), relation=relation)
+    source = replace(plain, types={"O D": kind, "a": "DOUBLE"})
+    schema = shards.describe(source)
+    assert (schema.columns, schema.rows) == ({"a": "DOUBLE"}, 3)
+    with shards.connect(source) as connection:
+        assert connection.execute("SELECT sum(a) FROM shard").fetchall() == [(3.0,)]
+    if suffix != "csv":
+        # in a CSV file all values are texts
+        assert re.search(reason, schema.unread["o d"])
+    assert str(path) not in schema.unread["o d"]
+    # its last remedy works
+    typed = re.search(r"types = (\{.*?\})", schema.unread["o d"])[1]
+    types = tomllib.loads(f"types = {typed}")["types"]
+    assert shards.describe(replace(plain, types=types)).columns["o d"] == "VARCHAR"
+    # the owner's own mistake is not a matter of columns
+    with pytest.raises(SourceError, match="NOTYPE"):
+        shards.describe(replace(source, types={"a": "NOTYPE"}))
+
+
+def test_exotic_types_of_files_are_no_obstacle(tmp_path):
+    path = tmp_path / "t.duckdb"
+    duckdb_file(
+        path,
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE t AS SELECT 1 AS a, {'m': 'ok'::mood} AS s, MAP {'k': [1]} AS m, "
+        "'101'::BIT AS b, INTERVAL 1 DAY AS i, TIMETZ '10:00:00+01' AS z, 'x'::BLOB AS o, "
+        "5::UHUGEINT AS u, union_value(n := 3) AS v, [[1]] AS l, 12::BIGNUM AS n",
+    )
+    schema = shards.describe(shards.ShardSource("t", "here", 0, str(path), relation=()))
+    assert (list(schema.columns), schema.unread) == ([*"asmbizouvln"], {})

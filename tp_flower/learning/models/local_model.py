@@ -18,10 +18,12 @@ import numpy.typing as npt
 
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
+from tp_flower.features.sparse import EncodedRows, SparseRows, dense
 from tp_flower.methods import TREES
 
 if TYPE_CHECKING:
     import torch
+    from scipy.sparse import csr_array
 
 CENTRES = "centres"  # kind of a clustering's model
 NUMPY_KINDS = frozenset({"linear", CENTRES, TREES})
@@ -36,7 +38,7 @@ CACHED_VALUES = 1 << 18  # converted at a time: 2 MB, about a core's cache
 SMALL_PRODUCT = 1_000_000  # below it BLAS starts no threads of its own
 LEAST_VALUES = 1 << 20  # minimum number of features per thread
 FeatureArray = npt.NDArray[np.float32]
-Features: TypeAlias = "FeatureArray | torch.Tensor"
+Features: TypeAlias = "EncodedRows | torch.Tensor"
 """Rows (n, d) float32: a tensor on the device that computes a torch model."""
 
 
@@ -45,12 +47,14 @@ def rows_of(features: Features, rows: npt.NDArray[np.integer]) -> Features:
     if isinstance(features, np.ndarray):
         # up to four times as fast as indexing, the narrower the faster
         return features.take(rows, axis=0)
-    return features[rows]
+    return features.take(rows) if isinstance(features, SparseRows) else features[rows]
 
 
-def on_host(features: Features) -> FeatureArray:
+def on_host(features: Features) -> EncodedRows:
     """Return features for work that stays on the CPU, wherever the original is."""
-    return features if isinstance(features, np.ndarray) else features.cpu().numpy()
+    if isinstance(features, np.ndarray | SparseRows):
+        return features
+    return features.cpu().numpy()
 
 
 class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,7 +132,7 @@ class LinearModel(LocalModel):
 
         def score(span: slice) -> None:
             for block, wide in _in_float64(rows, span, self.outputs):
-                np.matmul(wide, weights, out=out[block])
+                out[block] = wide @ weights
             if self.intercept:
                 out[span] += self.weights[-1]
 
@@ -147,9 +151,8 @@ def moment(features: Features, messages: FloatArray, *, intercept: bool) -> Floa
 
     def add_up(span: slice) -> FloatArray:
         total = np.zeros((width, outputs))
-        product = np.empty_like(total)
         for block, wide in _in_float64(rows, span, outputs):
-            total += np.matmul(wide.T, messages[block], out=product)
+            total += wide.T @ messages[block]
         return total
 
     out = np.zeros((width + int(intercept), outputs))
@@ -161,13 +164,19 @@ def moment(features: Features, messages: FloatArray, *, intercept: bool) -> Floa
 
 
 def _in_float64(
-    features: FeatureArray, span: slice, outputs: int
-) -> Iterator[tuple[slice, FloatArray]]:
+    features: EncodedRows, span: slice, outputs: int
+) -> Iterator[tuple[slice, "FloatArray | csr_array"]]:
     """Yield blocks of a span of rows in float64; each is overwritten by the next.
 
     A block stays in the cache between its conversion and its product, which is too
     small for BLAS to start threads: several of ours are running already.
     """
+    if isinstance(features, SparseRows):
+        # a product of a block has a number for each of its columns, too
+        size = max(CACHED_VALUES // max(features.stored, 1), features.width)
+        for block in blocks_of(span, size):
+            yield block, features[block].matrix()
+        return
     # slicing a plain array costs less than slicing a memory map
     array = np.asarray(features)
     values = min(CACHED_VALUES, SMALL_PRODUCT // outputs)
@@ -179,8 +188,9 @@ def _in_float64(
         yield block, converted
 
 
-def _least_rows(features: FeatureArray) -> int:
-    return max(LEAST_VALUES // max(int(features.shape[1]), 1), 1)
+def _least_rows(features: EncodedRows) -> int:
+    values = features.stored if isinstance(features, SparseRows) else int(features.shape[1])
+    return max(LEAST_VALUES // max(values, 1), 1)
 
 
 class CentresModel(LocalModel):
@@ -204,7 +214,7 @@ class CentresModel(LocalModel):
 
     def scores(self, features: Features) -> FloatArray:
         """Return ||t_j - c_k||^2, (n, k)."""
-        return squared_distances(on_host(features), self.centres)
+        return squared_distances(dense(on_host(features)), self.centres)
 
 
 def squared_distances(rows: npt.NDArray[np.floating[Any]], centres: FloatArray) -> FloatArray:

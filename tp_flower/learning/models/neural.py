@@ -13,9 +13,11 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from tp_flower.arrays import FloatArray, blocks
 from tp_flower.errors import SettingsError
+from tp_flower.features.sparse import SparseRows
 from tp_flower.learning.models import local_model
 
 EVALUATION_ROWS = 65536
+EVALUATION_VALUES = 1 << 24  # 64 MiB of features at a time, of wide tables
 
 
 def torch_device(name: str) -> torch.device:
@@ -39,10 +41,12 @@ def free_bytes(device: torch.device) -> int:
     return int(free) + int(torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
 
 
-def as_tensor(values: torch.Tensor | npt.NDArray[Any]) -> torch.Tensor:
+def as_tensor(values: torch.Tensor | npt.NDArray[Any] | SparseRows) -> torch.Tensor:
     """Return the values where they are, with their type; memory is shared if it can."""
     if isinstance(values, torch.Tensor):
         return values
+    if isinstance(values, SparseRows):
+        return torch.from_numpy(values.dense())
     # torch warns of read-only arrays (memory maps), but shared memory is only read
     writable = values if values.flags.writeable else values.copy()
     return torch.from_numpy(np.ascontiguousarray(writable))
@@ -139,7 +143,9 @@ def fit_least_squares(
         model.parameters = problem.settle(model.parameters)
         return
     device, total = model.device, len(problem.features)
-    rows = as_tensor(problem.features)
+    features = problem.features
+    if not isinstance(features, SparseRows):
+        features = as_tensor(features)
     target, weight, penalty, centre = (
         as_tensor(array).to(device).float()
         for array in (problem.target, problem.weights, problem.relative_penalty, problem.centre)
@@ -156,7 +162,7 @@ def fit_least_squares(
             order = torch.from_numpy(rng.permutation(total)).to(device)
         start = (step % steps_per_pass) * budget.batch_rows
         batch = order[start : start + budget.batch_rows]
-        residual = model.forward(rows[batch.to(rows.device)].to(device)) - target[batch]
+        residual = model.forward(_batch(features, batch).to(device)) - target[batch]
         theta = parameters_to_vector(parameters)
         objective = (weight[batch] * residual.square().sum(dim=1)).mean()
         objective = objective + (penalty * (theta - centre).square()).sum()
@@ -194,8 +200,20 @@ def _from_factory(features: int, spec: local_model.ModelSpec) -> nn.Module:
     return module
 
 
+def _batch(features: SparseRows | torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return the features of rows (k,), (k, d), where the features are."""
+    if isinstance(features, SparseRows):
+        return as_tensor(features.take(rows.cpu().numpy()))
+    return features[rows.to(features.device)]
+
+
+def rows_at_once(columns: int) -> int:
+    """Return how many rows are evaluated at a time, by the number of their columns."""
+    return min(EVALUATION_ROWS, max(EVALUATION_VALUES // max(columns, 1), 1))
+
+
 def _blocks_on(
     features: local_model.Features, device: torch.device
 ) -> Iterator[tuple[slice, torch.Tensor]]:
-    for block in blocks(len(features), EVALUATION_ROWS):
+    for block in blocks(len(features), rows_at_once(features.shape[1])):
         yield block, as_tensor(features[block]).to(device)

@@ -24,11 +24,13 @@ import numpy.typing as npt
 
 from tp_flower.arrays import MISSING, AnyArray, FloatArray, thread_count
 from tp_flower.errors import ModelError, install_hint
+from tp_flower.features.sparse import SparseRows
 from tp_flower.learning.models.local_model import Features, LocalModel, on_host
 from tp_flower.methods import Growth
 
 if TYPE_CHECKING:
     import lightgbm
+    from scipy.sparse import csr_matrix
 
 GROUP_ROWS: Final = 100
 PENALTY_ROWS: Final = 10
@@ -186,7 +188,7 @@ def grow(
     grown = np.frombuffer(booster.model_to_string().encode(), np.uint8)
     # it has those of the rows that it grew on: to predict them takes as long
     booster.eval_train(take)
-    if len(rows) > trained:
+    if len(features) > trained:
         values[trained:] = _values(booster, rows[trained:], model.outputs)
     return grown, values
 
@@ -195,10 +197,12 @@ def _threads(rows: int) -> int:
     return thread_count() if rows >= THREADED_ROWS else 1
 
 
-def _values(booster: "lightgbm.Booster", rows: npt.NDArray[np.float32], outputs: int) -> FloatArray:
+def _values(
+    booster: "lightgbm.Booster", rows: "npt.NDArray[np.float32] | csr_matrix", outputs: int
+) -> FloatArray:
     """Return the trees' values of rows, (n, d_c)."""
-    values = booster.predict(rows, raw_score=True, num_threads=_threads(len(rows)))
-    return np.asarray(values, np.float64).reshape(len(rows), outputs)
+    values = booster.predict(rows, raw_score=True, num_threads=_threads(rows.shape[0]))
+    return np.asarray(values, np.float64).reshape(-1, outputs)
 
 
 def _booster_of(text: str) -> "lightgbm.Booster":
@@ -217,9 +221,16 @@ def _lightgbm() -> ModuleType:
         raise ModelError(f"for boosted trees lightgbm {install_hint('boost')}") from None
 
 
-def _tree_features(features: Features) -> npt.NDArray[np.float32]:
+def _tree_features(features: Features) -> "npt.NDArray[np.float32] | csr_matrix":
     """Return encoded rows as trees read them: NaN where a value is missing."""
     rows = on_host(features)
+    if isinstance(rows, SparseRows):
+        from scipy.sparse import csr_matrix
+
+        # LightGBM does not know scipy's newer class
+        matrix = csr_matrix(rows.matrix())
+        matrix.data[matrix.data <= MISSING] = np.nan
+        return matrix
     is_missing = rows <= MISSING
     # large rows are mapped from a file, and not copied without need
     return np.where(is_missing, np.float32(np.nan), rows) if is_missing.any() else rows

@@ -12,6 +12,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from tp_flower.errors import SourceError
+from tp_flower.sources.entries import typed_as
 
 MAX_DIGITS: Final = 38  # of DuckDB's DECIMAL
 
@@ -48,6 +49,7 @@ class DatabaseColumn:
         arrives: DuckDB type of its values, to be cast to ``type``.
         is_exact: whether filters over ``read`` have the same meaning in the database as
             in DuckDB, so that the database may apply them.
+        unread: why no query can read it, and what to write instead; "" if queries can.
     """
 
     name: str
@@ -55,6 +57,7 @@ class DatabaseColumn:
     read: exp.Expr
     arrives: str
     is_exact: bool = True
+    unread: str = ""
 
     @classmethod
     def of(
@@ -66,7 +69,17 @@ class DatabaseColumn:
     @property
     def is_readable(self) -> bool:
         """Whether DuckDB can represent its values."""
-        return arrow_type(self.arrives) is not None
+        return not self.why_unread
+
+    @property
+    def why_unread(self) -> str:
+        """Why no query can read it, and what to write instead; "" if queries can."""
+        if self.unread or arrow_type(self.arrives) is not None:
+            return self.unread
+        return (
+            f"is of type {self.type}, which cannot be used: convert it in 'sql' to a number, "
+            "a text, a date, a timestamp or a boolean"
+        )
 
 
 def absent_column(name: str) -> DatabaseColumn:
@@ -116,8 +129,7 @@ def _fitting(values: Sequence[Any], column: DatabaseColumn, where: str) -> pa.Ar
         return pa.array(values, arrow_type(column.arrives))
     raise SourceError(
         f"{where}: column {column.name!r} holds a value that is not {column.arrives}: "
-        "convert it in 'sql', or name a type that fits, as "
-        f'types = {{ {column.name} = "VARCHAR" }}'
+        f"convert it in 'sql', or name a type that fits, as {typed_as(column.name)}"
     )
 
 
@@ -147,6 +159,7 @@ _MY_INTEGERS, _MY_TIMES, _MY_TEXTS, _MY_OTHERS = (
     _TYPES[f"mysql-{which}"] for which in ("integers", "times", "texts", "others")
 )
 _PG_MONEY, _PG_NUMERIC, _PG_UUID = 790, 1700, 2950
+_PG_FLOATS: Final = (700, 701)
 # smallint, integer, bigint, real, double precision, numeric
 _PG_ARRAYS: Final = (1005, 1007, 1016, 1021, 1022, 1231)
 
@@ -174,6 +187,9 @@ def _postgresql_column(field: Any) -> DatabaseColumn:
         # its texts have a currency sign
         number = exp.cast(exp.cast(named(name), "DECIMAL"), "DOUBLE")
         return DatabaseColumn.of(name, "DOUBLE", number, is_exact=False)
+    if code in _PG_FLOATS:
+        kind = _PG_TYPES[code]
+        return DatabaseColumn.of(name, kind, _without_nan(name, kind))
     if code in _PG_TYPES:
         return DatabaseColumn.of(name, _PG_TYPES[code])
     if code in _PG_UNUSABLE:
@@ -195,9 +211,13 @@ def _declared_digits(field: Any) -> tuple[int, int] | None:
 
 
 def _numeric(name: str, kind: str) -> DatabaseColumn:
-    # a DECIMAL cannot be NaN: it is a missing value, as everywhere else
-    nan = exp.cast(exp.Literal.string("NaN"), "DECIMAL")
-    return DatabaseColumn.of(name, kind, exp.Nullif(this=named(name), expression=nan))
+    return DatabaseColumn.of(name, kind, _without_nan(name, "DECIMAL"))
+
+
+def _without_nan(name: str, kind: str) -> exp.Expr:
+    """NaN is a missing value, also to the filters that the database applies."""
+    nan = exp.cast(exp.Literal.string("NaN"), kind)
+    return exp.Nullif(this=named(name), expression=nan)
 
 
 def _numeric_digits(names: Sequence[str], one_row: OneRow) -> dict[str, DatabaseColumn]:
@@ -277,12 +297,13 @@ def _without_zero_date(name: str) -> exp.Expr:
 
 
 def sqlite_columns(
-    declared: Mapping[str, str], one_row: OneRow, overridden: Collection[str], where: str
+    declared: Mapping[str, str], one_row: OneRow, names: Mapping[str, str], types: Collection[str]
 ) -> list[DatabaseColumn]:
     """Return the columns in SQLite, where any column may hold any value.
 
-    ``one_row`` counts the kinds of values; a column must have a single kind. Columns
-    are read as text if necessary, if the tables file overrides their type.
+    ``one_row`` counts the kinds of values. A column without a single kind cannot be read, unless
+    the tables file has its type: then its values are read as texts. ``names`` are the table's
+    names of the columns, ``types`` those that the tables file has a type of.
     """
     items = [
         exp.func("SUM", exp.EQ(this=exp.func("TYPEOF", named(name)), expression=kind))
@@ -294,19 +315,27 @@ def sqlite_columns(
     for name, kind in declared.items():
         held = {stored for stored in _SQLITE_KINDS if next(counts)}
         column = _sqlite_column(name, kind.upper(), held)
-        if column is None and name not in overridden:
-            raise SourceError(
-                f"{where}: column {name!r}, declared as {kind or 'nothing'}, holds "
-                f"values of the kinds {', '.join(sorted(held))}: name one type for all "
-                f"of them, types = {{ {name} = \"VARCHAR\" }}, or convert it in 'sql'"
-            )
-        text = exp.cast(named(name), "TEXT")
-        columns.append(column or DatabaseColumn.of(name, "VARCHAR", text, is_exact=False))
+        if column is None and names[name] in types:
+            text = exp.cast(named(name), "TEXT")
+            column = DatabaseColumn.of(name, "VARCHAR", text, is_exact=False)
+        columns.append(column or _mixed(name, kind, held, names[name]))
     return columns
+
+
+def _mixed(name: str, declared: str, held: Collection[str], table_name: str) -> DatabaseColumn:
+    """Return a column whose values are not of one kind, or not of the declared one."""
+    reason = (
+        f"is declared as {declared or 'nothing'} and holds values of the kinds "
+        f"{', '.join(sorted(held))}: name one type for all of them, {typed_as(table_name)}, "
+        "or convert it in 'sql'"
+    )
+    return DatabaseColumn(name, declared, named(name), "", is_exact=False, unread=reason)
 
 
 _SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
 _SQLITE_DATES: Final = {"DATE": "DATE", "DATETIME": "TIMESTAMP", "TIMESTAMP": "TIMESTAMP"}
+_SQLITE_NUMBER: Final = re.compile(r"(?<!PO)INT|REAL|FLOA|DOUB|\bNUM|DEC|BOOL")
+_SQLITE_TEXT: Final = re.compile(r"CHAR|CLOB|TEXT|BLOB")
 
 
 def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn | None:
@@ -322,7 +351,7 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
         return DatabaseColumn.of(name, "BIGINT")
     if held and held <= numbers:
         return DatabaseColumn.of(name, "DOUBLE", exp.cast(named(name), "DOUBLE"))
-    is_text = not (bare and _number_declared(bare))
+    is_text = bare not in _SQLITE_DATES and not _number_declared(bare)
     if held == {"text"} and is_text:
         return DatabaseColumn.of(name, "VARCHAR")
     if held == {"blob"}:
@@ -335,10 +364,11 @@ def _sqlite_column(name: str, declared: str, held: set[str]) -> DatabaseColumn |
 
 
 def _number_declared(bare: str) -> bool:
-    """Whether SQLite converts values of a column with this type to numbers."""
-    if any(part in bare for part in ("CHAR", "CLOB", "TEXT", "BLOB")):
-        return False
-    return not (bare in _SQLITE_DATES or bare in ("JSON", "UUID"))
+    """Whether a declared type means numbers; SQLite takes any word for one, such as ENUM.
+
+    Texts in a column of numbers are an accident, in one of an unknown type they are its values.
+    """
+    return not _SQLITE_TEXT.search(bare) and bool(_SQLITE_NUMBER.search(bare))
 
 
 def check_names(names: Sequence[str], where: str) -> None:

@@ -37,13 +37,16 @@ from tp_flower.sources.databases.pushdown import (
     select,
 )
 from tp_flower.sources.databases.session import DatabaseSession, open_session
-from tp_flower.sources.shards import Scan, ShardSchema, column_types
+from tp_flower.sources.shards import Scan, ShardSchema, column_types, regular_rows
 from tp_flower.sources.tables_file import ShardSource
 
 
 @dataclass(frozen=True)
 class DatabaseTable:
-    """The table or the owner's query behind a shard, in the tables file's types."""
+    """The table or the owner's query behind a shard, in the tables file's types.
+
+    ``types`` are those of the columns that queries can read.
+    """
 
     session: DatabaseSession
     connection: duckdb.DuckDBPyConnection
@@ -93,13 +96,6 @@ class DatabaseTable:
 
     def _arrow(self, selection: Selection, rows: Sequence[Sequence[Any]]) -> Any:
         columns = [self.columns[name] for name in selection.columns]
-        for column in columns:
-            if not column.is_readable:
-                raise SourceError(
-                    f"{self.session.source}: column {column.name!r} is of type "
-                    f"{column.type}, which cannot be used: convert it in 'sql' to a "
-                    "number, a text, a date, a timestamp or a boolean"
-                )
         return to_arrow(rows, columns or [_NOTHING], str(self.session.source))
 
     def _view(self, selection: Selection, relation: str) -> None:
@@ -107,9 +103,9 @@ class DatabaseTable:
         columns = ", ".join(
             f"{self._cast(name)} AS {quote_name(name)}" for name in selection.columns
         )
-        self.connection.execute(
-            f"CREATE OR REPLACE TEMP VIEW shard AS SELECT {columns or 'nothing'} FROM {relation}"
-        )
+        rows = f"(SELECT {columns or 'nothing'} FROM {relation})"
+        types = {name: self.types[name] for name in selection.columns}
+        self.connection.execute(f"CREATE OR REPLACE TEMP VIEW shard AS {regular_rows(types, rows)}")
 
     def _cast(self, name: str) -> str:
         column, kind = quote_name(name), self.types[name]
@@ -157,8 +153,11 @@ def describe_database(source: ShardSource) -> ShardSchema:
         table = _open_table(session, connection)
         counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.names)
         total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
-    empty = [name for name, n in zip(table.names.values(), present, strict=True) if not n]
-    return ShardSchema(dict(table.types), int(total), (*empty, *source.absent))
+    counted = zip(table.names.values(), present, strict=True)
+    empty = [name for name, values in counted if not values and name in table.types]
+    unread = {n: c.why_unread for n, c in table.columns.items() if not c.is_readable}
+    all_null = (*empty, *source.absent)
+    return ShardSchema(dict(table.types), int(total), all_null, unread=unread)
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
@@ -199,12 +198,11 @@ def load_database(source: ShardSource, connection: duckdb.DuckDBPyConnection) ->
     """Make the view ``shard`` of a connection all rows that can be read."""
     with open_session(source) as session:
         table = _open_table(session, connection)
-        names = tuple(n for n, column in table.columns.items() if column.is_readable)
-        table.load(Selection(Fragment(source.table, source.table), names))
+        table.load(Selection(Fragment(source.table, source.table), tuple(table.types)))
 
 
 def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection) -> DatabaseTable:
-    """Determine the columns, and create the empty relation ``declared`` with them."""
+    """Determine the columns, and the types of those that queries can read."""
     source = session.source
     declared = _columns(session)
     check_names([column.name for column in declared], str(source))
@@ -213,16 +211,15 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     columns |= {name: absent_column(name) for name in source.absent}
     chosen = source.types_of(columns)
     source.spelled("order-by", session.database.order_by, columns)
-    wanted = {name: chosen.get(name, column.type) for name, column in columns.items()}
+    wanted = {n: chosen.get(n, column.type) for n, column in columns.items() if column.is_readable}
     nulls = ", ".join(
         f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in wanted.items()
     )
     try:
-        connection.execute(f"CREATE OR REPLACE TEMP VIEW declared AS SELECT {nulls} WHERE false")
-        types = column_types(connection, "SELECT * FROM declared")
+        types = column_types(connection, f"SELECT {nulls} WHERE false") if nulls else {}
     except duckdb.Error as error:
         raise SourceError(f"{source}: {safe_message(error)}") from error
-    for name in chosen:
+    for name in chosen.keys() & types.keys():
         # the site casts, because the database's columns are not of this type
         column = columns[name]
         columns[name] = DatabaseColumn(
@@ -242,9 +239,8 @@ def _columns(session: DatabaseSession) -> list[DatabaseColumn]:
         rows = chain.from_iterable(session.chunks("PRAGMA table_info(tp_flower_shard)"))
         declared = {str(name): str(kind) for _, name, kind, *_ in rows}
         names = session.source.renamed(declared)
-        chosen = session.source.types_of(names.values())
-        overridden = [name for name in declared if names[name] in chosen]
-        return sqlite_columns(declared, one_row, overridden, str(session.source))
+        types = session.source.types_of(names.values())
+        return sqlite_columns(declared, one_row, names, types)
     fields = session.fields(f"SELECT * FROM {base} LIMIT 0")
     if session.dialect == "mysql":
         return list(map(mysql_column, fields))

@@ -1,0 +1,86 @@
+"""Check a query against the types that sites describe, before any row is read.
+
+DuckDB binds every fragment over an empty table with the described columns, as a site binds it
+over its rows. So expressions that do not fit the types, keys whose kinds differ and labels that
+cannot be learned are refused as the run would refuse them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import duckdb
+import numpy as np
+
+from strategies.run.sites import Inventory
+from strategies.setup.columns import Columns
+from strategies.setup.labels import check_kind
+from tp_flower.duckdb_engine import new_engine, quote_name, safe_message
+from tp_flower.errors import QueryError
+from tp_flower.extraction.extracted import KeyColumn
+from tp_flower.extraction.select_plan import RELATION, Plan, make_plan
+from tp_flower.joins.joining import join_codes
+from tp_flower.query import BoundQuery, Fragment
+from tp_flower.query.fragment import Role, reads
+from tp_flower.settings import Settings
+from tp_flower.sources.shards import Scan
+from tp_flower.sources.tables_file import ShardSource
+
+
+def check_types(
+    bound: BoundQuery, inventory: Inventory, columns: Columns, settings: Settings
+) -> None:
+    """Refuse a query whose expressions, keys or label do not fit the columns' types."""
+    schemas = {name.lower(): schema for name, schema in columns.schemas.items()}
+    keys: dict[tuple[str, int], list[KeyColumn]] = {}
+    for fragment in bound.fragments:
+        source = ShardSource(fragment.name, inventory.shards_of(fragment.name)[0].site, 0)
+        plan = declared_plan(source, fragment, schemas[fragment.name.lower()])
+        untyped = columns_without_values(inventory, fragment.name)
+        for number, parts in enumerate(fragment.keys):
+            kind = "+".join(part.kind for part in plan.composites[f"key{number}"])
+            values = 0 if untyped & columns_of_key(fragment, parts) else 1
+            keys.setdefault((fragment.table, number), []).append(_key_of(kind, values))
+        for label in plan.label:
+            check_kind(label.kind, settings.task)
+    for join in bound.joins:
+        # joining compares the kinds of keys that have values
+        join_codes(join, keys[join.left, join.left_key], keys[join.right, join.right_key])
+
+
+def declared_plan(source: ShardSource, fragment: Fragment, schema: Mapping[str, str]) -> Plan:
+    """Return the plan of a fragment over an empty table with these columns and types.
+
+    Raises:
+        QueryError: an expression does not fit the types.
+    """
+    names = dict.fromkeys(read.column for read in reads(fragment))
+    columns = ", ".join(f"CAST(NULL AS {schema[n]}) AS {quote_name(n)}" for n in names) or "0"
+    with new_engine() as connection:
+        connection.execute(f"CREATE TEMP VIEW {RELATION} AS SELECT {columns} WHERE false")
+        try:
+            plan = make_plan(source, Scan(connection, fragment))
+            # filters, too
+            connection.execute(f"DESCRIBE {plan.select}")
+        except duckdb.Error as error:
+            raise QueryError(f"{source}: {safe_message(error)}") from None
+    return plan
+
+
+def columns_without_values(inventory: Inventory, table: str) -> set[str]:
+    """Return the columns that no shard of a table has a value in, in lower case.
+
+    The type of such a column is meaningless.
+    """
+    empty = [{name.lower() for name in shard.all_null} for shard in inventory.shards_of(table)]
+    return set.intersection(*empty)
+
+
+def columns_of_key(fragment: Fragment, parts: tuple[str, ...]) -> set[str]:
+    """Return the columns that a join key reads, in lower case."""
+    key_reads = reads(replace(fragment, keys=(parts,)))
+    return {read.column.lower() for read in key_reads if read.role is Role.KEY}
+
+
+def _key_of(kind: str, values: int) -> KeyColumn:
+    """Return a key of a kind, with so many values."""
+    return KeyColumn(np.zeros(values, np.int32), np.zeros((values, 2), np.uint64), kind)

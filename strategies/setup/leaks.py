@@ -1,0 +1,173 @@
+"""Warnings that a feature may tell the label: made from its columns, or nearly perfect."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from tp_flower.arrays import FloatArray
+from tp_flower.learning.metrics import Contribution
+from tp_flower.query import BoundQuery
+from tp_flower.query.fragment import Role, reads
+
+PERFECT: Final = 0.9999  # R2 or AUC of held-out rows
+METRICS: Final = {"r2": "R²", "auc": "AUC"}
+LEAST_ROWS, LEAST_OF_CLASS = 3, 10  # fewer may be told apart by chance
+MOST_NAMES: Final = 5
+
+
+@dataclass(frozen=True)
+class Leak:
+    """A feature or a join key that reads columns from which the label is made.
+
+    ``reader`` names it for people, ``table`` is the alias that has it.
+    """
+
+    reader: str
+    table: str
+    columns: tuple[str, ...]
+    is_key: bool
+
+
+def find_leaks(bound: BoundQuery) -> list[Leak]:
+    """Return the features that read the label's columns, and the joins on them.
+
+    Features are those of any alias of the label's table: an aggregate over it has the label of
+    every row in it. Without a label there are none.
+    """
+    of_label = {
+        (fragment.name.lower(), read.column.lower())
+        for fragment in bound.fragments_of(bound.label_table)
+        for read in reads(fragment)
+        if read.role is Role.LABEL
+    }
+    columns_of: dict[tuple[str, str, bool], dict[str, None]] = {}
+    for fragment in bound.fragments:
+        # the last keys may only name rows, or hold them out
+        joined = replace(fragment, keys=fragment.keys[: bound.joined_keys(fragment.table)])
+        for read in reads(joined):
+            if (fragment.name.lower(), read.column.lower()) not in of_label:
+                continue
+            is_key = read.role is Role.KEY and fragment.table == bound.label_table
+            if is_key or read.role is Role.FEATURE:
+                reader = _reader_of(bound, fragment.table, read.what) if is_key else read.what
+                columns_of.setdefault((reader, fragment.table, is_key), {})[read.column] = None
+    return [
+        Leak(reader, table, tuple(columns), is_key)
+        for (reader, table, is_key), columns in columns_of.items()
+    ]
+
+
+def _reader_of(bound: BoundQuery, table: str, what: str) -> str:
+    """Return the joins that compare a key of a table."""
+    number = int(what.removeprefix("join key "))
+    texts = [
+        join.text
+        for join in bound.joins
+        if (table, number) in ((join.left, join.left_key), (join.right, join.right_key))
+    ]
+    return f"the join {' and '.join(texts)}"
+
+
+def leak_warnings(bound: BoundQuery) -> Iterator[str]:
+    """Yield a warning of features that read the label's columns, and one of joins on them."""
+    leaks = find_leaks(bound)
+    for is_key in (False, True):
+        chosen = [leak for leak in leaks if leak.is_key == is_key]
+        if not chosen:
+            continue
+        readers = ", ".join(_name(leak) for leak in chosen[:MOST_NAMES])
+        more = f" and {len(chosen) - MOST_NAMES} more" if len(chosen) > MOST_NAMES else ""
+        columns = ", ".join(dict.fromkeys(c for leak in chosen for c in leak.columns))
+        verb = "reads" if len(chosen) == 1 else "read"
+        consequence = (
+            "rows that it joins tell the label, and so do their columns"
+            if is_key
+            else "where that is not known before the label is, it tells the label"
+        )
+        yield (
+            f"{readers}{more} {verb} {columns}, from which the label is made: {consequence}, and "
+            "test metrics flatter. Leave it out of the query then"
+        )
+
+
+def _name(leak: Leak) -> str:
+    return leak.reader if leak.is_key else f"{leak.reader} of {leak.table}"
+
+
+def nearly_perfect(metrics: Mapping[str, float], classes: int, labels: FloatArray) -> str:
+    """Return the metric by which rows with these labels are predicted nearly perfectly, or "".
+
+    >>> nearly_perfect({"r2": 0.99995}, 0, np.arange(5.0))
+    'R² 0.99995'
+    """
+    if classes:
+        rows = np.sort(np.bincount(labels.astype(np.intp), minlength=classes))
+        # any classes but one could be told apart by chance
+        is_enough = rows[-2] >= LEAST_OF_CLASS
+    else:
+        is_enough = len(labels) >= LEAST_ROWS
+    for metric, name in METRICS.items():
+        if is_enough and metrics.get(metric, 0.0) > PERFECT:
+            return f"{name} {metrics[metric]:.6g}"
+    return ""
+
+
+def perfect_warning(score: str, rows: str, leaks: Sequence[Leak], suspects: str) -> str:
+    """Return the warning of a nearly perfect score; it names the columns to look at."""
+    if leaks:
+        suspects = ", ".join(_name(leak) for leak in leaks[:MOST_NAMES])
+    return (
+        f"{score} on {rows} is nearly perfect: either the label follows exactly from the features, "
+        f"or one of them is made from the label. Look first at {suspects}"
+    )
+
+
+def used_features(columns: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of encoded columns of the features that are not constant."""
+    return {name: count for name, count in columns.items() if count}
+
+
+def feature_sizes(columns: Mapping[str, int], coefficients: FloatArray) -> dict[str, float]:
+    """Return the size of the largest coefficient of each feature, of encoded columns (d, d_c).
+
+    >>> feature_sizes({"age": 1, "same": 0, "region": 2}, np.array([[1.0], [0.5], [-3.0]]))
+    {'age': 1.0, 'region': 3.0}
+    """
+    names = [name for name, count in columns.items() for _ in range(count)]
+    sizes: dict[str, float] = {}
+    for name, size in zip(names, np.abs(coefficients).max(axis=1).tolist(), strict=False):
+        sizes[name] = max(size, sizes.get(name, 0.0))
+    return sizes
+
+
+def suspects_of(
+    contributions: Mapping[str, Contribution],
+    features: Mapping[str, Mapping[str, int]],
+    coefficients: Mapping[str, FloatArray],
+) -> str:
+    """Return the feature of the table with the largest share, or the table's features.
+
+    ``features`` are the numbers of their encoded columns, ``coefficients`` (d [+ 1], d_c) those
+    that sites show, both by table.
+
+    >>> of_o = {"o": Contribution(np.zeros(1), 0.9)}
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {})
+    'the features of o (day, paid), which has 90 % of the variance of the scores'
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {"o": np.array([[0.1], [2.0], [9.0]])})
+    "feature 'paid' of o, which has 90 % of the variance of the scores"
+    """
+    shares = {t: each.share for t, each in contributions.items() if features.get(t)}
+    if not shares:
+        return "the features of the query"
+    table = max(shares, key=lambda name: shares[name])
+    names = list(features[table])
+    if table in coefficients:
+        sizes = feature_sizes(features[table], coefficients[table])
+        names = [max(sizes, key=lambda name: sizes[name])]
+    share = f"which has {100 * shares[table]:.0f} % of the variance of the scores"
+    if len(names) == 1:
+        return f"feature {names[0]!r} of {table}, {share}"
+    listed = ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "")
+    return f"the features of {table} ({listed}), {share}"

@@ -1,0 +1,86 @@
+"""The outcome of a run, from the replies to its last message."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from strategies.run.exchange import Part, Replies
+from strategies.run.replies import array_of
+from strategies.setup.problem import PreparedRun, TrainedTable
+from tp_flower.arrays import FloatArray
+from tp_flower.errors import ReplyError
+from tp_flower.learning.metrics import Contribution
+from tp_flower.methods import TREES
+
+INTERCEPT: Final = "(intercept)"
+GAIN: Final = "gain"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a run, besides its metrics.
+
+    Digests identify the parts that sites keep, by number; "" for a site without a state
+    folder, or without an answer. Coefficients are (d [+ 1], d_c) by table, if allowed.
+    The comparison is with a constant, and of predictions with labels.
+    """
+
+    digests: Mapping[int, str] = field(default_factory=dict)
+    coefficients: Mapping[str, FloatArray] = field(default_factory=dict)
+    contributions: Mapping[str, Contribution] = field(default_factory=dict)
+    comparison: Mapping[str, object] = field(default_factory=dict)
+
+    def coefficient_facts(self, problem: PreparedRun) -> dict[str, list[dict[str, object]]]:
+        """Return the report's facts about the coefficients of the encoded features.
+
+        For a standardised number they are per standard deviation. The output is a
+        class, if there are several, or the gain of trees.
+        """
+        facts = {}
+        for table, weights in self.coefficients.items():
+            names = [*problem.encoders[table].names, INTERCEPT]
+            outputs = problem.classes if weights.shape[1] > 1 else ("score",)
+            if problem.tables[table].model == TREES:
+                outputs = (GAIN,)
+            facts[table] = [
+                {"feature": feature, "output": output, "value": float(value)}
+                for feature, row in zip(names, weights, strict=False)
+                for output, value in zip(outputs, row, strict=True)
+            ]
+        return facts
+
+
+def read_digests(replies: Replies, parts: Iterable[Part]) -> dict[int, str]:
+    """Return the digests that the sites report, by part."""
+    bodies = {part.number: replies.parts.get(part.number) for part in parts}
+    return {n: getattr(body, "digest", None) or "" for n, body in bodies.items()}
+
+
+def coefficients_of(replies: Replies, table: TrainedTable) -> FloatArray | None:
+    """Return a linear model's coefficients, the mean over the shards that show them.
+
+    Shards that agree through statistics or gradients have equal coefficients. Of trees
+    they are the features' gains.
+    """
+    has_trees = table.model == TREES
+    shape = (table.features, 1) if has_trees else (table.width, table.outputs)
+    blocks = [
+        array_of(replies, part, "coefficients", shape).astype(np.float64)
+        for part in table.parts
+        if getattr(replies.parts.get(part.number), "coefficients", None) is not None
+    ]
+    if blocks and not (table.is_linear or has_trees):
+        raise ReplyError(f"table {table.name} sent coefficients; its model has none")
+    return np.mean(blocks, axis=0) if blocks else None
+
+
+def score_sums_of(replies: Replies, table: TrainedTable) -> FloatArray | None:
+    """Return the sums of a table's scores; None where a shard has not answered."""
+    if not all(part.number in replies.parts for part in table.parts):
+        return None
+    shape = (2, table.outputs)
+    sums = [array_of(replies, part, "score_sums", shape) for part in table.parts]
+    total: FloatArray = np.sum(sums, axis=0)
+    return total

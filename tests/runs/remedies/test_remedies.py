@@ -1,0 +1,187 @@
+"""Advice works: each remedy that a message names is applied to the case that raised it.
+
+A message that advises and is neither tried here nor in ``EXEMPT`` fails the last test: whoever
+writes a new one adds the case that raises it, and what its reader would write.
+"""
+
+import re
+import shlex
+import sqlite3
+import tomllib
+from contextlib import closing
+from datetime import time
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.advice import advising, texts
+from tests.support.command_line import printed_by, refused_by
+from tests.support.federated import train
+from tests.support.files import case_table
+from tp_flower.errors import SettingsError, TPFlowerError
+from tp_flower.settings import KEYS, PrivacySettings, Settings
+from tp_flower.settings.settings import SYNONYMS
+
+CASES = case_table(__file__)
+EXEMPT = tomllib.loads(Path(__file__).with_name("exempt.toml").read_text("utf-8"))
+SQL = "SELECT a.y AS label, b.z FROM a JOIN b ON a.k = b.k"
+ROWS = 60
+
+
+def sites():
+    k = np.arange(ROWS)
+    texts = pd.Series([f"k{i % 6}" for i in k])
+    day = pd.Timestamp("2020-01-01")
+    a = pd.DataFrame({"k": k % 6, "t": texts, "y": k * 0.5 + k % 7, "x": k % 7})
+    a["n"] = [None if i % 4 == 0 else float(i) for i in k]
+    a["digits"] = (k % 6).astype(str)
+    a["time"], a["once"] = day + pd.to_timedelta(k, unit="h"), day
+    a["day"] = "0" + (k % 9 + 1).astype(str).astype(object) + ".02.2020"
+    a["clock"] = [time(i % 24, 30) for i in k]
+    a["wait"] = pd.to_timedelta(k, unit="s")
+    a["tags"] = [["x"] * (i % 3 + 1) for i in k]
+    a["marked"] = ["N/A" if i % 10 == 0 else f"{i}.5" for i in k]
+    a["ratio"] = np.where(k % 20 == 0, np.inf, k * 1.0)
+    a["name"] = [f"{'n' * (i % 4)}-{i}" for i in k]
+    b = pd.DataFrame({"k": range(6), "z": [1.0, 4.0, 2.0, 7.0, 5.0, 3.0]})
+    b["upper"] = [f" K{i}" for i in b["k"]]
+    c = pd.DataFrame({"k": k % 6, "v": k * 1.0, "part": k * 2 // ROWS})
+    e = pd.DataFrame({"id": range(6), "w": [2.0, 1.0, 0.0, 5.0, 8.0, 1.0]})
+    f = pd.DataFrame({"q": np.arange(1100), "r": np.arange(1100) % 9})
+    f["t"] = pd.Timestamp("2020-01-01 12:00") + pd.to_timedelta(f["q"] // 500, unit="D")
+    first = c["part"] == 0
+    return {
+        "A": {"a": [a]},
+        "B": {"b": [b], "e": [e], "f": [f]},
+        "C": {"c": [c[first]]},
+        "D": {"c": [c[~first]]},
+    }
+
+
+def outcome(sql=SQL, settings=None):
+    """The error of a run, "" for none, and its warnings."""
+    options = dict(settings or {})
+    try:
+        run = train(sites(), sql, options.pop("method", "cg"), **options)
+    except TPFlowerError as error:
+        return str(error), []
+    return "", run.report.warnings
+
+
+def check(says, before, after):
+    error, warnings = before
+    assert says in "\n".join([error, *warnings])
+    error, warnings = after
+    assert error == ""
+    assert not [text for text in warnings if says in text]
+
+
+@pytest.mark.parametrize("case", CASES["sql"], ids=lambda case: case["says"][:40])
+def test_the_query_that_a_message_says_to_write_trains(case):
+    settings = case.get("settings")
+    check(case["says"], outcome(case["sql"], settings), outcome(case["mended"], settings))
+
+
+@pytest.mark.parametrize("case", CASES["setting"], ids=lambda case: case["says"][:40])
+def test_the_setting_that_a_message_says_to_set_trains(case):
+    check(case["says"], outcome(SQL, case["settings"]), outcome(SQL, case["mended"]))
+
+
+@pytest.mark.parametrize("case", CASES["config"], ids=lambda case: case["says"][:40])
+def test_the_settings_that_a_refusal_names_are_accepted(case):
+    with pytest.raises(SettingsError, match=re.escape(case["says"])):
+        Settings.from_run_config(case["config"])
+    Settings.from_run_config(case["mended"])
+
+
+@pytest.mark.parametrize("name", SYNONYMS)
+def test_every_name_of_another_library_leads_to_a_setting(name):
+    with pytest.raises(SettingsError, match=f"{name}: unknown setting. It is ") as caught:
+        Settings.from_run_config({name: 1})
+    meant = re.search(r"It is ([\w-]+)", str(caught.value))[1]
+    assert meant in KEYS
+    assert name not in KEYS
+
+
+def test_privacy_settings_in_python():
+    for arguments in ({"privacy.scores": "clear"}, {"privacy_scores": "clear"}):
+        error, _ = outcome(SQL, arguments)
+        assert "privacy=PrivacySettings(scores=...), from tp_flower.settings" in error
+    assert "write privacy=PrivacySettings(...)" in outcome(SQL, {"privacy": {"scores": "clear"}})[0]
+    assert outcome(SQL, {"privacy": PrivacySettings(scores="clear")})[0] == ""
+    assert Settings.from_run_config({"privacy.scores": "clear"}).privacy.scores == "clear"
+
+
+def files(folder, tables):
+    """A run on a table of many formats and one of a CSV file."""
+    k = np.arange(ROWS)
+    frame = pd.DataFrame({"k": k % 6, "y": k * 0.5, "big": k * 1000})
+    frame["m"] = ["N/A" if i % 10 == 0 else "-" if i % 10 == 1 else f"{i}.5" for i in k]
+    frame.to_csv(folder / "a.csv", index=False)
+    duckdb.from_df(frame).write_parquet(str(folder / "a.parquet"))
+    (folder / "s.sqlite").unlink(missing_ok=True)
+    with closing(sqlite3.connect(folder / "s.sqlite")) as connection:
+        mixed = [i if i % 3 else f"n{i}" for i in k.tolist()]
+        connection.execute("CREATE TABLE a (k INTEGER, y REAL, mixed)")
+        rows = zip((k % 6).tolist(), (k * 0.5).tolist(), mixed, strict=True)
+        connection.executemany("INSERT INTO a VALUES (?, ?, ?)", rows)
+        connection.commit()
+    pd.DataFrame({"k": range(6), "z": [1, 4, 2, 7, 5, 3]}).to_csv(folder / "b.csv", index=False)
+    text = f"[tables.a]\nsite = 'A'\npolicy = 'open'\n{tables}\n"
+    text += "[tables.b]\nsite = 'B'\npath = 'b.csv'\npolicy = 'open'\n"
+    (folder / "tables.toml").write_text(text)
+
+
+@pytest.mark.parametrize("case", CASES["file"], ids=lambda case: case["says"][:40])
+def test_the_tables_file_that_a_message_says_to_write_trains(case, tmp_path):
+    def outcome_of(tables):
+        files(tmp_path, tables)
+        sql = f"SELECT a.y AS label, a.{case['column']}, b.z FROM a JOIN b ON a.k = b.k"
+        grid = {"A": tmp_path / "tables.toml"}
+        try:
+            return "", train(grid, sql, "cg").report.warnings
+        except TPFlowerError as error:
+            return str(error), []
+
+    check(case["says"], outcome_of(case["tables"]), outcome_of(case["mended"]))
+
+
+def test_a_tables_file_in_place_of_settings(tmp_path):
+    files(tmp_path, "path = 'a.csv'")
+    tables = tmp_path / "tables.toml"
+    refusal = refused_by("check", tables, status=2)
+    assert "is a tables file, not a file of settings: write one with tables = " in refusal
+    arguments = shlex.split(re.search(r"--set tables=.*", refusal)[0].replace("SELECT ...", SQL))
+    assert "fit together" in printed_by("check", *arguments)
+    lines = re.search(r"write one with (tables = .*) and (sql = .*\"), or", refusal)
+    run = f"{lines[1]}\n{lines[2]}".replace("SELECT ...", SQL)
+    (tmp_path / "run.toml").write_text(run)
+    assert "fit together" in printed_by("check", tmp_path / "run.toml")
+
+
+def test_the_reason_of_unmatched_rows_is_the_filter_that_removed_their_partners():
+    reason = '; of b the query takes only rows WHERE "z" > 3'
+    where = "WHERE b.z > 3"
+    partners = "SELECT LOWER(TRIM(upper)) FROM b WHERE z > 3 AND k > 3"
+    for sql in (
+        SQL.replace("a.k = b.k", "a.t = LOWER(TRIM(b.upper))") + " " + where,
+        f"SELECT a.y AS label, a.x FROM a WHERE a.t IN ({partners})",
+    ):
+        error, warnings = outcome(sql)
+        lost = [text for text in warnings if "have no match in" in text]
+        assert error == ""
+        assert all(reason in text and "LOWER" not in text.split(";")[1] for text in lost)
+    assert lost
+
+
+def test_every_message_that_advises_is_tried_or_exempt():
+    tried = {case["says"] for kind in ("sql", "setting", "config", "file") for case in CASES[kind]}
+    exempt = EXEMPT["messages"].keys()
+    new = [text for text in advising() if not any(part in text for part in (*tried, *exempt))]
+    assert not new, "messages that advise: try their advice in test_remedies.toml"
+    # what stands in no message any more is neither tried nor exempt
+    every = texts()
+    assert not [part for part in (*tried, *exempt) if not any(part in text for text in every)]

@@ -1,0 +1,93 @@
+"""Data frames as the rows of a shard, without the columns that DuckDB cannot read."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import duckdb
+
+from tp_flower.duckdb_engine import shared_cursor
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EARLY_ROWS: Final = 2048  # that show what DuckDB makes of a column of objects
+_CONVERSIONS: Final = {
+    "PeriodDtype": ".dt.to_timestamp()",
+    "SparseDtype": ".sparse.to_dense()",
+    "LongDoubleDType": '.astype("float64")',
+}
+"""What makes a column of a type of pandas readable; ``.astype(str)`` makes any other."""
+
+
+@dataclass(frozen=True)
+class HostedFrame:
+    """A data frame of this process.
+
+    Attributes:
+        unread: by its name, why no query can read a column.
+        readable: positions of the other columns; None for all.
+    """
+
+    frame: "pd.DataFrame"
+    unread: Mapping[str, str] = field(default_factory=dict)
+    readable: tuple[int, ...] | None = None
+
+    @property
+    def rows(self) -> "pd.DataFrame":
+        """The columns that can be read, with texts as names."""
+        frame = self.frame
+        if self.readable is not None:
+            frame = frame.iloc[:, list(self.readable)]
+        return frame.rename(columns=str)
+
+    def conversion(self, column: str) -> str:
+        """Return what makes a column readable, in Python."""
+        names = [*map(str, self.frame.columns)]
+        place = names.index(column)
+        dtype = type(self.frame.dtypes.iloc[place]).__name__
+        cell = f"frame[{self.frame.columns[place]!r}]"
+        return f"write {cell} = {cell}{_CONVERSIONS.get(dtype, '.astype(str)')} before the run"
+
+
+def hosted_frame(frame: "pd.DataFrame") -> HostedFrame:
+    """Return a frame with what is to be known of its columns."""
+    with closing(shared_cursor()) as connection:
+        if _is_readable(connection, frame):
+            return HostedFrame(frame)
+        places = range(frame.shape[1])
+        readable = tuple(k for k in places if _is_readable(connection, frame.iloc[:, [k]]))
+    hosted = HostedFrame(frame, readable=readable)
+    reasons = {
+        str(frame.columns[k]): f"is of pandas' type {_kind(frame.dtypes.iloc[k])}"
+        for k in places
+        if k not in readable
+    }
+    return replace(
+        hosted,
+        unread={
+            name: f"{reason}, which cannot be read: {hosted.conversion(name)}"
+            for name, reason in reasons.items()
+        },
+    )
+
+
+def _is_readable(connection: duckdb.DuckDBPyConnection, frame: "pd.DataFrame") -> bool:
+    try:
+        connection.register("probe", frame.rename(columns=str))
+        # some objects are only found out when they are converted
+        rows = f"SELECT * FROM probe LIMIT {EARLY_ROWS}"
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE readable AS {rows}")
+    except duckdb.Error:
+        return False
+    return True
+
+
+def _kind(dtype: Any) -> str:
+    """Return the name of a type without values, such as categories or what a sparse one omits."""
+    if hasattr(dtype, "fill_value"):
+        return f"Sparse[{dtype.subtype}]"
+    if hasattr(dtype, "categories"):
+        return f"category of {dtype.categories.dtype}"
+    return str(dtype)
