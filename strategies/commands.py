@@ -25,6 +25,7 @@ from strategies.inference.manifest import Manifest, read_manifest, resolve
 from strategies.report_page.page import explanation_view, read_report, result_view
 from strategies.run.grid import InProcessGrid
 from strategies.run.session import Session
+from strategies.setup.absent_columns import check_absent, check_present
 from strategies.setup.columns import bind_columns
 from strategies.setup.declared_types import check_types
 from strategies.setup.joined_rows import encoder_choices
@@ -109,6 +110,8 @@ def check(settings: Settings, client_app: ClientApp) -> str:
         session.abandon()
     inventory = session.inventory
     bound, columns = bind_columns(method(query, settings).bind, inventory)
+    check_absent(bound, inventory)
+    check_present(bound, inventory)
     encoder_choices(bound, settings)
     check_types(bound, inventory, columns, settings)
     tables = ", ".join(inventory.tables)

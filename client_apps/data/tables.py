@@ -205,7 +205,7 @@ def _describe(source: ShardSource) -> ShardSchema:
 def _identity(source: ShardSource) -> list[Any]:
     """Return everything that decides which rows of a source are read, and how."""
     identity: list[Any] = [str(source), dict(source.types), list(source.nulls)]
-    identity += [vars(source.text), dict(source.rename)]
+    identity += [vars(source.text), dict(source.rename), list(source.absent)]
     identity.append({n: [r.type, r.format] for n, r in sorted(source.readings.items())})
     database = source.database
     if database is None:

@@ -21,7 +21,7 @@ from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
 from tp_flower.extraction.extract import extract
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard, LabelColumn
-from tp_flower.extraction.select_plan import without_values
+from tp_flower.extraction.select_plan import kind_of, without_values
 from tp_flower.keyed_hash import HashArray
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.node_config import NUM_PARTITIONS
@@ -30,6 +30,7 @@ from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import parse
 from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
+from tp_flower.query.fragment import spell
 from tp_flower.query.parsing import EVERY_COLUMN
 from tp_flower.sources.shards import ShardSource
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
@@ -71,6 +72,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 rows=schema.rows,
                 all_null=list(schema.all_null),
                 unlisted=source.policy.unlisted(schema.columns),
+                absent=[name for name in source.absent if name in schema.columns],
                 texts=texts,
                 unread=schema.unread,
             )
@@ -103,6 +105,7 @@ def _extract_part(
     source = site.hosted(body.shard)
     groups = _checked_keys(site, source, body, fragment)
     source = replace(source, readings=_checked_readings(site, source, body.readings))
+    source = _with_types(site, source, body.types)
     guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
@@ -140,6 +143,21 @@ def _extract_part(
         row_hashes=leave_hashes(site, number, body.row_key, extracted) if body.row_key else None,
         **split,
     )
+
+
+def _with_types(site: Site, source: ShardSource, types: Mapping[str, str]) -> ShardSource:
+    """Return a source whose columns without a value have the types of other shards.
+
+    The types that the owner declares come first.
+    """
+    if not types:
+        return source
+    empty = guard.visible_schema(site, source).all_null
+    for name, kind in types.items():
+        if name not in empty or kind_of(kind) is None:
+            raise MessageError(f"'types' declares {name!r} as {kind}, which it cannot be")
+    declared = {spell(name, types) or name: kind for name, kind in source.types.items()}
+    return replace(source, types={**types, **declared})
 
 
 def _checked_keys(

@@ -62,8 +62,8 @@ def first_policy(table: str, shards: Sequence[ShardSource]) -> Iterator[str]:
     """Yield the lines of a policy for all of a table's shards at this site."""
     schemas = [describe(source).columns for source in shards]
     remarks = {
-        name: f"{' '.join(without_values(kind).split())}{_looks(shards[0], name, kind)}"
-        for name, kind in schemas[0].items()
+        name: _remark(name, shards, schemas)
+        for name in schemas[0]
         if all(name in schema for schema in schemas)
     }
     yield f"\n## The policy of table {quoted(table)}, which allows nothing yet."
@@ -77,6 +77,15 @@ def first_policy(table: str, shards: Sequence[ShardSource]) -> Iterator[str]:
     yield "\n## further rules, and what then leaves"
     for rule, meaning in _RULES.items():
         yield f"## {meaning.format_map(STRICT)}:\n# {rule}"
+
+
+def _remark(name: str, shards: Sequence[ShardSource], schemas: Sequence[Mapping[str, str]]) -> str:
+    """Return a column's type in the first shard that has it, and a warning of its values."""
+    for source, schema in zip(shards, schemas, strict=True):
+        if name not in source.absent:
+            kind = schema[name]
+            return f"{' '.join(without_values(kind).split())}{_looks(source, name, kind)}"
+    return "absent in all shards here"
 
 
 def _looks(source: ShardSource, name: str, kind: str) -> str:

@@ -27,10 +27,11 @@ from tp_flower.settings.run_config import run_config_text
 
 SCRIPTS = ROOT / "scripts" / "deploy"
 CONNECTION = "demo"
-SECONDS_TO_START = 60.0
-SECONDS_TO_STOP = 15.0
+# what a busy machine takes: they say when nothing more is to be expected
+SECONDS_TO_START = 300.0
+SECONDS_TO_STOP = 60.0
 # a killed SuperNode's key is taken for in use for up to 60 seconds
-SECONDS_TO_RETURN = 100.0
+SECONDS_TO_RETURN = 400.0
 RETURN_PAUSE = 12.0  # a try takes seconds of a core
 POLL_SECONDS = 0.1
 LOG_CHARACTERS = 3000
@@ -214,7 +215,7 @@ class Deployment:
         (found,) = json.loads(answer)["runs"]
         return found["status"], found["status-details"]
 
-    def wait(self, is_so: Callable[[], bool], what: str, seconds: float = 400.0) -> None:
+    def wait(self, is_so: Callable[[], bool], what: str, seconds: float = 1200.0) -> None:
         """Wait for something; DeploymentError where it does not come."""
         deadline = time.monotonic() + seconds
         while not is_so():

@@ -118,6 +118,7 @@ class ModelStrategy(RoundStrategy):
                 "training and not in this run, which is about the rows of the other sites"
             )
         joined = yield from self.model_rounds(bound, columns, missing)
+        self.warn(*joined.extracted.absent)
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
 

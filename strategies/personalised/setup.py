@@ -17,6 +17,7 @@ from strategies.disclosures import exposure_of
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.run.sites import Inventory
+from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
@@ -38,7 +39,7 @@ from tp_flower.protocol.personalised_messages import (
     PersonaliseRequest,
 )
 from tp_flower.protocol.setup_messages import ExtractedPart
-from tp_flower.query import Query
+from tp_flower.query import BoundQuery, Query
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
@@ -88,19 +89,12 @@ def set_up_personalised(
     bound, columns = bind_columns(query.bind, inventory)
     for warning in reading_warnings(bound, columns):
         warn(warning)
-    if len(bound.tables) > 1:
-        raise QueryError(
-            "strategy 'personalised' is for the rows of one table, whose shards get a "
-            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
-            "to a row into its table, or use admm"
-        )
-    if bound.weight_table is not None:
-        raise QueryError(
-            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
-        )
-    (name,) = bound.tables
+    name = _only_table(bound)
+    check_present(bound, inventory)
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
+    for text in extracted.absent:
+        warn(text)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)
@@ -193,6 +187,20 @@ def site_names(parts: Sequence[Part]) -> tuple[str, ...]:
         times = seen[part.site]
         names.append(part.site if times == 1 else f"{part.site}#{times}")
     return tuple(names)
+
+
+def _only_table(bound: BoundQuery) -> str:
+    if len(bound.tables) > 1:
+        raise QueryError(
+            "strategy 'personalised' is for the rows of one table, whose shards get a "
+            f"model each; the query joins {', '.join(bound.tables)}: put what belongs "
+            "to a row into its table, or use admm"
+        )
+    if bound.weight_table is not None:
+        raise QueryError(
+            "strategy 'personalised' weighs all rows of a site alike: leave out 'AS weight'"
+        )
+    return bound.tables[0]
 
 
 def read_classes(

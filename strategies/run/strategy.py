@@ -195,11 +195,12 @@ class RoundStrategy(Strategy):
         """Warnings about the result, a sentence each without its full stop."""
         return self._progress.warnings
 
-    def warn(self, text: str) -> None:
-        """Log a warning, once; console, report and page repeat it beside the result."""
-        if text not in self.warnings:
-            self.warnings.append(text)
-            log(WARNING, text)
+    def warn(self, *texts: str) -> None:
+        """Log warnings, each once; console, report and page repeat them beside the result."""
+        for text in texts:
+            if text not in self.warnings:
+                self.warnings.append(text)
+                log(WARNING, text)
 
     @property
     def is_finished(self) -> bool:

@@ -120,7 +120,8 @@ def _check_everywhere(column: Sequence[ShardColumn], shards: Sequence[HostedShar
         raise SchemaError(
             f"table {first.shard.table!r}: column {first.name!r} is at site {first.shard.site!r}, "
             f"but not at {', '.join(lacking)}: another name of it there is changed in the tables "
-            'file (rename = { theirs = "ours" })'
+            f"file (rename = {{ theirs = {quoted(first.name)} }}); if there is none, absent = "
+            f"[{quoted(first.name)}] there makes it missing in all of its rows"
         )
 
 

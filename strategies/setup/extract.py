@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
+from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.columns import Columns
 from strategies.setup.labels import label_plan, needs_numbers
 from strategies.setup.row_weights import query_weights
@@ -29,9 +30,8 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.text_readings import TextReading
 from tp_flower.query import BoundQuery, Fragment
-from tp_flower.query.fragment import reads
+from tp_flower.query.fragment import reads, spell
 from tp_flower.settings import Settings
 from tp_flower.settings.run import REGRESSION
 from tp_flower.sources.tables_file import DUCKDB
@@ -46,6 +46,7 @@ class Extracted:
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
     the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
     how text files are read, ``filters`` by table which conditions have removed rows of it.
+    ``absent`` are sentences about the columns that some shards lack.
     """
 
     parts: dict[str, tuple[Part, ...]]
@@ -55,6 +56,7 @@ class Extracted:
     row_hashes: HashArray | None
     public_keys: Mapping[int, str]
     columns: Columns
+    absent: tuple[str, ...]
     filters: Mapping[str, str]
     replies: Replies = field(repr=False)
 
@@ -98,15 +100,14 @@ def extract(
     keeps_labels: bool = False,
 ) -> Generator[Requests, Replies, Extracted]:
     """Run the two rounds; ``row_key`` names the label table's rows to predict."""
+    check_absent(bound, inventory)
     fragments: dict[Part, Fragment] = {}
-    readings: dict[int, dict[str, TextReading]] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
     for fragment in bound.fragments:
         table = fragment.table
         for shard in inventory.shards_of(fragment.name):
             part = Part(len(fragments), table, shard.site, shard.node, shard.position)
             fragments[part] = fragment
-            readings[part.number] = columns.readings_of(shard)
             parts[table] += (part,)
     local_label = None
     if keeps_labels:
@@ -114,7 +115,7 @@ def extract(
         local_label = REGRESSION if needs_numbers(settings) else settings.task
     grouped = split_groups(fragments)
     bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
-    bodies = {n: replace(body, readings=readings[n]) for n, body in bodies.items()}
+    bodies = _with_types(bodies, fragments, inventory, columns)
     groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
     if settings.privacy.scores == MASKED:
         groups |= join_groups(bound, parts)
@@ -144,9 +145,30 @@ def extract(
         row_hashes=row_hashes,
         public_keys={int(node): key for node, key in request.public_keys.items()},
         columns=columns,
+        absent=tuple(describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})),
         filters=_removing(fragments, inventory, rows),
         replies=replies,
     )
+
+
+def _with_types(
+    bodies: Mapping[int, setup_messages.ExtractPart],
+    fragments: Mapping[Part, Fragment],
+    inventory: Inventory,
+    columns: Columns,
+) -> dict[int, setup_messages.ExtractPart]:
+    """Return the requests with the types of the columns that have none of their own."""
+    shards, schemas = inventory.by_place, columns.schemas
+    typed = {}
+    for part, fragment in fragments.items():
+        shard = shards[part.node, part.shard]
+        schema = schemas[spell(shard.table, schemas) or shard.table]
+        typed[part.number] = replace(
+            bodies[part.number],
+            readings=columns.readings_of(shard),
+            types=missing_types(fragment, shard, schema),
+        )
+    return typed
 
 
 def _request_parts(

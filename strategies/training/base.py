@@ -28,6 +28,7 @@ from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_r
 from strategies.run.exchange import PartArrays, Replies, Requests, ask
 from strategies.run.sites import Inventory
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
+from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
@@ -523,17 +524,17 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         bound, columns = bind_columns(self.bind, inventory)
         for problem in columns.unread if self.query.has_stars else ():
             self.warn(f"{problem}; * leaves it out")
-        for warning in reading_warnings(bound, columns):
-            self.warn(warning)
+        self.warn(*reading_warnings(bound, columns))
         for alias, _ in settings.models:
             table_named(bound, alias, "models")
         if settings.split.table:
             table_named(bound, settings.split.table, "test-split")
-        for warning in leak_warnings(bound):
-            self.warn(warning)
+        self.warn(*leak_warnings(bound))
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
+        check_present(bound, inventory)
         extracted = yield from extract(bound, settings, inventory, columns)
+        self.warn(*extracted.absent)
         rows = extracted.table_rows
         sampled = sampled_rows(rows[bound.label_table], settings)
         labels = self.read_labels(extracted, bound).of_rows(sampled)
@@ -575,8 +576,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             loss=self.choose_loss(labels, values[~is_test]),
             weighting=replace(weighting, test=test_weights),
         )
-        for warning in split_warnings(joined, self.settings):
-            self.warn(warning)
+        self.warn(*split_warnings(joined, self.settings))
         self.held_out_digest = hashlib.sha256(split.subset.tobytes()).hexdigest()
         self.tested_digest = _digest_of_tested(split.subset == TEST, joined)
         self.split_facts |= {"validation-rows": int(np.count_nonzero(joined.validates))}

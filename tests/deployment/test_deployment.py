@@ -86,7 +86,7 @@ def test_killed_processes_change_neither_model_nor_ledger(tmp_path):
         deployment.start_superlink()
         (folder,) = (deployment.folder / "superlink" / "runs").iterdir()
         resumed = deployment.submit("resume", {"resume": str(folder)})
-        assert deployment.finish(resumed, 500.0)[0] == "finished:completed"
+        assert deployment.finish(resumed, 1200.0)[0] == "finished:completed"
 
         expected, saved = (parameters(deployment, name) for name in ("undisturbed", "killed"))
         assert len(saved) == 3

@@ -1,4 +1,7 @@
-"""Sessions over a real front: whatever fails costs seconds, and no figure."""
+"""Sessions over a real front: whatever fails, the run goes on, and its figures are the same.
+
+How long that takes is for the benchmark: a test waits as long as a busy machine needs.
+"""
 
 import json
 import os
@@ -6,7 +9,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -25,7 +27,6 @@ pytestmark = [
 ]
 RUN = {"sql": SQL, "strategy": "sgd", "batch-size": 2, "num-epochs": 15}
 RUN |= {"min-sites": 2, "channel": "session"}
-BACK_SECONDS = 25.0
 ROUND = r"event={} run=(\S+) round=(\d+)"
 
 
@@ -40,6 +41,7 @@ def deployment(tmp_path_factory):
             entries = store_entries(folder / "store", site, OPEN)
             running.add_site(site, entries, "--keys", "unchecked")
         running.undisturbed = finished(running, running.submit("undisturbed", RUN))
+        running.seconds = report(running)["seconds"]
         yield running
 
 
@@ -67,23 +69,31 @@ def run_log(deployment):
 
 def finished(deployment, run):
     """The losses of a run that has to complete."""
-    assert deployment.finish(run, 400.0)[0] == "finished:completed"
-    return json.loads((newest(deployment) / "report.json").read_text())["final"]["train"]
+    assert deployment.finish(run, 1200.0)[0] == "finished:completed"
+    return report(deployment)["final"]["train"]
+
+
+def report(deployment):
+    return json.loads((newest(deployment) / "report.json").read_text())
 
 
 def check_same(deployment, run):
     assert finished(deployment, run) == pytest.approx(deployment.undisturbed, rel=1e-6)
 
 
-def goes_on(deployment, site, seconds):
-    """How many seconds pass until a site has answered twenty more messages."""
+def goes_on(deployment, site):
+    """Wait until a site has answered twenty more messages."""
 
     def answers():
         return deployment.log(site).count("action=train")
 
-    before, started = answers(), time.monotonic()
-    deployment.wait(lambda: answers() > before + 20, "training", seconds)
-    return time.monotonic() - started
+    before = answers()
+    deployment.wait(lambda: answers() > before + 20, "training")
+
+
+def sessions(deployment):
+    """How many sessions each node has opened in the newest run."""
+    return Counter(re.findall(r"event=session node=(\d+)", run_log(deployment)))
 
 
 def client_apps(deployment, site):
@@ -93,19 +103,23 @@ def client_apps(deployment, site):
                 yield pid
 
 
-def test_what_is_killed_is_back_in_seconds_and_changes_nothing(deployment):
+def test_what_is_killed_goes_on_and_changes_nothing(deployment):
     run = deployment.submit("killed", RUN)
-    goes_on(deployment, "shop", 60.0)
+    goes_on(deployment, "shop")
     deployment.kill("front")
     deployment.start_front()
-    assert goes_on(deployment, "shop", 60.0) < 5.0
+    goes_on(deployment, "shop")
+    before = sessions(deployment)
     deployment.restart_site("shop")
-    took = goes_on(deployment, "shop", 90.0)
+    goes_on(deployment, "shop")
     for pid in client_apps(deployment, "office"):
         os.kill(pid, signal.SIGKILL)
-    goes_on(deployment, "office", 120.0)
+    goes_on(deployment, "office")
     check_same(deployment, run)
-    assert took < BACK_SECONDS
+    # a process that has died takes its session with it: each site has opened another one
+    after = sessions(deployment)
+    assert len(after) == 2
+    assert all(after[node] > before[node] for node in after)
 
 
 def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
@@ -127,13 +141,20 @@ def test_what_a_front_does_to_requests_is_computed_once(deployment, front):
 
 def test_sessions_may_end_often_and_polls_be_cut(deployment, front):
     front.longest = 1.0
-    check_same(deployment, deployment.submit("limits", {**RUN, "session-seconds": 20.0}))
-    assert run_log(deployment).count("event=session node=") >= 4
+    # both sites must be in session at once, which takes a busy machine longer to come about
+    limit = max(10.0, deployment.seconds / 4)
+    run = deployment.submit("limits", {**RUN, "session-seconds": limit})
+    check_same(deployment, run)
+    assert min(sessions(deployment).values()) > report(deployment)["seconds"] / (4 * limit)
 
 
 def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
-    first, second = (deployment.submit(name, RUN) for name in ("first", "second"))
-    goes_on(deployment, "shop", 60.0)
+    # it would not end before it is stopped, however long that takes
+    endless = {**RUN, "num-epochs": 100_000, "tolerance": 0.0}
+    first = deployment.submit("first", endless)
+    goes_on(deployment, "shop")
+    second = deployment.submit("second", RUN)
+    goes_on(deployment, "shop")
     deployment.flwr("stop", first, CONNECTION)
     check_same(deployment, second)
     assert "stopped" in deployment.flwr("ls", CONNECTION, "--run-id", first, "--format", "json")
@@ -141,7 +162,7 @@ def test_a_run_that_waits_trains_when_the_other_ends_or_is_stopped(deployment):
 
 def test_a_killed_superlink_costs_nothing_but_time(deployment):
     deployment.submit("cut off", RUN)
-    goes_on(deployment, "shop", 60.0)
+    goes_on(deployment, "shop")
     deployment.kill("superlink")
     deployment.start_superlink()
     resumed = deployment.submit("resume", {"resume": str(newest(deployment))})

@@ -99,7 +99,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
             deployment.add_site(site, file, "--allowed-keys", keys)
 
         run = deployment.submit("altered", {**RUN, "min-sites": 2}, other_app)
-        status, details = deployment.finish(run, 300.0)
+        status, details = deployment.finish(run, 1200.0)
         assert status == "finished:failed"
         sha256 = deployment.app_hash(other_app)
         assert f"not allowed the app bundle with SHA-256 {sha256}" in details
@@ -109,7 +109,7 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
             assert f"event=refused-app flower-run={run} sha256={sha256}" in (deployment.log(site))
 
         run = deployment.submit("listed", {**RUN, "min-sites": 2})
-        status, details = deployment.finish(run, 600.0)
+        status, details = deployment.finish(run, 1200.0)
         assert status == "finished:completed", details
         reports = list(deployment.folder.glob("superlink/runs/*/report.json"))
         # the refused run left one, too

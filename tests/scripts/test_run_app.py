@@ -22,7 +22,7 @@ def test_descendants_are_found_through_generations() -> None:
         assert run_app.descendants(parent.pid) == [child]
     finally:
         os.kill(child, signal.SIGTERM)
-        parent.communicate(timeout=10)
+        parent.communicate(timeout=60)
 
 
 @pytest.mark.slow

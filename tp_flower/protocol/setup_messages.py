@@ -19,6 +19,9 @@ GroupName = Annotated[str, msgspec.Meta(pattern=r"^(run|(join|table)-[0-9]{1,4})
 Number = Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
 """A number as a key of a JSON object."""
 
+TYPE_NAME: Final = r"^[A-Z]+( [A-Z]+)*(_[A-Z]+)?(\([0-9]{1,2}, ?[0-9]{1,2}\))?\Z"
+TypeName = Annotated[str, msgspec.Meta(pattern=TYPE_NAME)]
+"""A DuckDB type without values, such as DOUBLE, DECIMAL(10,2) or TIMESTAMP WITH TIME ZONE."""
 MOST_WIDTH: Final = 1 << 20  # length of a vector
 SealedText = Annotated[AnyArray, f.sealed("sealed")]  # nonce and ciphertext
 KeySourceName = Annotated[str, f.one_of("pinned", "agreed")]
@@ -47,6 +50,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         position: position among the shards that the node hosts.
         columns: types by name, for the columns that a policy shows.
         unlisted: those of them that the policy keeps from features.
+        absent: those that the shard lacks, and that are missing in its rows.
         texts: of the columns of a text file, which readings fit all texts.
         unread: why queries cannot read other columns that a policy shows, and what to write.
     """
@@ -59,6 +63,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     rows: f.TableRowCount
     all_null: list[f.Name]
     unlisted: list[f.Name] = []
+    absent: list[f.Name] = []
     texts: dict[f.Name, TextColumn] = {}
     unread: dict[f.Name, f.Name] = {}
 
@@ -85,8 +90,8 @@ class DescribeReply(Reply, frozen=True, kw_only=True):
         Discloses(
             "names of the hosted tables; columns, types and rows of the query's; which formats "
             "of days fit all texts of a column, whether their days differ, and whether texts "
-            "that differ are equal values; which columns a policy keeps from features, and why "
-            "some cannot be read",
+            "that differ are equal values; which columns have no value or are absent, which a "
+            "policy keeps from features, and why some cannot be read",
             fields=("shards", "tables"),
         ),
     )
@@ -191,6 +196,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         local_label: the task, if labels stay at the site.
         row_key: names of the last keys, whose hashes name the rows of predictions.
         readings: of the columns of a text file, how all shards of the table read them.
+        types: of other columns without a value in the shard, those that other shards have.
     """
 
     shard: f.Count
@@ -202,6 +208,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
     row_key: list[f.Name] = []
     split: SplitTerms | None = None
     readings: dict[f.Name, TextReading] = {}
+    types: dict[f.Name, TypeName] = {}
 
 
 class ExtractRequest(Request, frozen=True, kw_only=True):
@@ -220,7 +227,10 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
     parts: dict[int, ExtractPart]
 
     discloses = (
-        Discloses("the query's expressions", fields=("fragment", "key_groups", "row_key")),
+        Discloses(
+            "the query's expressions, and the types of columns that have no value there",
+            fields=("fragment", "key_groups", "row_key", "types"),
+        ),
     )
     # the message in which the secret was sealed discloses it
     schedule = (

@@ -289,11 +289,13 @@ def create_view(connection: duckdb.DuckDBPyConnection, source: ShardSource) -> N
         relation = _csv_relation(source, source.path)
     names = source.renamed(column_types(connection, f"SELECT * FROM {relation}"))
     columns = ", ".join(f"{quote_name(old)} AS {quote_name(new)}" for old, new in names.items())
+    columns += "".join(f", NULL AS {quote_name(name)}" for name in source.absent)
     rows = f"SELECT {columns} FROM {relation}"
     connection.execute(f"CREATE OR REPLACE TEMP VIEW source_rows AS {rows}")
     casts = _casts(connection, source)
     columns = ", ".join(
-        f"{casts.get(name, quote_name(name))} AS {quote_name(name)}" for name in names.values()
+        f"{casts.get(name, quote_name(name))} AS {quote_name(name)}"
+        for name in (*names.values(), *source.absent)
     )
     rows = f"(SELECT {columns} FROM source_rows)"
     types = column_types(connection, f"SELECT * FROM {rows}")

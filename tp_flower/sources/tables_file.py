@@ -81,6 +81,8 @@ class ShardSource:
         types: DuckDB types by column, to override the detected types.
         rename: names of the table's columns by their names in the source; all other
             settings are about the table's.
+        absent: columns of the table that the source lacks, and that are missing in all
+            of its rows.
         token: key of the data frames in this process's registry, or None.
         relation: the table in a DuckDB file, with its schema if one is named; () for the
             only one.
@@ -102,6 +104,7 @@ class ShardSource:
     policy: Policy = field(default_factory=Policy)
     text: TextFormat = DETECTED
     rename: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
     readings: Mapping[str, TextReading] = field(default_factory=dict)
 
     @property
@@ -134,7 +137,7 @@ class ShardSource:
 
     def types_of(self, columns: Collection[str]) -> dict[str, str]:
         """Return the owner's types by the columns' own spelling."""
-        names = self.spelled("types", self.types, columns)
+        names = self.spelled("types", self.types, list(dict.fromkeys((*columns, *self.absent))))
         return dict(zip(names, self.types.values(), strict=True))
 
     def renamed(self, columns: Collection[str]) -> dict[str, str]:
@@ -144,6 +147,12 @@ class ShardSource:
         names |= zip(old_names, self.rename.values(), strict=True)
         if self.rename and len({name.lower() for name in names.values()}) < len(names):
             raise SourceError(f"{self}: 'rename' gives two columns one name")
+        for name in self.absent:
+            if present := spell(name, names.values()):
+                raise SourceError(
+                    f"{self}: 'absent' names column {name!r}, but the source has a column "
+                    f"{present!r}: leave it out of 'absent', or 'rename' the source's"
+                )
         return names
 
     def read_text(self, sql: str, kind: str, *, is_strict: bool = False) -> str:
@@ -223,6 +232,7 @@ class _ShardEntry:
     chunk_rows: Count = DEFAULT_CHUNK_ROWS
     push_down: Flag = True
     rename: Names = field(default_factory=dict)
+    absent: Texts = ()
 
 
 _SHARD_KEYS: Final = [f.name.replace("_", "-") for f in fields(_ShardEntry)]
@@ -263,6 +273,7 @@ def _shard_source(
     }
     entry = entries.read(_ShardEntry, merged, where)
     policy = read_policy(common, shard, where)
+    _check_absent(entry.absent, policy.privacy_unit, where)
     places = [place for place in _PLACES if merged.get(place)]
     if len(places) != 1:
         problem = f"both {places[0]!r} and {places[1]!r}" if places else "no 'path'"
@@ -307,7 +318,24 @@ def _shard_source(
         database=None if is_file else _database(entry, path, relation, where),
         text=text,
         rename=entry.rename,
+        absent=entry.absent,
     )
+
+
+def _check_absent(names: Collection[str], unit: Collection[str], where: str) -> None:
+    """Refuse names that are one in upper or lower case, and a column of the privacy unit."""
+    lower = [name.lower() for name in names]
+    for name in lower:
+        if not name or lower.count(name) > 1:
+            problem = "twice" if name else "which is no column"
+            raise SourceError(f"'absent' of {where} names {name!r} {problem}")
+    for name in unit:
+        # without it all rows would be one unit
+        if name.lower() in lower:
+            raise SourceError(
+                f"'absent' of {where} names {name!r}, which 'privacy-unit' of its policy "
+                "needs: a shard without it needs a policy of its own"
+            )
 
 
 def _database_kind(path: str) -> str:

@@ -236,7 +236,7 @@ _BEYOND: dict[type, Callable[[Any], Iterable[Any]]] = {
 
 def _match(pattern: str) -> str:
     """Return a text of one of the forms that are in use."""
-    texts = (*("a" * n for n in (0, 1, 32, 64)), "0", "table-0", *re.findall(r"[a-z]+", pattern))
+    texts = (*("a" * n for n in (0, 1, 32, 64)), "0", "table-0", *re.findall(r"[A-Za-z]+", pattern))
     return next(text for text in texts if re.search(pattern, text))
 
 

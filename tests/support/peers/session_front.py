@@ -41,7 +41,7 @@ Schedule = Callable[[int], Fault | None]
 
 class UnixConnection(HTTPConnection):
     def __init__(self, path: Path) -> None:
-        super().__init__("localhost", timeout=30)
+        super().__init__("localhost", timeout=300)
         self._path = str(path)
 
     def connect(self) -> None:

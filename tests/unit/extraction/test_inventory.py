@@ -1,8 +1,8 @@
 """Who hosts what: waiting for nodes, and shards that must fit together."""
 
 import re
-import time
 from logging import WARNING
+from unittest.mock import patch
 
 import pytest
 from flwr.app import Message
@@ -48,7 +48,7 @@ def read(*nodes):
 
 
 class Nodes(InProcessGrid):
-    """Nodes that come online one by one.
+    """Nodes that come online one by one, by a clock that only waiting moves.
 
     Args:
         text: per node the name of its table, how many nodes there are if it knows, and
@@ -69,11 +69,13 @@ class Nodes(InProcessGrid):
             return Message(pack(Packet(dict(answers[context.node_id]))), reply_to=message)
 
         super().__init__(app, len(answers))
-        self.started = time.monotonic()
+        self.seconds = 0.0
 
-    @property
-    def seconds(self):
-        return time.monotonic() - self.started
+    def sleep(self, seconds):
+        self.seconds += seconds
+
+    def monotonic(self):
+        return self.seconds
 
     def get_node_ids(self):
         return [node for node, after in self.arrival.items() if self.seconds >= after]
@@ -81,7 +83,8 @@ class Nodes(InProcessGrid):
 
 def find(grid, *wanted, **settings):
     settings = Settings(**{"wait_seconds": 20.0, **settings})
-    return find_sites(grid, settings, DescribeRequest(list(wanted)), "0" * 32).tables
+    with patch.object(sites, "time", grid):
+        return find_sites(grid, settings, DescribeRequest(list(wanted)), "0" * 32).tables
 
 
 @pytest.mark.parametrize(("nodes", "wanted", "how", "settled", "tables", "seconds"), CASES["waits"])

@@ -225,7 +225,7 @@ def test_few_rows_stay_in_this_thread_and_many_take_as_many_as_allowed(monkeypat
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     names = in_threads(lambda _: threading.current_thread(), 19, least_rows=10)
     assert names == [threading.current_thread()]
-    meet = threading.Barrier(3, timeout=30)
+    meet = threading.Barrier(3, timeout=120)
     # passes only if three threads are inside together
     assert len(in_threads(lambda _: meet.wait(), 30, least_rows=10)) == 3
 
@@ -252,12 +252,12 @@ def test_threads_that_a_fork_has_left_behind_are_not_waited_for():
     # passes only if three threads are inside together
     work = "in_threads(lambda _: meet.wait(), 30, 10)"
     code = "import os, threading; from tp_flower.arrays import in_threads\n"
-    code += f"meet = threading.Barrier(3, timeout=10); {work}; child = os.fork()\n"
+    code += f"meet = threading.Barrier(3, timeout=120); {work}; child = os.fork()\n"
     code += f"{work}; assert child or os._exit(0) is None; print(os.waitpid(child, 0)[1])"
     environment = {**os.environ, "OMP_NUM_THREADS": "3"}
     run = [sys.executable, "-W", "ignore", "-c", code]
     done = subprocess.run(
-        run, check=True, env=environment, capture_output=True, text=True, timeout=60
+        run, check=True, env=environment, capture_output=True, text=True, timeout=600
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
 

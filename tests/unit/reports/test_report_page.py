@@ -342,7 +342,7 @@ def test_a_browser_shows_it_at_the_width_of_a_phone(tmp_path: Path) -> None:
     probe.write_text(PROBE.read_text().replace("PAGE", page.as_uri()))
     profile = f"--user-data-dir={tmp_path / 'profile'}"
     command = [CHROMIUM, *CASES["chromium"], profile, "--dump-dom", probe.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     output = re.search(r"FOUND(.*?)END", done.stdout)
     assert output, done.stderr[-500:]
     for view in json.loads(output[1]):

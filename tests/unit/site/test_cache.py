@@ -158,7 +158,7 @@ def test_processes_share_a_cache(tmp_path):
         for number in range(3)
     ]
     for worker in workers:
-        assert worker.communicate(timeout=120) == ("done\n", "")
+        assert worker.communicate(timeout=300) == ("done\n", "")
     assert len(entries(tmp_path / "cache")) <= 1
 
 

@@ -115,7 +115,7 @@ class TestSiteKey:
         for worker in workers:
             worker.stdin.write("\n")
             worker.stdin.flush()
-        keys = {worker.communicate(timeout=60)[0].strip() for worker in workers}
+        keys = {worker.communicate(timeout=300)[0].strip() for worker in workers}
         assert keys == {site_key(tmp_path / "s").public.hex()}
 
     def test_damaged_key_and_folder_that_cannot_be_written(self, tmp_path):

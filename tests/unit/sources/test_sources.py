@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.files import case_table
 from tp_flower.errors import SourceError
+from tp_flower.extraction.extract import extract
 from tp_flower.query import Feature, Fragment
 from tp_flower.sources import shards
 from tp_flower.sources.policy import MISSING
@@ -164,6 +165,37 @@ def test_columns_of_other_names(tmp_path, name):
     for rename, match in (({"x": "y"}, "'x', but the columns are k"), ({"k": "PRICE"}, "one name")):
         with pytest.raises(SourceError, match=match):
             shards.describe(replace(source, types={}, rename=rename))
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet", "t.duckdb", "t.sqlite"])
+def test_columns_that_a_source_lacks(tmp_path, name):
+    """They are missing in all rows, of any type, or of that in ``types``."""
+    path, frame = tmp_path / name, pd.DataFrame({"k": [7, 8]})
+    if name == "t.sqlite":
+        with closing(sqlite3.connect(path)) as connection:
+            frame.to_sql("t", connection, index=False)
+    elif name == "t.duckdb":
+        duckdb_file(path, "CREATE TABLE t AS SELECT unnest([7, 8]) AS k")
+    else:
+        frame.to_parquet(path) if "parquet" in name else frame.to_csv(path, index=False)
+    rules = "rename = { k = 'id' }\nabsent = ['Day', 'x y']\ntypes = { day = 'DATE' }"
+    (source,) = shards.load_tables(tables_file(tmp_path, f"[tables.t]\npath = '{name}'\n{rules}"))
+    schema = shards.describe(source)
+    assert list(schema.columns) == ["id", "Day", "x y"]
+    assert (schema.columns["Day"], schema.rows) == ("DATE", 2)
+    assert schema.all_null == ("Day", "x y")
+    features = (Feature("i", "id"), Feature("y", "year(day)"), Feature("x", '"X Y" + 1'))
+    fragment = Fragment("t", "t", features, filters=('"x y" IS NULL',))
+    extracted = extract(source, fragment)
+    assert extracted.column("i").values.tolist() == [7, 8]
+    assert extracted.column("y").is_missing.all()
+    assert extracted.column("x").is_missing.all()
+    assert extract(source, replace(fragment, filters=("Day > DATE '2020-01-01'",))).rows == 0
+    for absent in ("ID", "iD"):
+        with pytest.raises(SourceError, match=f"'absent' names .*'{absent}'.* has a column 'id'"):
+            shards.describe(replace(source, absent=(absent,), types={}))
+    # the source's old name is that of no column
+    assert "k" in shards.describe(replace(source, absent=("k", "day"))).columns
 
 
 @pytest.mark.parametrize("name", ["x.sqlite", "x.db", "x.duckdb"])

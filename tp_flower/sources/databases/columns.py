@@ -82,6 +82,11 @@ class DatabaseColumn:
         )
 
 
+def absent_column(name: str) -> DatabaseColumn:
+    """Return a column that the database lacks; filters over it are the site's."""
+    return DatabaseColumn.of(name, '"NULL"', exp.null(), is_exact=False)
+
+
 def named(name: str) -> exp.Column:
     """Return the column of this name."""
     return exp.column(exp.to_identifier(name, quoted=True))

@@ -21,6 +21,7 @@ from tp_flower.protocol.text_readings import TEXT
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.databases.columns import (
     DatabaseColumn,
+    absent_column,
     check_names,
     mysql_column,
     postgresql_columns,
@@ -109,7 +110,8 @@ class DatabaseTable:
     def _cast(self, name: str) -> str:
         column, kind = quote_name(name), self.types[name]
         if kind == '"NULL"':
-            return column
+            # Arrow's nulls would be integers
+            return "NULL"
         if self.columns[name].arrives == TEXT and kind != TEXT:
             return self.session.source.read_text(column, kind, is_strict=True)
         return f"CAST({column} AS {kind})"
@@ -149,12 +151,13 @@ def describe_database(source: ShardSource) -> ShardSchema:
     """Return a shard's columns, types and number of rows."""
     with open_session(source) as session, closing(shared_cursor()) as connection:
         table = _open_table(session, connection)
-        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.columns)
+        counts = ", ".join(f"COUNT({quote(name, session.dialect)})" for name in table.names)
         total, *present = session.one_row(f"SELECT COUNT(*), {counts} FROM {_relation(session)}")
-    counted = zip(table.columns, present, strict=True)
+    counted = zip(table.names.values(), present, strict=True)
     empty = [name for name, values in counted if not values and name in table.types]
     unread = {n: c.why_unread for n, c in table.columns.items() if not c.is_readable}
-    return ShardSchema(dict(table.types), int(total), tuple(empty), unread=unread)
+    all_null = (*empty, *source.absent)
+    return ShardSchema(dict(table.types), int(total), all_null, unread=unread)
 
 
 def database_fingerprint(source: ShardSource) -> str | None:
@@ -205,6 +208,7 @@ def _open_table(session: DatabaseSession, connection: duckdb.DuckDBPyConnection)
     check_names([column.name for column in declared], str(source))
     names = source.renamed([column.name for column in declared])
     columns = {names[c.name]: replace(c, name=names[c.name]) for c in declared}
+    columns |= {name: absent_column(name) for name in source.absent}
     chosen = source.types_of(columns)
     source.spelled("order-by", session.database.order_by, columns)
     wanted = {n: chosen.get(n, column.type) for n, column in columns.items() if column.is_readable}
