@@ -7,10 +7,11 @@ from strategies.explain.explanation import Explain
 from strategies.inference.predict import Evaluate, Predict
 from strategies.personalised.strategy import Personalised
 from strategies.training.admm import TablePuppetADMM
-from strategies.training.base import JoinStrategy, RelationalStrategy
+from strategies.training.base import JoinStrategy
 from strategies.training.baselines import GradientDescent, VflADMM, VflSGD
 from strategies.training.boosting import TablePuppetBoost
 from strategies.training.conjugate_gradients import TablePuppetCG
+from strategies.training.relational import RelationalStrategy
 from strategies.training.sgd import TablePuppetSGD
 
 STRATEGIES: dict[str, type[RelationalStrategy[Any]]] = {

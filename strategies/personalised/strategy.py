@@ -44,8 +44,8 @@ from strategies.run.strategy import EpochResult
 from strategies.setup.columns import bind_columns
 from strategies.setup.labels import Labels, needs_numbers, task_line
 from strategies.setup.leaks import leak_warnings
-from strategies.training.base import RelationalStrategy
 from strategies.training.outcome import Outcome, read_digests
+from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.metrics import Contribution
 from tp_flower.protocol.personalised_messages import Pace, PersonalRequest, TrackParameters

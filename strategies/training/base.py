@@ -1,4 +1,4 @@
-"""RelationalStrategy: a Flower Strategy whose training set is the result of a query.
+"""JoinStrategy: a strategy that trains on the joined rows of several tables.
 
 Set-up takes three rounds: ``extract`` brings hashed join keys and labels, from which the server
 builds the mapping; with ``statistics`` the sites fit encoders, for tables in several shards with
@@ -14,22 +14,16 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
-from logging import INFO
-from typing import Any, ClassVar, Final, Generic, TypeVar
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
-from flwr.common.logger import log
-from flwr.serverapp.strategy import Result
-from msgspec.structs import replace as replace_struct
 
 from strategies.coresets.draw import draw_coreset, restrict_to_sample
-from strategies.disclosures import Exposure, disclosures, exposure_of, privacy_report
-from strategies.run.exchange import PartArrays, Replies, Requests, ask
+from strategies.disclosures import Exposure, exposure_of
+from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
-from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
 from strategies.setup.absent_columns import check_present
-from strategies.setup.columns import bind_columns, reading_warnings
+from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
@@ -42,292 +36,35 @@ from strategies.setup.leaks import (
     suspects_of,
     used_features,
 )
-from strategies.setup.problem import CoresetSample, PreparedRun, TrainingProblem
+from strategies.setup.problem import CoresetSample, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
 from strategies.setup.splitting import Split, sampled_rows, split_joined, table_named
 from strategies.training.outcome import Outcome, coefficients_of, read_digests, score_sums_of
 from strategies.training.overfitting import overfitting
 from strategies.training.prepare import Preparation, prepare
+from strategies.training.relational import RelationalStrategy
 from strategies.training.traffic import ShardSize, TableSize, Traffic
-from strategies.training.trend import DIVERGED, NOT_CONVERGED, trend_verdict
 from strategies.training.working_memory import vector_bytes
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.coresets.importance import REGRESSION
-from tp_flower.errors import DivergedError
 from tp_flower.joins.joining import build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.learning.metrics import contributions, no_better
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import Loss
-from tp_flower.model_names import ModelVersion, make_version
-from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import Outline, Update
-from tp_flower.query import BoundQuery, Query
-from tp_flower.reports.records import RunReport
-from tp_flower.settings import Settings
+from tp_flower.query import BoundQuery
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import IMPORTANCE
 from tp_flower.splits import TEST, TRAIN
-
-DIVERGENCE_FACTOR: Final = 100.0
-"""Times the loss of the best constant score: an epoch of a training that converges is
-never this bad."""
-
-
-def check_epoch(epoch: int, loss: float, baseline: float) -> None:
-    """Raise DivergedError if a loss is not finite, or far above a constant score's."""
-    # a corrected loss may be 0 or negative
-    if math.isfinite(loss) and loss <= DIVERGENCE_FACTOR * max(abs(baseline), 1.0):
-        return
-    raise DivergedError(
-        f"training diverged in epoch {epoch}: its loss is {loss:.4g}, against "
-        f"{baseline:.4g} for a constant score"
-        + (f"; num-epochs = {epoch - 1} stops before it" if epoch > 1 else "")
-    )
 
 
 def _digest_of_tested(is_tested: BoolArray, joined: JoinedRows) -> str:
     """Return the digest of which joined rows test, and of their labels unless these are noisy."""
     labels = b"" if joined.labels.noise else joined.values[is_tested].tobytes()
     return hashlib.sha256(is_tested.tobytes() + labels).hexdigest()
-
-
-Run = TypeVar("Run", bound=PreparedRun)
-
-
-class RelationalStrategy(RoundStrategy, Generic[Run]):
-    """Base of the methods that train on the rows of a query.
-
-    ``overrides`` replace single settings; ``on_round`` is called with the record of
-    every round. ``chosen`` has the values of settings that were 0, "" or "auto".
-    """
-
-    has_label: ClassVar[bool] = True
-    # whether sites copy the model of lowest training loss, where no rows validate
-    copies_lowest: ClassVar[bool] = False
-    _final = EpochResult(0, {}, {})  # of the epoch whose model is saved
-    _lowest_test = EpochResult(0, {}, {})  # of the epoch of lowest loss on the test rows
-    _copied = EpochResult(0, {}, {})  # of the epoch whose model the sites have copied
-
-    def __init__(
-        self,
-        query: Query,
-        settings: Settings | None = None,
-        on_round: RoundListener | None = None,
-        **overrides: object,
-    ) -> None:
-        # sites are told the strategy that trains, whatever the settings name
-        overrides["strategy"] = self.name
-        super().__init__(query, settings, on_round, **overrides)
-        self.chosen: dict[str, object] = {}
-        self.training_problem: Run | None = None
-        self.outcome = Outcome()
-        self._baseline = math.inf
-        self.held_out_digest = self.tested_digest = ""
-        self.best = BestEpoch(self.settings.patience_epochs)
-        self.losses: list[float] = []
-        # by training loss, where no rows validate; what a training that diverges ends with
-        self.lowest = BestEpoch()
-        self.verdict = ""
-        self.split_facts: dict[str, object] = {"name": self.settings.split_name}
-
-    def start(self, *args: Any, **options: Any) -> Result:
-        """Set up and train; a training that diverges says what to change."""
-        try:
-            return super().start(*args, **options)
-        except DivergedError as error:
-            raise DivergedError(f"{error}. {self._advice}") from error
-
-    @abstractmethod
-    def set_up(self) -> Generator[Requests, Replies, Run]:
-        """Run the set-up rounds and return the training problem."""
-
-    @abstractmethod
-    def epochs(self, problem: Run) -> Generator[Requests, Replies, None]:
-        """Train; call :meth:`finish_epoch` at the end of every epoch."""
-
-    @abstractmethod
-    def outcome_of(self, replies: Replies, problem: Run) -> Outcome:
-        """Return the outcome of the run, from the replies to its last message."""
-
-    def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
-        """Return the query over the sites' columns."""
-        return self.query.bind(schemas, split=self.settings.split.columns)
-
-    def baseline(self, _: Run) -> float:
-        """Return the loss of a constant score; infinity if it is not known."""
-        return math.inf
-
-    def default_settings(self) -> Settings:
-        """Return the defaults of the method."""
-        return Settings(strategy=self.name)
-
-    def rounds(self) -> Generator[Requests, Replies, None]:
-        """Set up, train, and let the sites forget the run."""
-        self.chosen["num-epochs"] = self.settings.epochs
-        self.best = BestEpoch(self.settings.patience_epochs)
-        self.lowest = BestEpoch()
-        self._lowest_test = EpochResult(0, {}, {})
-        self.losses = []
-        problem = self.training_problem = yield from self.set_up()
-        for table, encoder in problem.encoders.items():
-            if encoder.dropped:
-                names = ", ".join(encoder.dropped)
-                log(INFO, "table %s: constant features dropped: %s", table, names)
-        self._baseline = self.baseline(problem)
-        self.epoch = 1
-        try:
-            yield from self.epochs(problem)
-        except DivergedError as error:
-            if not self.has_usable_model:
-                raise
-            last = self._end_with_best(problem, error)
-        else:
-            self.verdict = self.judge(problem)
-            last = ask(self.last_request(), problem.parts)
-        self.epoch = 0
-        if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
-            self.warn(self.verdict)
-        replies = yield last
-        self.outcome = self.outcome_of(replies, problem)
-
-    @property
-    def is_best(self) -> bool:
-        """Whether the last epoch's model is the best so far: the sites copy it."""
-        return self.best.is_last or self.lowest.is_last
-
-    @property
-    def has_usable_model(self) -> bool:
-        """Whether the sites have the copy of an epoch that was better than a constant score."""
-        epoch = self.best.epoch or self.lowest.epoch
-        return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
-
-    def _end_with_best(self, problem: Run, error: DivergedError) -> Requests:
-        """Return the request that ends a diverged run with the model of its best epoch.
-
-        A site that could not take a round has not copied the model that came before it.
-        """
-        kind = "validation" if self.best.epoch else "training"
-        self.verdict = (
-            f"{DIVERGED} in epoch {self.epoch}: the model of epoch "
-            f"{self.best.epoch or self.lowest.epoch}, of the lowest {kind} loss, is saved "
-            f"({error}). {self._advice}"
-        )
-        self._final = self._copied
-        copied = replace_struct(self.last_request(), step=None, is_best=False, has_diverged=True)
-        pending = self._progress.pending
-        is_lost = pending is not None and getattr(pending.message, "is_best", False)
-        uncopied = replace_struct(self.last_request(), is_best=True, has_diverged=True)
-        by_node = {
-            part.node: uncopied if is_lost and part.node in error.nodes else copied
-            for part in problem.parts
-        }
-        return ask(copied, problem.parts, by_node)
-
-    @property
-    def _advice(self) -> str:
-        rate = self.chosen.get("learning-rate", "chosen")
-        return f"Lower learning-rate (here {rate}), raise l2 or look for extreme values"
-
-    @property
-    def ends_by_loss(self) -> bool:
-        """Whether training ends when its loss has settled: num-epochs does not say when."""
-        settings = self.settings
-        return not (settings.num_epochs or settings.is_noisy or settings.coreset_size)
-
-    def judge(self, problem: Run) -> str:
-        """Return the verdict on the training, after its last epoch."""
-        if self.settings.is_noisy:
-            return "not judged: noise hides the trend of the loss"
-        if self.best.is_over:
-            return f"converged: epoch {self.best.epoch} had the lowest validation loss"
-        is_convex = all(table.is_linear for table in problem.tables.values())
-        return trend_verdict(self.losses, is_convex=is_convex, rounding=problem.rounding)
-
-    def last_request(self) -> FinishRequest:
-        """Return the request that ends the run: the sites save its models."""
-        name, version = self.model.name, self.model.version
-        # without validation rows the last model is saved
-        is_best = self.best.is_last or math.isinf(self.best.loss)
-        return FinishRequest(
-            keep_models=True, model_name=name, model_version=version, is_best=is_best
-        )
-
-    def finish_epoch(self, result: EpochResult) -> None:
-        """Record an epoch; its metrics belong to the round that just ended."""
-        check_epoch(result.epoch, result.train["loss"], self._baseline)
-        self.losses.append(result.train["loss"])
-        if result.validation:
-            self.best = self.best.after(result.epoch, result.validation["loss"])
-            self.chosen["best-epoch"] = self.best.epoch
-        elif self.copies_lowest and not self.settings.is_noisy:
-            self.lowest = self.lowest.after(result.epoch, result.train["loss"])
-        if self.is_best:
-            self._copied = result
-        # without validation rows, the last model is the best
-        if self.best.epoch == result.epoch or math.isinf(self.best.loss):
-            self._final = result
-        if result.test and not result.test["loss"] >= self._lowest_test.test.get("loss", math.inf):
-            self._lowest_test = result
-        super().finish_epoch(result)
-
-    @property
-    def model(self) -> ModelVersion:
-        """Name and version of the run's model."""
-        version = make_version(self.started_at, self.session.run)
-        return ModelVersion(self.settings.model_name, version)
-
-    def request(self, request: Requests) -> Requests:
-        """Return a request as one of the epoch, if its disclosures are explained."""
-        problem = self.training_problem
-        if problem is not None and request.action not in problem.exposure.messages:
-            raise RuntimeError(
-                f"{type(self).__name__} sends {request.action}, and neither explain "
-                "nor the report would say what it discloses: list it in the strategy's "
-                "`messages` or `messages_of_shards`"
-            )
-        return super().request(request)
-
-    def result_arrays(self) -> ArrayRecord:
-        """Return the base score."""
-        if (problem := self.training_problem) is None:
-            return ArrayRecord()
-        return ArrayRecord({"base-score": Array(problem.base_score)})
-
-    @property
-    def report(self) -> RunReport:
-        """The record of the run so far."""
-        problem = self.training_problem
-        if problem is None:
-            raise RuntimeError("there is no report before the set-up is done")
-        train_rows, test_rows = problem.joined_rows
-        return RunReport(
-            **self.record_fields,
-            chosen=self.chosen,
-            tables=problem.table_reports(),
-            joined_rows_train=train_rows,
-            joined_rows_test=test_rows,
-            split=self.split_facts,
-            join_steps=problem.join_steps,
-            final_train=self._final.train,
-            final_test=self._final.test,
-            model=str(self.model) if self.is_finished else "",
-            verdict=self.verdict,
-            contributions={
-                table: {"share": each.share, "mean-score": each.mean_score.tolist()}
-                for table, each in self.outcome.contributions.items()
-            },
-            coefficients=self.outcome.coefficient_facts(problem),
-            outcomes=self.outcome.comparison,
-            privacy=privacy_report(
-                disclosures(problem.exposure),
-                self.ledgers,
-                self.settings.privacy,
-                is_complete=self.is_finished,
-            ),
-        )
 
 
 class JoinStrategy(RelationalStrategy[TrainingProblem]):
@@ -518,18 +255,23 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             coreset=coreset,
         )
 
-    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
-        """Extract and return the joined rows."""
-        settings = self.settings
+    def _bind_columns(self, inventory: Inventory) -> tuple[BoundQuery, Columns]:
+        """Return the query over the sites' columns, and warn of what may mislead."""
         bound, columns = bind_columns(self.bind, inventory)
         for problem in columns.unread if self.query.has_stars else ():
             self.warn(f"{problem}; * leaves it out")
         self.warn(*reading_warnings(bound, columns))
-        for alias, _ in settings.models:
+        for alias, _ in self.settings.models:
             table_named(bound, alias, "models")
-        if settings.split.table:
-            table_named(bound, settings.split.table, "test-split")
+        if self.settings.split.table:
+            table_named(bound, self.settings.split.table, "test-split")
         self.warn(*leak_warnings(bound))
+        return bound, columns
+
+    def join(self, inventory: Inventory) -> Generator[Requests, Replies, JoinedRows]:
+        """Extract and return the joined rows."""
+        settings = self.settings
+        bound, columns = self._bind_columns(inventory)
         weighting = declared_weighting(bound, settings)
         choices = encoder_choices(bound, settings)
         check_present(bound, inventory)

@@ -7,7 +7,7 @@ import numpy as np
 from strategies.inference import manifest
 from strategies.run.exchange import Part
 from strategies.setup.columns import bind_columns
-from strategies.training.base import RelationalStrategy
+from strategies.training.relational import RelationalStrategy
 from tp_flower.learning.metrics import Contribution
 from tp_flower.learning.models.local_model import NUMPY_KINDS
 from tp_flower.model_names import software
