@@ -61,8 +61,6 @@ def tables(report: blocks.Record) -> blocks.Blocks:
     if steps := report.records("join-steps"):
         yield _steps(steps)
         yield label_rows(report)
-    if trees := report.at("chosen").numbers().get("trees-per-round"):
-        yield blocks.Prose(_trees(report.at("chosen"), int(trees)))
     lines = [(item.text("table"), line) for item in tables for line in item.texts("work")]
     title = "What the sites of each table run"
     yield blocks.Table(title, ("table", "work"), lines, blocks.TWO_TEXTS, is_folded=True)
@@ -87,14 +85,6 @@ def tables(report: blocks.Record) -> blocks.Blocks:
             f"{saving.count('joined-values')} values in the joined table, which is "
             f"never built{times} the {saving.count('values-held')} held."
         )
-
-
-def _trees(chosen: blocks.Record, trees: int) -> str:
-    """Return how trees grow, by the rows or by the settings, and when they end."""
-    patience = int(chosen.amount("patience"))
-    end = f", until {blocks.counted(patience, 'epoch')} have not helped" if patience else ""
-    leaves = chosen.count("leaves")
-    return f"Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
 
 
 def _key_side(join: blocks.Record, side: str) -> str:
@@ -335,7 +325,17 @@ def label_rows(report: blocks.Record) -> blocks.Prose:
     head = f"Label rows (sample = {sample:g})" if sample < 1.0 else "Label rows"
     joined = f"{head}: {rows.count('joined')} of {rows.count('rows')} are joined"
     task = f"Task: {task}. " if (task := report.at("chosen").text("task")) else ""
-    return blocks.Prose(f"{task}{'; '.join([joined, *lost])}.")
+    return blocks.Prose(f"{task}{'; '.join([joined, *lost])}.{_trees(report.at('chosen'))}")
+
+
+def _trees(chosen: blocks.Record) -> str:
+    """Return how trees grow, by the rows or by the settings, and when they end; "" of others."""
+    if "trees-per-round" not in chosen.numbers():
+        return ""
+    trees, leaves = chosen.count("trees-per-round"), chosen.count("leaves")
+    patience = int(chosen.amount("patience"))
+    end = f", until {blocks.counted(patience, 'epoch')} have not helped" if patience else ""
+    return f" Trees: {trees} of each table in an epoch, of at most {leaves} leaves{end}."
 
 
 def _rows_of(report: blocks.Record, part: str) -> str:

@@ -10,8 +10,10 @@ import pytest
 
 from strategies.inference.manifest import write_manifest
 from strategies.inference.predict import Predict
+from strategies.report_page.page import render
 from strategies.training import boosting
 from strategies.training.saving import make_manifest
+from tests.support.examples.explained import explain
 from tests.support.examples.store_runs import FRAMES, LEFT, each_loss
 from tests.support.federated import (
     SOURCE,
@@ -528,3 +530,18 @@ def test_pooled_trees_of_shards_lower_the_loss_and_are_saved(tmp_path, loss, pri
     assert model.manifest.train["loss"] < first.manifest.train["loss"]
     again = model.evaluate(sites, privacy=privacy)["loss"]
     assert again == pytest.approx(model.manifest.train["loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["train", "explain"])
+def test_the_page_says_what_the_rows_decided(mode):
+    sites = one_per_site(whole(FRAMES))
+    if mode == "train":
+        content = report_dict(run_query(store_sql("squared"), sites, **HOW).strategy.report)
+    else:
+        content = explain(store_sql("squared"), sites, **HOW)
+    page = render(content)
+    assert "Trees: 5 of each table in an epoch, of at most 8 leaves, until 10 epochs" in " ".join(
+        page.split()
+    )
+    assert "boosted trees" in page
+    assert "linear models" not in page
