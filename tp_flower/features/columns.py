@@ -214,7 +214,7 @@ MOST_MARKS: Final = 5
 def nearly_numbers(column: FeatureColumn) -> bool:
     """Return whether 95 % of the texts are numbers or dates, but not all plain digits.
 
-    Half of them are enough where the others are but a few different texts.
+    Three quarters of them are enough where the others are but a few different texts.
     """
     if not isinstance(column, CategoricalColumn):
         return False
@@ -224,7 +224,7 @@ def nearly_numbers(column: FeatureColumn) -> bool:
     if not len(rows) or is_plain[rows].all():
         return False
     marks = len(np.unique(rows[~is_read[rows]]))
-    return bool(is_read[rows].mean() >= (0.5 if marks <= MOST_MARKS else 0.95))
+    return bool(is_read[rows].mean() >= (0.75 if marks <= MOST_MARKS else 0.95))
 
 
 def cycle_of(argument: float | str) -> tuple[TimePart, float]:
