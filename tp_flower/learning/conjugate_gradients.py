@@ -52,6 +52,8 @@ READABLE: Final = 1e-2  # kappa u^2 over the slope: above it, the rounding hides
 LEAST_PRODUCT: Final = 2.0**-16
 """Unit of the products over f, at least: <g, v> may be 2 m f at most, and has room for 2^20 / m
 units; in the smallest ones it is read to 1e-17 f."""
+LEAST_OBJECTIVE: Final = 1e-12
+"""f over the slope, at least, where the gradient is measured against it."""
 TOLERANCE: Final = 3e-3
 """Gradient norm that ends training, after four epochs in a row or once it is five
 times smaller: on 89 schemas with rare categories, few rows or nearly collinear tables, in
@@ -138,8 +140,9 @@ class Descent:
         return self._relative(self.noise, loss)
 
     def _relative(self, slope: float, loss: float) -> float:
-        objective = max(loss + self.penalty, np.finfo(float).tiny)
-        return math.sqrt(max(slope, 0.0) / objective)
+        # a loss that is corrected for noisy labels may be 0 or negative
+        least = max(LEAST_OBJECTIVE * max(self.slope, self.noise), np.finfo(float).tiny)
+        return math.sqrt(max(slope, 0.0) / max(loss + self.penalty, least))
 
     def derivatives(self) -> FloatArray:
         """Return r, (N, d_c)."""

@@ -108,6 +108,9 @@ def test_a_file_with_a_header_alone_stops_nothing():
     assert len(pq.read_table("predict/predictions.parquet")) == len(joined)
 
 
+JOINED = "FROM orders o JOIN customers c ON o.customer = c.id"
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -122,6 +125,9 @@ def test_a_file_with_a_header_alone_stops_nothing():
             "privacy.label-range=-5,15",
         ],
         ["strategy=personalised", "sql=SELECT qty AS label, day, shop FROM orders"],
+        # the columns of a file with a header alone have the types that the others have
+        [f"sql=SELECT o.qty * 2 AS label, o.shop {JOINED}"],
+        [f"sql=SELECT o.qty > 3 AS label, o.day + 1 AS next, o.shop {JOINED}"],
         ["test-split=time(o.day)"],
         ["test-split=group(o.shop)"],
     ],

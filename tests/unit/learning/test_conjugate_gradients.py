@@ -139,3 +139,13 @@ def test_a_noiseless_label_ends_where_rounding_does():
     assert ends.index(True) > 0
     assert all(ends[ends.index(True) + 4 :])
     assert loss < 1e-10
+
+
+def test_gradient_over_a_corrected_loss_below_zero_is_finite():
+    tables, server = _noiseless(np.random.default_rng(0))
+    _exchange(tables, server, 1e-3)
+    for loss in (0.0, -1e-9, -1e3):
+        assert 1.0 < server.gradient_norm(loss) <= 1e6
+        # both are measured against the same
+        ratio = server.noise_norm(loss) / server.gradient_norm(loss)
+        assert ratio == pytest.approx(np.sqrt(server.noise / server.slope))

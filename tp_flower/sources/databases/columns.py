@@ -334,7 +334,7 @@ def _mixed(name: str, declared: str, held: Collection[str], table_name: str) -> 
 
 _SQLITE_KINDS: Final = ("integer", "real", "text", "blob")
 _SQLITE_DATES: Final = {"DATE": "DATE", "DATETIME": "TIMESTAMP", "TIMESTAMP": "TIMESTAMP"}
-_SQLITE_NUMBER: Final = re.compile(r"(?<!PO)INT|REAL|FLOA|DOUB|\bNUM|DEC|BOOL")
+_SQLITE_NUMBER: Final = re.compile(r"(?<!PO)INT|REAL|FLOAT|DOUBLE|\bNUM|DEC|BOOL")
 _SQLITE_TEXT: Final = re.compile(r"CHAR|CLOB|TEXT|BLOB")
 
 
