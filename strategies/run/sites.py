@@ -12,6 +12,7 @@ from msgspec.structs import asdict
 
 from strategies.run import exchange
 from strategies.run.replies import collect_replies
+from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import ReplyError, SchemaError
 from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol.codec import encode
@@ -163,7 +164,8 @@ def _who_is_missing(
     problems = []
     for name in missing:
         close = difflib.get_close_matches(name, tables, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        quoted = f", in SQL {quote_name(close[0])}" if close and not close[0].isidentifier() else ""
+        hint = f" (did you mean {close[0]!r}{quoted}?)" if close else ""
         problems.append(f"no site hosts table {name!r}{hint}")
     if nodes < settings.min_sites:
         problems.append(f"min-sites = {settings.min_sites} are not there")

@@ -382,9 +382,16 @@ def _bind_item(item: parsing.SelectItem, scope: Scope) -> Local:
     if len(tables) > 1:
         raise QueryError(
             f"{what} needs the values of {len(tables)} tables ({', '.join(tables)}): "
-            "an expression must be over one table"
+            f"an expression must be over one table{_instead_of_several(item)}"
         )
     return scope.local(tree, what)
+
+
+def _instead_of_several(item: parsing.SelectItem) -> str:
+    """Return what to write in place of a feature over several tables."""
+    if _is_marked(item):
+        return ""
+    return "; select its columns by themselves, each is a feature of its table"
 
 
 def _feature_names(bound: Sequence[Bound], scope: Scope) -> list[str]:

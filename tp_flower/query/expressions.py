@@ -55,6 +55,7 @@ _INSTEAD = {
     **dict.fromkeys(("to_char", "format_date"), "strftime(x, '%Y-%m')"),
     **dict.fromkeys(("to_date", "parse_date"), "CAST(x AS DATE), or try_strptime(x, '%d.%m.%Y')"),
     "unix_timestamp": "epoch(x)",
+    "julianday": "date_diff('day', y, x) for the days between two times",
     "isnull": "COALESCE(x, 0)",
     "safe_divide": "x / NULLIF(y, 0)",
     "any": "x IN (1, 2)",

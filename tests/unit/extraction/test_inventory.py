@@ -4,6 +4,7 @@ import re
 from logging import WARNING
 from unittest.mock import patch
 
+import pandas as pd
 import pytest
 from flwr.app import Message
 from flwr.clientapp import ClientApp
@@ -12,6 +13,7 @@ from strategies.run import sites
 from strategies.run.grid import InProcessGrid
 from strategies.run.sites import find_sites, read_inventory
 from strategies.setup.columns import agree, bind_columns
+from tests.support.federated import train
 from tests.support.files import case_table
 from tp_flower.errors import ReplyError, SchemaError, SiteError
 from tp_flower.protocol.packet import Packet, pack
@@ -110,6 +112,16 @@ def test_sites_that_never_come(nodes, wanted, settings, match, seconds):
     with pytest.raises(SchemaError, match=match):
         find(grid, *wanted.split(), **{"wait_seconds": 0.3, **settings})
     assert seconds[0] <= grid.seconds < seconds[1]
+
+
+def test_table_whose_name_needs_quotes_in_sql():
+    lines = pd.DataFrame({"x": [1.0, 2.0, 4.0, 3.0], "y": [1.0, 3.0, 5.0, 6.0]})
+    shop = {"shop": {"Order Details": [lines]}}
+    with pytest.raises(
+        SchemaError, match=r"did you mean 'Order Details', in SQL \"Order Details\"\?"
+    ):
+        train(shop, "SELECT y AS label, x FROM Order_Details", "cg")
+    train(shop, 'SELECT y AS label, x FROM "Order Details"', "cg", test_fraction=0.0)
 
 
 def test_site_that_cannot_describe_its_tables():
