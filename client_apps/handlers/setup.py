@@ -32,7 +32,7 @@ from tp_flower.protocol.text_readings import AS_TEXT, TextReading
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import spell
 from tp_flower.query.parsing import EVERY_COLUMN
-from tp_flower.sources.shards import ShardSource
+from tp_flower.sources.shards import ShardSource, text_columns
 from tp_flower.splits import BY_HASH, BY_ORDER, TRAIN, Shares, split_by_hash
 
 
@@ -104,8 +104,8 @@ def _extract_part(
     guard.list_query(site, number, site.shards[body.shard], fragment)
     source = site.hosted(body.shard)
     groups = _checked_keys(site, source, body, fragment)
-    source = replace(source, readings=_checked_readings(site, source, body.readings))
     source = _with_types(site, source, body.types)
+    source = replace(source, readings=_checked_readings(source, body.readings))
     guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows
@@ -180,17 +180,16 @@ def _checked_keys(
 
 
 def _checked_readings(
-    site: Site, source: ShardSource, readings: Mapping[str, TextReading]
-) -> dict[str, TextReading]:
+    source: ShardSource, readings: Mapping[str, TextReading]
+) -> Mapping[str, TextReading]:
     """Return the readings of a request, which must be among those that the site has listed."""
-    schema = guard.visible_schema(site, source)
+    columns = text_columns(source) if readings else {}
     for name, reading in readings.items():
-        texts = schema.texts.get(name)
-        if texts is None:
+        if name not in columns:
             raise MessageError(f"'readings' names {name!r}, which is no column of texts here")
-        if name not in schema.all_null and reading not in (*texts.readings, AS_TEXT):
+        if reading not in (*columns[name].readings, AS_TEXT):
             raise MessageError(f"'readings' has a reading of {name!r} that does not fit its texts")
-    return dict(readings)
+    return readings
 
 
 def _weight(

@@ -78,14 +78,13 @@ def describe_absent(
 def missing_types(fragment: Fragment, shard: HostedShard, schema: TableSchema) -> dict[str, str]:
     """Return the types of the columns that have no value in a shard, as other shards have them.
 
-    Those of a text file have readings. Without a type an expression such as EXTRACT(year FROM day)
-    has no meaning there.
+    Without a type an expression such as EXTRACT(year FROM day) has no meaning there.
     """
     types = {}
     for read in reads(fragment):
         name = spell(read.column, shard.all_null)
         shared = spell(read.column, schema)
-        if name is None or shared is None or name in shard.texts:
+        if name is None or shared is None:
             continue
         if schema[shared] != shard.columns.get(name):
             types[name] = schema[shared]

@@ -65,7 +65,7 @@ class AgreedColumn:
 
     Attributes:
         type: of the first shard with values.
-        readings: by shard, where its type is detected.
+        readings: by shard, where its type is detected and it has values.
         format: of the days that most shards have; "" for ISO 8601, and for other types.
         other_formats: fit the same texts, but as other days.
         merges_texts: whether distinct texts of some shard are equal values.
@@ -86,11 +86,9 @@ def agree_on_column(
     A SchemaError names two shards whose values are of different kinds.
     """
     valued = [item for item in column if not item.is_empty]
-    # a column without any value is what it should be
-    empty = wanted or TextReading(column[0].type)
-    readings = {item.place: empty for item in column if item.is_detected and item.is_empty}
     if not valued:
-        return AgreedColumn(empty.type, readings)
+        # a column without any value is what it should be
+        return AgreedColumn(column[0].type if wanted is None else wanted.type, {})
     kind = _kind(valued, wanted)
     detected = [item for item in valued if item.is_detected]
     options = {item.place: item.of_kind(kind) for item in detected}
@@ -99,7 +97,7 @@ def agree_on_column(
         if not fits:
             raise _conflict(valued)
     groups = list(_groups(detected, options, wanted))
-    readings |= {place: reading for group in groups for place, reading in group.readings.items()}
+    readings = {place: reading for group in groups for place, reading in group.readings.items()}
     first = valued[0]
     return AgreedColumn(
         type=readings[first.place].type if first.is_detected else first.type,

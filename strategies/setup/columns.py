@@ -52,7 +52,7 @@ class Columns:
         readings, place = {}, (shard.node, shard.position)
         for name in shard.texts:
             agreed = self.agreed.get((shard.table.lower(), name.lower()))
-            if agreed is not None:
+            if agreed is not None and place in agreed.readings:
                 readings[name] = agreed.readings[place]
         return readings
 

@@ -196,7 +196,7 @@ class ExtractPart(PartBody, frozen=True, kw_only=True):
         local_label: the task, if labels stay at the site.
         row_key: names of the last keys, whose hashes name the rows of predictions.
         readings: of the columns of a text file, how all shards of the table read them.
-        types: of other columns without a value in the shard, those that other shards have.
+        types: of columns without a value in the shard, those that other shards have.
     """
 
     shard: f.Count

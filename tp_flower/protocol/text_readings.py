@@ -26,6 +26,8 @@ DAY_FORMATS: Final = (
 ISO_TYPES: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE")
 """The types of times in ISO 8601, the first that fits first."""
 
+MOST_CHARACTERS: Final = 256  # of a format, which an owner may have written
+
 CLOCK_FORMATS: Final = ("", " %H:%M", " %H:%M:%S", " %H:%M:%S.%f", " %I:%M %p", " %I:%M:%S %p")
 
 
@@ -40,7 +42,7 @@ class TextReading(
     """
 
     type: Annotated[str, msgspec.Meta(pattern=r"^[A-Z][A-Z_ ]{2,31}\Z")]
-    format: Annotated[str, msgspec.Meta(pattern=r"^[-%A-Za-z0-9/.,: ]{0,64}\Z")] = ISO
+    format: Annotated[str, msgspec.Meta(max_length=MOST_CHARACTERS)] = ISO
 
     @property
     def day_format(self) -> str:

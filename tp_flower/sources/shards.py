@@ -357,7 +357,8 @@ def text_columns(source: ShardSource) -> dict[str, TextColumn]:
         if kind is None:
             columns[names[column]] = texts
         elif is_time(kind) and is_time(texts.best.type) and not source.text.dates:
-            columns[names[column]] = texts.as_type(kind)
+            # as DuckDB writes it: an owner may have written "date"
+            columns[names[column]] = texts.as_type(str(duckdb_engine.shared_cursor().type(kind)))
     return columns
 
 

@@ -12,6 +12,8 @@ import pandas as pd
 import pytest
 
 from tests.support.command_line import invoke, printed_by, refused_by
+from tests.support.federated import WatchedGrid, train, write_site
+from tp_flower.errors import SiteError
 
 MODEL = "texts"
 
@@ -261,3 +263,58 @@ def test_yes_and_no_are_the_classes_of_a_label(tmp_path):
     maybe = a.assign(y=["maybe", *a["y"][1:]])
     message = Tables(tmp_path / "new", maybe, b).run(SQL, "evaluate", refuses=True)
     assert "the model does not know ('maybe'): its classes are 'no', 'yes'" in message
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_shard_without_values_has_the_types_of_its_table(tmp_path, first):
+    """Whichever shard comes first: expressions over its columns have a meaning there."""
+    x = np.arange(40)
+    a, b = labelled(x % 7, x % 7 + 0.1 * (x % 3))
+    a["d"] = [f"2024-01-{n % 28 + 1:02}" for n in x]
+    shards = [a[:0], a] if first == 0 else [a, a[:0]]
+    sql = "SELECT a.y * 2 AS label, a.x * 2 AS twice, MONTH(a.d) AS m, DAY(a.d) AS d, b.z FROM a"
+    report = Tables(tmp_path, shards, b).run(f"{sql} JOIN b ON a.k = b.k")
+    whole = Tables(tmp_path / "whole", a, b).run(f"{sql} JOIN b ON a.k = b.k")
+    assert report["joined-rows"]["train"] == 40
+    assert report["final"]["train"]["loss"] == pytest.approx(whole["final"]["train"]["loss"])
+
+
+@pytest.mark.parametrize(
+    ("written", "options"),
+    [
+        ("%Y-%m-%d", 'types = { d = "date" }'),
+        ("%Y-%m-%d", 'types = { d = "timestamp" }'),
+        ("%d_%m_%Y", 'dates = "%d_%m_%Y"'),
+        ("%d|%m|%Y", 'dates = "%d|%m|%Y"'),
+        ("%d %b %Y", 'dates = "%d %b %Y"'),
+    ],
+)
+def test_owner_says_how_days_are_written_in_any_spelling(tmp_path, written, options):
+    every, _ = days("%Y", first_days_only=False)
+    a, b = months(written, every)
+    report = Tables(tmp_path, a, b, options).run(MONTHS, strategy="cg")
+    assert report["final"]["train"]["r2"] > 0.999
+
+
+@pytest.mark.parametrize(
+    ("readings", "match"),
+    [
+        ({"x": {"type": "DATE"}}, "'readings' has a reading of 'x' that does not fit its texts"),
+        ({"d": {"type": "DATE", "format": "%m.%d.%Y"}}, "a reading of 'd' that does not fit"),
+        ({"none": {"type": "VARCHAR"}}, "'readings' names 'none', which is no column of texts"),
+        ({"x": {"type": "DATE) FROM x; --"}}, "'readings"),
+    ],
+)
+def test_a_server_chooses_among_the_readings_that_a_site_has_listed(tmp_path, readings, match):
+    a, b = labelled(np.arange(40) % 7, np.arange(40))
+    a["d"] = [f"{n % 12 + 1:02}/{n % 12 + 1:02}/2024" for n in range(40)]
+    sites = {
+        name: write_site(tmp_path / name, {name: frame}) for name, frame in (("a", a), ("b", b))
+    }
+
+    def change(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            seen.header["parts"][0]["readings"] = readings
+
+    with pytest.raises(SiteError, match=match):
+        train(WatchedGrid(sites, change, state=tmp_path / "state"), SQL, "cg")
