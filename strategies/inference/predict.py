@@ -24,13 +24,7 @@ from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.labels import Labels, gather_labels, loss_of
-from strategies.setup.leaks import (
-    find_leaks,
-    nearly_perfect,
-    perfect_warning,
-    suspects_of,
-    used_features,
-)
+from strategies.setup.leaks import nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import QueryError, SettingsError
@@ -108,8 +102,7 @@ class ModelStrategy(RoundStrategy):
         )
         manifests.check_query(self.manifest, bound)
         manifests.check_kinds(self.manifest, bound, columns)
-        for warning in reading_warnings(bound, columns):
-            self.warn(warning)
+        self.warn(*reading_warnings(bound, columns))
         missing = manifests.find_missing(self.manifest, self.inventory)
         bound = manifests.without_missing(self.manifest, bound, missing, self.settings.on_missing)
         if sites := missing.sites.get(bound.label_table):
@@ -277,9 +270,9 @@ class Evaluate(ModelStrategy):
         if score:
             tables = self.manifest.tables
             shares = {t.table: Contribution(np.array(t.mean_score), t.share) for t in tables}
-            features = {table.table: used_features(table.encoded.features) for table in tables}
+            features = {table.table: table.encoded.features for table in tables}
             suspects = suspects_of(shares, features, {})
-            self.warn(perfect_warning(score, "these rows", find_leaks(bound), suspects))
+            self.warn(perfect_warning(score, "these rows", bound, suspects))
 
     def _labels(self, joined: Joined, settings: Settings) -> tuple[Labels, Loss]:
         extracted, table = joined.extracted, joined.bound.label_table

@@ -23,6 +23,7 @@ from strategies.setup.encoding import fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import common_kind, number_name, plain_loss
+from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
 from strategies.training.prepare import common_shape, model_seed
 from tp_flower.arrays import BoolArray, FloatArray
@@ -83,18 +84,16 @@ class PersonalisedProblem(PreparedRun):
 
 
 def set_up_personalised(
-    query: Query, settings: Settings, inventory: Inventory, warn: Callable[[str], None]
+    query: Query, settings: Settings, inventory: Inventory, warn: Callable[..., None]
 ) -> Generator[Requests, Replies, PersonalisedProblem]:
-    """Run the rounds of the set-up."""
+    """Run the rounds of the set-up; ``warn`` takes texts."""
     bound, columns = bind_columns(query.bind, inventory)
-    for warning in reading_warnings(bound, columns):
-        warn(warning)
+    warn(*reading_warnings(bound, columns), *leak_warnings(bound))
     name = _only_table(bound)
     check_present(bound, inventory)
     choices = encoder_choices(bound, settings)
     extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
-    for text in extracted.absent:
-        warn(text)
+    warn(*extracted.absent)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
     rng = generator(settings.seed, Stream.SPLIT)

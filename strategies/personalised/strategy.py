@@ -41,9 +41,7 @@ from strategies.personalised.graph import (
 from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
-from strategies.setup.columns import bind_columns
 from strategies.setup.labels import Labels, needs_numbers, task_line
-from strategies.setup.leaks import leak_warnings
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
@@ -245,9 +243,6 @@ class Personalised(RelationalStrategy[PersonalisedProblem]):
         problem = yield from set_up_personalised(
             self.query, self.settings, self.inventory, self.warn
         )
-        bound, _ = bind_columns(self.bind, self.inventory)
-        for warning in leak_warnings(bound):
-            self.warn(warning)
         self.chosen["loss"] = problem.loss.name
         if self.settings.task == AUTO:
             self.chosen["task"] = local_task_line(problem, self.settings)

@@ -1,6 +1,6 @@
 """Warnings that a feature may tell the label: made from its columns, or nearly perfect."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -114,19 +114,14 @@ def nearly_perfect(metrics: Mapping[str, float], classes: int, labels: FloatArra
     return ""
 
 
-def perfect_warning(score: str, rows: str, leaks: Sequence[Leak], suspects: str) -> str:
+def perfect_warning(score: str, rows: str, bound: BoundQuery, suspects: str) -> str:
     """Return the warning of a nearly perfect score; it names the columns to look at."""
-    if leaks:
+    if leaks := find_leaks(bound):
         suspects = ", ".join(_name(leak) for leak in leaks[:MOST_NAMES])
     return (
         f"{score} on {rows} is nearly perfect: either the label follows exactly from the features, "
         f"or one of them is made from the label. Look first at {suspects}"
     )
-
-
-def used_features(columns: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers of encoded columns of the features that are not constant."""
-    return {name: count for name, count in columns.items() if count}
 
 
 def feature_sizes(columns: Mapping[str, int], coefficients: FloatArray) -> dict[str, float]:
@@ -149,20 +144,21 @@ def suspects_of(
 ) -> str:
     """Return the feature of the table with the largest share, or the table's features.
 
-    ``features`` are the numbers of their encoded columns, ``coefficients`` (d [+ 1], d_c) those
-    that sites show, both by table.
+    ``features`` are the numbers of their encoded columns, 0 of constant ones, ``coefficients``
+    (d [+ 1], d_c) those that sites show, both by table.
 
     >>> of_o = {"o": Contribution(np.zeros(1), 0.9)}
-    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {})
+    >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1, "same": 0}}, {})
     'the features of o (day, paid), which has 90 % of the variance of the scores'
     >>> suspects_of(of_o, {"o": {"day": 1, "paid": 1}}, {"o": np.array([[0.1], [2.0], [9.0]])})
     "feature 'paid' of o, which has 90 % of the variance of the scores"
     """
-    shares = {t: each.share for t, each in contributions.items() if features.get(t)}
+    used = {t: [name for name, count in of_t.items() if count] for t, of_t in features.items()}
+    shares = {t: each.share for t, each in contributions.items() if used.get(t)}
     if not shares:
         return "the features of the query"
     table = max(shares, key=lambda name: shares[name])
-    names = list(features[table])
+    names = used[table]
     if table in coefficients:
         sizes = feature_sizes(features[table], coefficients[table])
         names = [max(sizes, key=lambda name: sizes[name])]

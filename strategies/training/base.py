@@ -28,14 +28,7 @@ from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.joined_rows import JoinedRows, Layouts, encoder_choices, lay_out
 from strategies.setup.labels import Labels, choose_loss, gather_labels, task_line
-from strategies.setup.leaks import (
-    find_leaks,
-    leak_warnings,
-    nearly_perfect,
-    perfect_warning,
-    suspects_of,
-    used_features,
-)
+from strategies.setup.leaks import leak_warnings, nearly_perfect, perfect_warning, suspects_of
 from strategies.setup.problem import CoresetSample, TrainingProblem
 from strategies.setup.row_weights import declared_weighting, row_weights, without_weightless
 from strategies.setup.split_warnings import split_warnings
@@ -354,11 +347,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
                 self.warn(warning)
         shares = contributions(sums, problem.train.joined_rows)
         if score := self._perfect_score(problem):
-            columns = {t: used_features(problem.encoders[t].features) for t in problem.tables}
-            suspects = suspects_of(shares, columns, coefficients)
+            features = {name: problem.encoders[name].features for name in problem.tables}
+            suspects = suspects_of(shares, features, coefficients)
             bound, _ = bind_columns(self.bind, self.inventory)
-            leaks = find_leaks(bound)
-            self.warn(perfect_warning(score, rows, leaks, suspects))
+            self.warn(perfect_warning(score, rows, bound, suspects))
         return Outcome(
             digests=read_digests(replies, problem.parts),
             coefficients=coefficients,
