@@ -68,14 +68,14 @@ class AgreedColumn:
         readings: by shard, where its type is detected and it has values.
         format: of the days that most shards have; "" for ISO 8601, and for other types.
         other_formats: fit the same texts, but as other days.
-        merges_texts: whether distinct texts of some shard are equal values.
+        merges_as: the type in which distinct texts of some shard are equal values; "" for none.
     """
 
     type: str
     readings: Mapping[Place, TextReading]
     format: str = ISO
     other_formats: tuple[str, ...] = ()
-    merges_texts: bool = False
+    merges_as: str = ""
 
 
 def agree_on_column(
@@ -104,7 +104,7 @@ def agree_on_column(
         readings=readings,
         format=groups[0].format if groups else ISO,
         other_formats=tuple(dict.fromkeys(f for group in groups for f in group.other_formats)),
-        merges_texts=any(item.shard.texts[item.name].merge_texts for item in detected),
+        merges_as=next((i.type for i in detected if i.shard.texts[i.name].merge_texts), ""),
     )
 
 

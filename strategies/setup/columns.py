@@ -18,7 +18,7 @@ from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.expressions import parse_expression
 from tp_flower.query.fragment import Role, reads
 from tp_flower.query.scope import TableSchema
-from tp_flower.sources.entries import quoted
+from tp_flower.sources.entries import quoted, typed_as
 
 ColumnName = tuple[str, str]
 """A table as sites call it, and its column, both in lower case."""
@@ -157,7 +157,7 @@ def bind_columns(
 def _merges(columns: Columns, name: ColumnName) -> bool:
     """Return whether texts of a column that differ are read as equal values."""
     agreed = columns.agreed.get(name)
-    return agreed is not None and agreed.merges_texts and agreed.type != AS_TEXT.type
+    return agreed is not None and bool(agreed.merges_as) and agreed.type != AS_TEXT.type
 
 
 def _remedy(column: str, agreed: AgreedColumn) -> str:
@@ -165,7 +165,7 @@ def _remedy(column: str, agreed: AgreedColumn) -> str:
     choices = " or ".join(f"dates = {quoted(item)}" for item in formats)
     return (
         f"Name the right one in the tables file, {choices}; "
-        f"types = {{ {quoted(column)} = {quoted(AS_TEXT.type)} }} says that they are no days"
+        f"{typed_as(column)} says that they are no days"
     )
 
 
@@ -186,11 +186,11 @@ def reading_warnings(bound: BoundQuery, columns: Columns) -> Iterator[str]:
                 f"all of them fit {' and '.join(agreed.other_formats)}, too, as other days. "
                 f"{_remedy(column, agreed)}"
             )
-        if agreed.merges_texts and name in compared and agreed.type == AS_TEXT.type:
+        if agreed.merges_as and name in compared and agreed.type == AS_TEXT.type:
             yield (
                 f"table {table!r}: column {column!r} is compared as text, as some of its texts "
-                "differ but are equal as values, like 1.1 and 1.10; a type in the tables file, as "
-                f'types = {{ {quoted(column)} = "DOUBLE" }}, compares its values'
+                "differ but are equal as values, like 1.1 and 1.10; in the tables file "
+                f"{typed_as(column, agreed.merges_as)} compares its values"
             )
 
 
