@@ -58,7 +58,7 @@ def encoding_warnings(encoders: Mapping[str, TableEncoding], joined_rows: int) -
         where, count, listed = f"{table}.{item.column}", item.categories or 0, item.listed or 0
         if item.nearly_numbers:
             yield (
-                f"{where}: nearly all texts are numbers or dates, yet it is read as text: in the "
+                f"{where}: most texts are numbers or dates, yet it is read as text: in the "
                 "tables file `nulls` lists the others, and `types` has its type; or write "
                 f"TRY_CAST({where} AS DOUBLE), of dates AS DATE"
             )

@@ -113,7 +113,7 @@ def test_a_missing_category_is_one_and_what_is_lost_is_said(layout) -> None:
         f"al.title: 3 of 20 categories kept, {title['other']} % of the joined rows in "
         "(other); max-categories keeps more"
     )
-    assert odd.startswith("l.note: nearly all texts are numbers or dates, yet it is read")
+    assert odd.startswith("l.note: most texts are numbers or dates, yet it is read")
     explained = train(sites, ALBUMS, Explain, encoders=CUT, **HOW)
     assert explained.warnings == [*finished.strategy.warnings]
     assert [t["encoding"] for t in explained.explanation["tables"]] == [
