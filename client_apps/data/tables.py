@@ -12,7 +12,7 @@ from functools import cached_property
 from logging import WARNING
 from pathlib import Path
 from secrets import token_bytes
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -35,12 +35,12 @@ from tp_flower.node_config import IN_MEMORY
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import ShardSchema, ShardSource, describe, fingerprint, merging_texts
 
-SCHEMA_FILE: Final = "schema.json"
-MERGING_FILE: Final = "merging.json"
 ROWS: Final = "rows"
 MOST_VALUES: Final = 1 << 19  # features encoded at a time, besides LEAST_ROWS
 LEAST_ROWS: Final = 256
 _OF_PROCESS: Final = token_bytes(KEY_BYTES)
+
+Content = TypeVar("Content")
 
 
 class SiteTables:
@@ -63,32 +63,39 @@ class SiteTables:
 
     def describe(self, source: ShardSource) -> ShardSchema:
         """Return a shard's columns, types and number of rows."""
-        state = fingerprint(source)
-        if self._cache is None or state is None:
-            return _describe(source)
-
-        def make(folder: Path) -> None:
-            content = msgspec.json.encode(_describe(source))
-            _check_unchanged(source, state)
-            (folder / SCHEMA_FILE).write_bytes(content)
-
-        folder = self._obtain(entry_name("schema", _identity(source), state), make)
-        return msgspec.json.decode((folder / SCHEMA_FILE).read_bytes(), type=ShardSchema)
+        return self._cached("schema", source, [], ShardSchema, lambda: _describe(source))
 
     def merging_texts(self, source: ShardSource, names: Sequence[str]) -> list[str]:
         """Return which columns of texts have some that differ, but are equal values."""
+        if not names:
+            return []
+        return self._cached(
+            "merging", source, [sorted(names)], list[str], lambda: merging_texts(source, names)
+        )
+
+    def _cached(
+        self,
+        name: str,
+        source: ShardSource,
+        facts: Sequence[object],
+        content_type: type[Content],
+        read: Callable[[], Content],
+    ) -> Content:
+        """Return what ``read`` says of a source's rows, from the cache where it has one.
+
+        It depends on the rows, and on these facts.
+        """
         state = fingerprint(source)
-        if self._cache is None or state is None or not names:
-            return merging_texts(source, names) if names else []
+        if self._cache is None or state is None:
+            return read()
 
         def make(folder: Path) -> None:
-            content = msgspec.json.encode(merging_texts(source, names))
+            content = msgspec.json.encode(read())
             _check_unchanged(source, state)
-            (folder / MERGING_FILE).write_bytes(content)
+            (folder / f"{name}.json").write_bytes(content)
 
-        name = entry_name("merging", _identity(source), sorted(names), state)
-        folder = self._obtain(name, make)
-        return msgspec.json.decode((folder / MERGING_FILE).read_bytes(), type=list[str])
+        folder = self._obtain(entry_name(name, _identity(source), *facts, state), make)
+        return msgspec.json.decode((folder / f"{name}.json").read_bytes(), type=content_type)
 
     def extract(self, number: int, source: ShardSource, fragment: Fragment) -> ExtractedShard:
         """Return a participant's rows, from the cache or by running its fragment."""

@@ -53,8 +53,8 @@ def local_label_facts(source: ShardSource, label: LabelColumn, task: str, sql: s
     """Return the type of labels that stay at the site, and their classes, if any.
 
     ``sql`` is the label's expression, for messages. With task "auto", booleans and texts make a
-    classification; so may numbers, if the site has at
-    most two: it sends them where its policy lets labels leave, and otherwise says nothing of them.
+    classification; so may numbers, if the site has at most two: it sends them where its policy lets
+    labels leave, and otherwise says nothing of them.
     """
     check_no_null([label], sql, are_private=True)
     is_classes = task == "classification" or (task == "auto" and label.kind in ("boolean", "text"))

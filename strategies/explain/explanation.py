@@ -20,9 +20,9 @@ numbers, predicted bytes are rounded)::
     saving   {joined-rows, rows-held, joined-values, values-held}
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
+               waiting {channel: seconds of a deployment, besides computing and network}
     memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has when
                its libraries are loaded
-               waiting {channel: seconds of a deployment, besides computing and network}
     releases [{message, to, carries, protection}]
     history  the rounds that `explain` itself took, as in a report of training
 

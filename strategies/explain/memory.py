@@ -94,13 +94,13 @@ def _terms(
     place: int,
     method: JoinStrategy,
 ) -> ShardTerms:
-    keys = [of for (name, _), of in joined.extracted.keys.items() if name == table.name]
+    keys = [shards for (name, _), shards in joined.extracted.keys.items() if name == table.name]
     columns = len(encoding.columns.features) + len(keys) + table.has_intercept
     stored, width = stored_values(encoding), table.features
     of_row = 8.0 * stored if is_sparse(width, stored) else 4.0 * width
     return ShardTerms(
         values=columns * min(shard.rows, READ_ROWS),
-        distinct=sum(len(of[place].hashes) for of in keys),
+        distinct=sum(len(shards[place].hashes) for shards in keys),
         categories=width - stored,
         taking_part=shard.total * (1 + (table.outputs - 1) / 2),
         features=of_row * shard.total,
@@ -110,7 +110,7 @@ def _terms(
 
 def _server_bytes(joined: JoinedRows, tables: Sequence[TableSize]) -> float:
     extracted, outputs = joined.extracted, tables[0].outputs
-    keys = sum(len(of.codes) for shards in extracted.keys.values() for of in shards)
+    keys = sum(len(key.codes) for shards in extracted.keys.values() for key in shards)
     rows = joined.mapping.joined_rows
     return SERVER + SERVER_KEY * keys + rows * (ROW_OF_TABLE * len(tables) + JOINED_ROW * outputs)
 

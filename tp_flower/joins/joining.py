@@ -300,11 +300,11 @@ def build_mapping(  # noqa: PLR0913 - the query's joins, and two limits on its r
     joined = {label_table: start if sampled is None else start[sampled]}
     steps = [JoinStep(label_table, len(joined[label_table]))]
     for table, numbers in order[1:]:
-        match = match_table(table, [(joins[n], codes[n]) for n in numbers], joined)
+        predicates = [(joins[number], codes[number]) for number in numbers]
+        match = match_table(table, predicates, joined)
         on = " AND ".join(joins[number].text for number in numbers)
         step = describe_step(table, on, match, joined[label_table], is_outer=table in outer)
-        repeated = repeated_keys(table, match, [(joins[n], codes[n]) for n in numbers])
-        steps.append(replace(step, repeated_keys=tuple(repeated)))
+        steps.append(replace(step, repeated_keys=tuple(repeated_keys(table, match, predicates))))
         if steps[-1].rows > max_joined_rows:
             raise MappingError(
                 f"the join multiplies rows: {steps[-1]}; max-joined-rows allows {max_joined_rows}. "

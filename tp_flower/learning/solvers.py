@@ -93,9 +93,9 @@ def factorisation(rows: int, columns: int, *, is_exact: bool) -> str:
 
 def largest_eigenvalue(features: Features, multiplicity: AnyArray, *, intercept: bool) -> float:
     """Return the largest eigenvalue of a table's Gram matrix, which is not built (Lanczos)."""
-    width = features.shape[1] + int(intercept)
     from scipy.sparse.linalg import LinearOperator, eigsh
 
+    width = features.shape[1] + int(intercept)
     model = LinearModel(features.shape[1], 1, intercept=intercept)
 
     def product(vector: FloatArray) -> FloatArray:

@@ -24,7 +24,7 @@ from tp_flower.protocol.text_readings import (
 from tp_flower.sources.text_sql import LIKE_A_DAY, read_text, text_fits
 from tp_flower.sources.text_values import TextFormat
 
-EARLY_ROWS: Final = 2048  # that show what texts could be
+EARLY_ROWS: Final = 2048  # that show what a column may hold
 MOST_STRAY: Final = 0.1  # share of other texts in a column taken for numbers or dates
 _KEY: Final = r"^(\+|[-+]?0\d+([.,]\d*)?$)"  # such as "007", which is not a stray text
 _SNIFFED: Final = ("BIGINT", "DOUBLE", "HUGEINT", "TIME")  # that the sniffer is right about

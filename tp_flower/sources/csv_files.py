@@ -43,11 +43,6 @@ class CsvFormat:
     columns: Mapping[str, TextColumn]
     hints: Mapping[str, TextHint]
 
-    @property
-    def types(self) -> dict[str, str]:
-        """The type of each column by its best reading."""
-        return {name: column.best.type for name, column in self.columns.items()}
-
 
 def csv_format(path: str, nulls: Nulls, text_format: TextFormat = DETECTED) -> CsvFormat:
     """Return the format of a file, found in all of its rows."""

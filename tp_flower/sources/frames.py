@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 import duckdb
 
 from tp_flower.duckdb_engine import shared_cursor
+from tp_flower.sources.csv_columns import EARLY_ROWS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-EARLY_ROWS: Final = 2048  # that show what DuckDB makes of a column of objects
 _CONVERSIONS: Final = {
     "PeriodDtype": ".dt.to_timestamp()",
     "SparseDtype": ".sparse.to_dense()",

@@ -21,7 +21,7 @@ from tp_flower.errors import SourceError
 from tp_flower.node_config import NUM_PARTITIONS, PARTITION_ID, TABLES
 from tp_flower.protocol.text_readings import BOOLEAN, TEXT, TextColumn, is_time
 from tp_flower.query.fragment import Fragment
-from tp_flower.sources.csv_columns import MOST_STRAY
+from tp_flower.sources.csv_columns import EARLY_ROWS, MOST_STRAY
 from tp_flower.sources.csv_files import csv_call, csv_format, merging_columns
 from tp_flower.sources.entries import MEMORY_PREFIX as MEMORY_PREFIX
 from tp_flower.sources.entries import TABLES_THERE, quoted, typed_as
@@ -93,7 +93,7 @@ def regular_rows(types: Mapping[str, str], relation: str) -> str:
     """
     columns = []
     for name, kind in types.items():
-        column = duckdb_engine.quote_name(name)
+        column = quote_name(name)
         value = column
         if kind in _FLOATS:
             # Parquet's least and greatest values leave NaN out, and DuckDB takes isnan() and
@@ -104,8 +104,6 @@ def regular_rows(types: Mapping[str, str], relation: str) -> str:
         columns.append(f"{value} AS {column}")
     return f"SELECT {', '.join(columns) or 'nothing'} FROM {relation}"
 
-
-EARLY_ROWS: Final = 2048
 
 Frames: TypeAlias = "Mapping[str, pd.DataFrame | Sequence[pd.DataFrame]]"
 _FRAMES: Final[dict[str, tuple[str, dict[str, tuple[HostedFrame, ...]]]]] = {}

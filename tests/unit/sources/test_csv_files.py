@@ -27,7 +27,7 @@ def write(folder: Path, first: str, late: str, header: str = "a,b") -> str:
 
 
 def types(path: str) -> dict[str, str]:
-    return dict(csv_format(path, NULLS).types)
+    return {name: column.best.type for name, column in csv_format(path, NULLS).columns.items()}
 
 
 def warnings(path: str, **fields: object) -> tuple[str, ...]:
