@@ -8,7 +8,7 @@ import pytest
 
 from client_apps.app import app
 from strategies.run.grid import InProcessGrid
-from tests.support import toys
+from tests.support.examples import toys
 from tests.support.federated import Run, pieces, run_query, train, whole
 from tp_flower.settings import PrivacySettings
 

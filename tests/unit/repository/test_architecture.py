@@ -28,7 +28,7 @@ UNSAFE = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marsh
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 MAX_LINES = 600
 MIN_LINES = 55
-MOST_MODULES = 16
+MOST_MODULES = 15
 # one that is no longer small, or no longer there, leaves the list
 SMALL_MODULES = {"strategies/training/baselines.py"}
 # a file and a command of that name
