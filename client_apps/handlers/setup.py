@@ -89,6 +89,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
 def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_messages.ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
     take_secrets(site, request)
+    site.keep_proposal(request.proposal)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     guard.check_selections(site, parts)
     return setup_messages.ExtractReply(parts)

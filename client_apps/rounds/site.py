@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
+from msgspec import convert, to_builtins
 
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
@@ -39,10 +40,12 @@ from tp_flower.sources.entries import MEMORY_PREFIX, TABLES_THERE
 if TYPE_CHECKING:
     from client_apps.data.tables import SiteTables
     from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+    from tp_flower.protocol.proposal import Proposal
     from tp_flower.query import Fragment
     from tp_flower.sources.shards import ShardSource
 
 SECRET: Final = "secret"
+PROPOSAL: Final = "proposal"
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
@@ -142,6 +145,17 @@ class Site:
     def ledger(self) -> RoundLedger:
         """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
+
+    @property
+    def proposal(self) -> "Proposal":
+        """The proposal of the run, which the site was sent once."""
+        from tp_flower.protocol.proposal import Proposal
+
+        return convert(self.store.load(PROPOSAL).meta, Proposal, str_keys=True)
+
+    def keep_proposal(self, proposal: "Proposal") -> None:
+        """Store the proposal of the run."""
+        self.store.save(PROPOSAL, Entry({}, to_builtins(proposal, str_keys=True)))
 
     def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""

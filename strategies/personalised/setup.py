@@ -92,7 +92,7 @@ def set_up_personalised(
     name = _only_table(bound)
     check_present(bound, inventory)
     choices = encoder_choices(bound, settings)
-    extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
+    extracted = yield from extract(bound, settings, inventory, columns)
     warn(*extracted.absent)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strategies.setup.extract import Extracted, join_group
+from strategies.setup.extract import Extracted
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
@@ -21,6 +21,7 @@ from tp_flower.protocol.setup_messages import JoinSide
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+from tp_flower.terms.groups import join_group
 
 
 @dataclass(frozen=True)

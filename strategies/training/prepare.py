@@ -14,7 +14,6 @@ import numpy as np
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.extract import table_group
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
@@ -36,6 +35,7 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.settings import Settings
+from tp_flower.terms.groups import table_group
 
 Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 """By table, what is trained and its untrained scores; the fixed point of masks."""
@@ -173,17 +173,17 @@ def prepare(
 
 def _unions(preparation: Preparation, updates: Mapping[str, Update]) -> dict[str, Union]:
     """Return, by table, the shards whose arrays are summed."""
-    public_keys = preparation.joined.extracted.public_keys
+    extracted = preparation.joined.extracted
     is_sealed = preparation.settings.privacy.unions == SEALED
     return {
         name: Union(
-            group=table_group(number) if is_sealed else None,
+            group=table_group(extracted.proposal, name) if is_sealed else None,
             shards={
-                str(part.number): public_keys[part.node]
+                str(part.number): extracted.public_keys[part.node]
                 for part in summed_parts(layout, updates[name])
             },
         )
-        for number, (name, layout) in enumerate(preparation.joined.layouts.items())
+        for name, layout in preparation.joined.layouts.items()
         if updates[name] not in (Update.LOCAL, Update.GIVEN)
     }
 
