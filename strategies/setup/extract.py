@@ -8,7 +8,9 @@ weights, if the query has them; and keyed hashes of row keys, if the rows are to
 from collections import defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -28,9 +30,10 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
-from tp_flower.protocol.proposal import Proposal, ProposedJoin, ProposedPart
+from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import reads, spell
+from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
 from tp_flower.terms.extraction import extract_part
@@ -106,6 +109,10 @@ def extract(
             fragments[part] = fragment
             parts[table] += (part,)
     proposal = _propose(bound, settings, inventory, fragments)
+    if settings.output_dir:
+        # before the sites can refuse it: owners may want to read it
+        text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
+        write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
     bodies = {n: extract_part(proposal, settings, n) for n in proposal.parts}
     bodies = _with_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)

@@ -16,6 +16,7 @@ import msgspec
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body
 
+FILE: Final = "proposal.json"  # in the folder of a run's report
 MODE: Final = "mode"
 EXPLAIN_AS_TRAIN: Final = {"explain": "train"}
 """Who approves training approves that it is explained, which is its beginning."""

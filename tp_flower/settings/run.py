@@ -86,7 +86,6 @@ class RunSettings:
         "Name that the trained models are saved under; to predict or evaluate also "
         '"name@version" ("name" = the latest).',
         Form("name, name@version", model_name),
-        is_operational=True,
     )
     row_key: str = setting(
         "",

@@ -379,7 +379,8 @@ class Settings(SettingValues):
 
     def proposed(self) -> dict[str, object]:
         """Return the part of the run config that the tables' owners are asked to agree to."""
-        config = self.to_dict()
+        # an explanation of "auto" is of the strategy that would train
+        config = self.to_dict() | {"strategy": self.method_name}
         return {item.key: config[item.key] for item in SETTINGS if not item.is_operational}
 
 

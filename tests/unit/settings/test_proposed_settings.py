@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tp_flower.settings import SETTINGS, Settings
 
 OPERATIONAL = {
-    *("sql", "tables", "resume", "model-name", "device", "output-dir", "progress", "track"),
+    *("sql", "tables", "resume", "device", "output-dir", "progress", "track"),
     *("max-joined-rows", "site-timeout", "on-missing", "min-sites", "wait-seconds", "channel"),
     "session-seconds",
 }
@@ -24,4 +24,5 @@ def test_what_may_change_in_a_resumed_run_is_operational():
 
 @given(st.builds(Settings, num_epochs=st.integers(0, 9), l2=st.floats(0, 1)))
 def test_a_site_reads_what_the_server_has_proposed(settings):
-    assert Settings.from_run_config(settings.proposed()) == settings
+    proposed = Settings.from_run_config(settings.proposed())
+    assert proposed == settings.with_fields(strategy=settings.method_name)
