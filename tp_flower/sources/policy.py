@@ -104,6 +104,7 @@ class Policy:
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
         budget_name: "" to use the location of the rows.
+        approved_runs: digests of proposals; None if no run needs an approval.
     """
 
     columns: Texts | None = None
@@ -127,7 +128,7 @@ class Policy:
     coefficients: Flag = False
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
-    approved_queries: Texts | None = None
+    approved_runs: Texts | None = None
     queries_per_day: Count | None = None
 
     @property
@@ -229,13 +230,14 @@ class Policy:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
 
-    def check_approved(self, text: str, digest: str) -> None:
-        """Refuse a fragment, by its text, that the owner has not approved."""
-        if self.approved_queries is not None and digest not in self.approved_queries:
+    def check_approved(self, digest: str) -> None:
+        """Refuse a run, by the digest of its proposal, that the owner has not approved."""
+        if self.approved_runs is not None and digest not in self.approved_runs:
             raise _refused(
-                "approved-queries",
-                f"the run asks for query {digest}",
-                f"its owner has to review and list this:\n{text}",
+                "approved-runs",
+                f"the run {digest} is not approved",
+                "its owner reads what it asks for, and approves it, by `tp-flower approve`; the "
+                "ledger of the site has it, and proposal.json of the run",
             )
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -334,6 +336,7 @@ BUDGETED: Final = Releases(labels=PRIVATE, statistics=NEVER, models=PRIVATE, sco
 """What a policy without, and with, an ``epsilon`` lets leave if it does not say."""
 MISSING: Final = Policy(columns=(), labels=(), releases=Releases(NEVER, NEVER, NEVER, NEVER))
 """The policy of a table that has none."""
+RETIRED: Final = "approved-queries"
 RUNS_PER_BUDGET: Final = 4  # at least, to spend it, where the policy has no limit
 _PLAIN: Final = "the column itself may be joined on and grouped by"
 
@@ -363,6 +366,7 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
+    _refuse_retired(merged, where)
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
     merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}
@@ -377,6 +381,14 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
     if policy.epsilon is not None and policy.epsilon_per_run is None:
         policy = replace(policy, epsilon_per_run=policy.epsilon / RUNS_PER_BUDGET)
     return policy
+
+
+def _refuse_retired(rules: Mapping[str, object], where: str) -> None:
+    if RETIRED in rules:
+        raise SourceError(
+            f"{where} has {RETIRED!r}, which approved a table's query whatever else the run did: "
+            "write approved-runs = [] in its place, and approve whole runs by `tp-flower approve`"
+        )
 
 
 def _check_budget(

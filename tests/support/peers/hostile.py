@@ -19,6 +19,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from client_apps.app import app
 from client_apps.data.database import FILE
+from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
@@ -34,6 +35,13 @@ SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind "
     "FROM orders o JOIN customers c ON o.cust = c.id"
 )
+ORDERS_TEXT = """\
+table "orders"
+feature "day": "day"
+feature "price": "price"
+label: "qty"
+join key: "cust\""""
+"""What the query asks of its first table, for the table's owner."""
 POLICIES = {
     "orders": """
         columns = ["price", "day"]
@@ -218,6 +226,12 @@ class Kept:
         for row in self._rows[0]:
             change_row(self.folder / FILE, row, row[-1])
         self._files, self._rows = files(self.folder), self._read_rows()
+
+
+def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
+    """The lines of a site's ledger about some events, by default of queries answered."""
+    exported = map(json.loads, Ledger(str(folder / site / "state")).export())
+    return [line for line in exported if line["event"] in (events or ["answer"])]
 
 
 def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
