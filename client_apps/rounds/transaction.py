@@ -17,7 +17,8 @@ so, and is sent the rounds that it lacks.
 The ledger has a line for each query of a table, answered or refused: ``flower-run`` is
 Flower's number of the run, by which the SuperLink's operator finds its account: Flower
 tells an app no more. ``app`` is the SHA-256 of the app's bundle, ``query`` the text of
-the fragment, ``digest`` the text's and ``policy`` the rules'.
+the fragment, ``digest`` the text's, ``proposal`` the whole run's and ``policy`` the rules';
+``document`` is a run that its owner has not approved.
 """
 
 import hashlib
