@@ -8,6 +8,8 @@ import pytest
 from client_apps.data.ledger import open_ledger
 from client_apps.privacy import approval
 from strategies import Explain
+from strategies.inference.predict import Predict
+from strategies.training.saving import make_manifest
 from tests.support.command_line import invoke, printed_by, refused_by, site_options
 from tests.support.federated import train
 from tests.support.files import case_table
@@ -15,6 +17,7 @@ from tests.support.peers.hostile import ORDERS_TEXT, SHOP, SQL, HostileGrid, led
 from tp_flower.errors import SiteError
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import Packet
+from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.settings import PrivacySettings
 
@@ -23,10 +26,14 @@ RULES = CASES["rules"]
 RUN = {"strategy": "admm", "encoders": "o.price=range(0, 9); o.day=cyclic(28)", "num_epochs": 1}
 
 
-def run(folder, approved=(), sql=SQL, method=None, instead=None, **settings):
+def grid_of(folder, approved, instead=None):
     listed = json.dumps([*approved])
     policies = {"orders": f"{RULES}\napproved-runs = {listed}"}
-    grid = HostileGrid(folder, policies=policies, instead=instead)
+    return HostileGrid(folder, policies=policies, instead=instead)
+
+
+def run(folder, approved=(), sql=SQL, method=None, instead=None, **settings):
+    grid = grid_of(folder, approved, instead)
     if private := settings.pop("privacy", None):
         settings["privacy"] = PrivacySettings(**private)
     settings = {**RUN, **settings}
@@ -86,6 +93,23 @@ def test_approved_training_may_be_explained_and_the_other_way_round(tmp_path, ap
     assert refused(tmp_path, method=Explain, mode="explain")["proposal"] == approved
     # what is the operator's own is no part of it
     run(tmp_path, [approved], site_timeout=99.0, progress=False, track="")
+
+
+def test_approved_training_is_no_approval_of_predictions(tmp_path, approved):
+    trained = run(tmp_path, [approved])
+    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
+
+    def predict(*approvals, **settings):
+        strategy = Predict(query, make_manifest(trained), mode="predict", **settings)
+        strategy.start(grid_of(tmp_path, [approved, *approvals]))
+
+    with pytest.raises(SiteError, match="approved-runs"):
+        predict()
+    line = ledger_lines(tmp_path, "shop", "refuse")[-1]
+    predict(line["proposal"])
+    # nor is that of one model of another
+    with pytest.raises(SiteError, match="approved-runs"):
+        predict(line["proposal"], model_name="another")
 
 
 def test_a_server_that_tells_an_owner_of_another_run_gets_nothing(tmp_path, approved):
