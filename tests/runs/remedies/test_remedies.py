@@ -130,7 +130,8 @@ def files(folder, tables):
         connection.executemany("INSERT INTO a VALUES (?, ?, ?)", rows)
         connection.commit()
     pd.DataFrame({"k": range(6), "z": [1, 4, 2, 7, 5, 3]}).to_csv(folder / "b.csv", index=False)
-    text = f"[tables.a]\nsite = 'A'\npolicy = 'open'\n{tables}\n"
+    policy = "" if "policy" in tables else "policy = 'open'\n"
+    text = f"[tables.a]\nsite = 'A'\n{policy}{tables}\n"
     text += "[tables.b]\nsite = 'B'\npath = 'b.csv'\npolicy = 'open'\n"
     (folder / "tables.toml").write_text(text)
 
