@@ -64,6 +64,8 @@ def sites():
 def outcome(sql=SQL, settings=None):
     """The error of a run, "" for none, and its warnings."""
     options = dict(settings or {})
+    if "private" in options:
+        options["privacy"] = PrivacySettings(**options.pop("private"))
     try:
         run = train(sites(), sql, options.pop("method", "cg"), **options)
     except TPFlowerError as error:
