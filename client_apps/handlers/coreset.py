@@ -21,6 +21,7 @@ from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
+from client_apps.privacy.score_limits import EncodedPart, check_limit, rule_of, score_limit
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
@@ -115,6 +116,7 @@ def _measure(
         cost, count = clusters.cost, clusters.used
         of_shard = messages.MeasuredPart(cost=cost, clusters=count)
         of_table = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, count))
+        arrays["positions"] = positions
         return Entry(arrays, {"of": importance.CLUSTERS}), of_shard if body.is_shard else of_table
     label, classes = None, 0
     if body.label is not None:
@@ -257,9 +259,25 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
         note(site, number, MASKED)
+        _count_scores(site, number)
         for state in ("measured", "drawn"):
             site.store.drop(f"{state}-{number}")
     return messages.WeighReply(parts)
+
+
+def _count_scores(site: Site, number: int) -> None:
+    """Count the sensitivities of a part's rows, which are made of its features, as scores are."""
+    # before any site has stated how much its rows vary
+    site.source(number).policy.check_cover(site.fragment(number).table, 0)
+    if rule_of(site, site.source(number)) is None:
+        return
+    positions = _load(site, "measured", number).arrays["positions"]
+    encoder = fitted_encoder(site, number)
+    features = site.tables.encode(number, encoder, positions)
+    limit = score_limit(site, number, EncodedPart(encoder.encoder, features, positions))
+    check_limit(site, limit, 1)
+    if limit is not None:
+        site.scored[number, limit] += 1
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:

@@ -18,6 +18,7 @@ from client_apps.operator.masks import are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.score_limits import EncodedPart, admit_scores, pays_for_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, ModelError
@@ -70,6 +71,11 @@ def _scored(
     masks = score_masks(request.masking, body, site.join_keys(number), rows, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
+    if not pays_for_scores(source, has_noise=is_private):
+        encoded = EncodedPart(saved.encoder.encoder, features, rows)
+        limit = admit_scores(site, number, encoded, body.cover, saved.spec.outputs)
+        if limit is not None:
+            site.scored[number, limit] += saved.spec.outputs
     scores = site.releaser(number, plan).scores(model.scores(features))
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
@@ -104,22 +110,30 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
 def _loaded(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[SavedModel, LocalModel]:
-    root = site.state_folder
     version = ModelVersion(request.model_name, request.model_version)
+    saved = saved_part(site, number, version, body.model_part, body.digest)
+    site.source(number).policy.check_model(saved.spec.kind)
+    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+    model.parameters = saved.parameters
+    return saved, model
+
+
+def saved_part(
+    site: Site, number: int, version: ModelVersion, part: int, digest: str
+) -> SavedModel:
+    """Return a part of a saved model, which must fit a part of the run."""
+    root = site.state_folder
     if root is None:
         raise ModelError(
             "this site keeps no models: its state-dir is ':memory:'; give it a folder "
             "(in Python, InProcessGrid(..., state=folder))"
         )
-    folder = part_folder(root, version, body.model_part)
+    folder = part_folder(root, version, part)
     if not folder.is_dir():
-        raise ModelError(f"this site has no part {body.model_part} of model {version}")
-    saved = SavedModel.load(folder, body.digest)
+        raise ModelError(f"this site has no part {part} of model {version}")
+    saved = SavedModel.load(folder, digest)
     _check_fits(saved, site.fragment(number))
-    site.source(number).policy.check_model(saved.spec.kind)
-    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
-    model.parameters = saved.parameters
-    return saved, model
+    return saved
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:

@@ -23,6 +23,7 @@ from client_apps.operator.masks import are_masked, score_masks
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan
 from client_apps.privacy.keys import run_key
+from client_apps.privacy.score_limits import EncodedPart, admit_scores, pays_for_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
@@ -76,7 +77,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         start, solver = _start(part, columns, is_exact=is_exact)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
-            scores = part.release_scores(part.data.features, slice(None), "scores")
+            if part.data.spec.kind in NUMPY_KINDS:
+                scores = part.release_zeros()
+            else:
+                scores = part.release_scores(part.data.features, slice(None), "scores")
             start = msgspec.structs.replace(start, scores=scores)
         starts[number] = start
         site.start(replace(part, data=replace(part.data, solver=solver)), {})
@@ -111,10 +115,16 @@ def _prepare_part(
         sends_sums=update is Update.SUM and not privacy.covers_features,
     )
     features = site.tables.encode(number, encoder, rows.positions, is_private=is_private)
+    encoded = EncodedPart(encoder.encoder, features, rows.positions)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     _check_model(source.policy, outline, privacy, update, spec)
+    limit = (
+        None
+        if pays_for_scores(source, has_noise=privacy.covers_predictions)
+        else admit_scores(site, number, encoded, body.cover, spec.outputs)
+    )
     width = features.shape[1]
     model = participant.make_model(spec, width, body.device)
     if isinstance(model, TreeModel):
@@ -158,6 +168,8 @@ def _prepare_part(
         units=rows.units_of(extracted.units) if is_private else None,
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
+        limit=limit,
+        table_rows=None if limit is None else rows.place,
     )
     vectors, releaser = participant.initial_vectors(model, update), site.releaser(number, plan)
     return participant.Participant(number, data, model, vectors, releaser), encoder

@@ -75,6 +75,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 absent=[name for name in source.absent if name in schema.columns],
                 texts=texts,
                 unread=schema.unread,
+                ranks=source.policy.asks_ranks,
             )
         )
     return setup_messages.DescribeReply(

@@ -31,8 +31,12 @@ _RULES: Final[Mapping[str, str]] = {
     "some value tells of it",
     "min-rows = 20": "results of fewer rows than {min-rows}",
     "min-count = 5": "categories and label texts of fewer rows than {min-count}",
-    "min-features = 1": "scores of fewer than {min-features} features, at which the "
-    "features can be read",
+    'scores-per-rank = "any"': "score vectors without end, which tell the features: else, over all "
+    "runs, {scores-per-rank:g} for\n## each direction that the rows vary in; constants, copies and "
+    "a column beside which little varies do not count",
+    "cover = 0": "scores that no other table's hide: else {cover} other sites must have a table in "
+    "the query whose rows vary in\n## 4 directions; with cover = 2 none of them reads these scores "
+    "alone",
     "most-unmatched = 0.2": "scores without a mask, of this share of rows, which "
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "

@@ -11,6 +11,7 @@ payment; a different history gets other noise, which is paid for.
 import hashlib
 import hmac
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from msgspec import convert, to_builtins
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
+from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator import participant
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
@@ -118,6 +120,7 @@ class Site:
         self.changes = self.store.changes
         self.features = CachedFeatures(root, cache_limit(context.node_config), self.store)
         self.uses: list[Spend] = []
+        self.scored: Counter[tuple[int, ScoreLimit]] = Counter()
         self.queries: dict[int, Line] = {}
         self.quotas: dict[str, int] = {}
         self._round: Round | None = None
@@ -300,13 +303,17 @@ class Site:
 
     def releaser(self, number: int, plan: PartPlan) -> participant.Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return participant.Releaser(number, plan, self.round.noise, self.uses)
+        return participant.Releaser(number, plan, self.round.noise, self.uses, self.scored)
 
     def pay(self) -> None:
         """Record this message's releases in the ledger, with the round's commit.
 
-        A release beyond the reservation refuses the round: nothing leaves.
+        A release beyond the reservation refuses the round, as does a score vector beyond
+        those that a policy allows: nothing leaves.
         """
+        if self.scored:
+            self.ledger.count_scores(self.store.run, self.scored.copy(), self.round.payment)
+            self.scored.clear()
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()

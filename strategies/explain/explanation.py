@@ -21,6 +21,8 @@ numbers, predicted bytes are rounded)::
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
                waiting {channel: seconds of a deployment, besides computing and network}
+    score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them, how many may
+               leave, how many an epoch takes, and for how many epochs they last
     memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has when
                its libraries are loaded
     releases [{message, to, carries, protection}]
@@ -42,6 +44,7 @@ import numpy.typing as npt
 from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
+from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.setup.encoding import TableEncoding, fit_encoders
@@ -134,6 +137,12 @@ class CostEstimate:
             "waiting": records.waiting_seconds(run.rounds),
         }
 
+    def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
+        """Return how many epochs' scores each part may release whose policy limits them."""
+        rows, preparation = self.trained, self._preparation(self.trained)
+        specs = {name: self.method.model_spec(preparation, name) for name in rows.layouts}
+        return self.method.forecast_scores(ranks, rows, specs)
+
     def memory(self) -> Document:
         """Return the entry `memory`."""
         return forecast(self.joined, self.encoders, self._tables, self.method)
@@ -144,7 +153,7 @@ class CostEstimate:
         return {size.name: size.update for size in self._tables}
 
     @cached_property
-    def _trained(self) -> JoinedRows:
+    def trained(self) -> JoinedRows:
         """The joined rows to train on: all of them, repeated rows (VFL), or a sample.
 
         A uniform sample stands in for a coreset of the same size.
@@ -156,12 +165,12 @@ class CostEstimate:
 
     @cached_property
     def _tables(self) -> list[TableSize]:
-        return self._sizes(self._trained)
+        return self._sizes(self.trained)
 
     @property
     def _batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B); 0 without batches."""
-        rows = self._trained.train.joined_rows
+        rows = self.trained.train.joined_rows
         size = self.method.batch_size(rows)
         return -(-rows // size) if size else 0
 
@@ -178,7 +187,7 @@ class CostEstimate:
             records.sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
-        masking = self._preparation(self._trained).masking()
+        masking = self._preparation(self.trained).masking()
         prepare = prepare_round(self._tables, self._batches, is_masked=masking.point is not None)
         finish = finish_round(self._tables)
         if self.method.settings.boost_from:
@@ -279,6 +288,7 @@ class Explain(RoundStrategy):
 
     name = EXPLAIN
     _joined: JoinedRows | None = None
+    _forecasts: Sequence[ScoreForecast] = ()
 
     @cached_property
     def _method(self) -> JoinStrategy:
@@ -288,6 +298,14 @@ class Explain(RoundStrategy):
         """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined, self._method)
+        if asks_ranks(self.inventory):
+            estimate = CostEstimate(joined, self._encoders, self._method, ())
+            sealed = {name: encoder.sealed for name, encoder in self._encoders.items()}
+            ranks = yield from rank_rows(
+                estimate.trained, sealed, has_noise=self.settings.privacy.covers_predictions
+            )
+            self._forecasts = estimate.forecast_scores(ranks)
+            self.warn(*self._method.warnings_of_scores(self._forecasts))
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.warnings:
@@ -316,6 +334,7 @@ class Explain(RoundStrategy):
             "saving": _saving(joined, columns),
             "cost": estimate.cost(),
             "memory": estimate.memory(),
+            "score-vectors": [item.facts() for item in self._forecasts],
             "releases": releases,
             "privacy": privacy_report(releases, self.ledgers, privacy, is_complete=True),
         }

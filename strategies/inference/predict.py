@@ -19,6 +19,7 @@ from rich.console import RenderableType
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
+from strategies.ranks import asks_ranks
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
@@ -167,7 +168,7 @@ class ModelStrategy(RoundStrategy):
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (Action.SCORE,),
+            (*((Action.RANK,) if asks_ranks(self.inventory) else ()), Action.SCORE),
             gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,

@@ -117,10 +117,10 @@ class TablePuppetBoost(JoinStrategy):
                 self.warn(warnings[self.settings.lou] % table.text)
         return joined
 
-    def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
+    def run_messages(self, **facts: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         further = (Action.SCORE,) if self.settings.boost_from else ()
-        return (*further, *super().run_messages(is_sharded=is_sharded))
+        return (*further, *super().run_messages(**facts))
 
     def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
         """Return the facts that decide who learns what."""
@@ -188,6 +188,11 @@ class TablePuppetBoost(JoinStrategy):
         bagged = self._averaged(shards, tables[0].joined_rows)
         return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
 
+    def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
+        """Return how often scores leave: of trees of each shard, and of those of all."""
+        del batches
+        return 2 if is_sharded and self.settings.lou != LOCAL else 1
+
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
         lengths = dict(self._lengths)
@@ -207,7 +212,7 @@ class TablePuppetBoost(JoinStrategy):
         self.best = BestEpoch(self._patience)
         if self.start_scores:
             self._judge_start(problem, boosting, held_out)
-        for epoch in range(1, self.settings.epochs + 1):
+        for epoch in range(1, self.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
             steps = yield from self._steps(problem, boosting, growing, held_out, bagged)

@@ -6,7 +6,7 @@ A function with ``yield`` sends :class:`Requests` and receives their :class:`Rep
 import math
 import zlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -17,7 +17,7 @@ from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
@@ -45,7 +45,8 @@ Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 class Preparation:
     """The inputs of ``prepare``.
 
-    Labels are those of all joined training rows, even if only a sample is trained on.
+    Labels are those of all joined training rows, even if only a sample is trained on; ``cover``
+    are the sites' statements to each other.
     """
 
     joined: JoinedRows
@@ -53,6 +54,7 @@ class Preparation:
     encoders: Mapping[str, TableEncoding]
     train_labels: FloatArray
     label_reach: float = 1.0
+    cover: dict[str, AnyArray] = field(default_factory=dict)
 
     @property
     def label_scale(self) -> float:
@@ -151,6 +153,7 @@ def prepare(
                 union=unions.get(table),
                 joins=masking.sides.get(table, []),
                 unmatched=masking.unmatched.get(number, {}),
+                cover=preparation.cover,
             )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),

@@ -6,6 +6,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
+from tp_flower.protocol.rank_messages import Cover
 from tp_flower.protocol.setup_messages import JoinSide
 from tp_flower.protocol.training_messages import UNMATCHED_DISCLOSED, Masking, PrivacyTerms
 
@@ -88,6 +89,7 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
     rows: Annotated[AnyArray, f.bits("rows")]
     joins: list[JoinSide] = []
     unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
+    cover: Cover = {}
 
 
 class ScoreRequest(Request, frozen=True, kw_only=True):
@@ -106,7 +108,7 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("model_name", "model_version", "privacy", "masking", "device"),
-        *("model_part", "digest", "joins"),
+        *("model_part", "digest", "joins", "cover"),
     )
 
 

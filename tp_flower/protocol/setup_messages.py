@@ -54,6 +54,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         absent: those that the shard lacks, and that are missing in its rows.
         texts: of the columns of a text file, which readings fit all texts.
         unread: why queries cannot read other columns that a policy shows, and what to write.
+        ranks: whether its policy limits scores by the rank of its rows, or by others' tables.
     """
 
     table: f.Name
@@ -67,6 +68,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     absent: list[f.Name] = []
     texts: dict[f.Name, TextColumn] = {}
     unread: dict[f.Name, f.Name] = {}
+    ranks: bool = False
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):

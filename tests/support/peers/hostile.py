@@ -53,6 +53,8 @@ POLICIES = {
 }
 OF_SINGLE_SITES = {"orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')}
 """Policies for methods whose models leave in the clear."""
+WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
+"""Policies that ask how much rows vary."""
 SHOP, US, UK = 2, 3, 4
 ORDERS, UK_PART, US_PART = 0, 1, 2
 FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
