@@ -84,7 +84,6 @@ def test_an_approval_is_not_replayed_for_another_run(tmp_path, approved, change)
     # not even one that asks this owner for nothing else
     assert (line["digest"] == text_digest(ORDERS_TEXT)) != change.get("asks-otherwise", False)
     assert line["proposal"] != approved
-    run(tmp_path, [line["proposal"]], **other)
 
 
 def test_approved_training_may_be_explained_and_the_other_way_round(tmp_path, approved):
