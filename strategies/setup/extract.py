@@ -33,7 +33,7 @@ from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import reads, spell
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
-from tp_flower.terms.extraction import extract_part
+from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import grouped_parts, members_of_groups
 
 
@@ -106,7 +106,7 @@ def extract(
             fragments[part] = fragment
             parts[table] += (part,)
     proposal = _propose(bound, settings, inventory, fragments)
-    bodies = {n: extract_part(proposal, settings, n) for n in proposal.parts}
+    bodies = extract_parts(proposal, settings)
     bodies = _with_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)
