@@ -46,9 +46,10 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
     "approved-queries = []": "no answer but to queries that you have approved",
-    "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
-    "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
-    "noise only, no statistics",
+    "epsilon = 4.0": "over all runs no more than this epsilon, for a row or for a person "
+    "(privacy-unit), of what has noise;\n## a quarter in a run. Labels, models and scores "
+    'leave with noise only, no statistics. With\n## releases.scores = "masked" it bounds '
+    "what models and labels tell, and not what sums of scores do",
 }
 _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"

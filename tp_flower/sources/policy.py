@@ -102,7 +102,8 @@ class Policy:
         min_features: the scores of a few are a lattice, on which the features can be read.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
-        epsilon: None for no budget.
+        epsilon: of all that leaves with noise; None for no budget. It bounds what is told of
+            features only if they leave with noise alone, scores too.
         budget_name: "" to use the location of the rows.
     """
 
@@ -125,7 +126,6 @@ class Policy:
     delta: Annotated[float, _BELOW_1] = DEFAULT_DELTA
     budget_name: Text = ""
     coefficients: Flag = False
-    scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
     approved_queries: Texts | None = None
     queries_per_day: Count | None = None
@@ -395,12 +395,6 @@ def _check_budget(
         return
     if (policy.epsilon_per_run or 0) > policy.epsilon:
         raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
-    if policy.releases.scores == CLEAR and not policy.scores_tell_features:
-        raise SourceError(
-            f"{where} has an 'epsilon' and lets scores leave in the clear, which tell "
-            "the features whatever the epsilon: let them leave masked, or confirm with "
-            "'scores-tell-features = true'"
-        )
 
 
 def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:
