@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 
 from client_apps.rounds.site import Site
-from tp_flower.errors import SourceError
+from tp_flower.errors import SiteError, SourceError
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query.fragment import Fragment, reads
+from tp_flower.query.fragment import Fragment, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
@@ -58,6 +58,27 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
         chosen.add(" AND ".join(sorted((fragment.subquery or fragment).filters)))
         if len(chosen) > 1:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
+
+
+def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
+    """Refuse features and weights of the columns that a noisy label is made of.
+
+    The scores would tell the label, whatever noise it has.
+    """
+    source = source_id(site.source(number))
+    columns = {
+        read.column.lower() for read in reads(site.fragment(number)) if read.role is Role.LABEL
+    }
+    for other in numbers:
+        if source_id(site.source(other)) != source:
+            continue
+        for read in reads(site.fragment(other)):
+            if read.role in (Role.FEATURE, Role.WEIGHT) and read.column.lower() in columns:
+                raise SiteError(
+                    f"table {site.fragment(number).table}: its label leaves with noise only, but "
+                    f"{read.what} reads column {read.column!r}, which the label is made of: no "
+                    "feature and no weight may read it"
+                )
 
 
 def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment) -> None:
