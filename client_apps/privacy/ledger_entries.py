@@ -186,10 +186,7 @@ def planned_releases(
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
         for use in plan.uses:
-            conditions = (
-                ["the encoder, whose statistics are not covered"] if number in fitted else []
-            )
-            scope = _scope(use, privacy, conditions, masks)
+            scope = _scope(use, privacy, _conditions(use, plan, number in fitted), masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
@@ -209,6 +206,14 @@ def _action_of(what: str, family: str = "") -> Action:
     )
 
 
+def _conditions(use: plans.Use, plan: plans.PartPlan, is_fitted: bool) -> list[str]:
+    """Return what the guarantee of a release takes as given, besides messages."""
+    conditions = [mechanisms.GIVEN_ENCODER] if is_fitted else []
+    if use.what in _SCORES and not plan.is_private:
+        conditions.append(mechanisms.GIVEN_NOISELESS_MODEL)
+    return conditions
+
+
 def _scope(
     use: plans.Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
 ) -> str:
@@ -217,8 +222,8 @@ def _scope(
         if use.what in _SCORES:
             return score_scope(masks)
         return _PRODUCTS if use.what == plans.PRODUCTS else _CLEAR
-    if use.what not in _SCORES and not privacy.covers_predictions:
-        conditions.append(
-            "the messages that the site received, which come from scores without noise"
-        )
-    return f"given {' and '.join(conditions)}" if conditions else ""
+    if use.what in _SCORES or privacy.covers_predictions:
+        return f"given {' and '.join(conditions)}" if conditions else ""
+    conditions.append(mechanisms.GIVEN_MESSAGES)
+    covered = "covers what a row adds to the model, not its features"
+    return f"{covered}: given {' and '.join(conditions)}"
