@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import budgets, source_id
+from client_apps.privacy.guard import are_features_keys, budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
 from tp_flower.privacy import mechanisms
@@ -185,8 +185,10 @@ def planned_releases(
     """
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
+        conditions = [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
+        conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
-            scope = _scope(use, privacy, _conditions(use, plan, number in fitted), masks)
+            scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
@@ -206,12 +208,10 @@ def _action_of(what: str, family: str = "") -> Action:
     )
 
 
-def _conditions(use: plans.Use, plan: plans.PartPlan, is_fitted: bool) -> list[str]:
-    """Return what the guarantee of a release takes as given, besides messages."""
-    conditions = [mechanisms.GIVEN_ENCODER] if is_fitted else []
-    if use.what in _SCORES and not plan.is_private:
-        conditions.append(mechanisms.GIVEN_NOISELESS_MODEL)
-    return conditions
+def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
+    """Return the condition that noisy scores are of a model without noise, if they are."""
+    is_given = use.what in _SCORES and not plan.is_private
+    return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []
 
 
 def _scope(

@@ -4,7 +4,8 @@ A mechanism covers one kind of release. What the kinds together tell of a row's 
 bounded only if nothing without noise depends on them::
 
     features  every release that depends on features has noise, the model was trained with noise
-              in the same run, and the encoder was declared: given keys and counts alone
+              in the same run, the encoder was declared, and no feature is a key: given the keys
+              and counts alone
     models    what a row adds to its table's model, given the messages that its site received
               and the encoder: for whoever reads the model, not for whoever reads the scores
     scores    a row's scores, given the model
@@ -32,6 +33,7 @@ from tp_flower.privacy import plan
 from tp_flower.privacy.accounting import epsilon
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
+    GIVEN_KEYS,
     GIVEN_MESSAGES,
     GIVEN_NOISELESS_MODEL,
     GIVEN_SAVED_MODEL,
@@ -64,6 +66,7 @@ _SUBJECTS: Final = {kind: subject for subject, kinds in KINDS.items() for kind i
 
 _CONDITIONS: Final[Mapping[str, str]] = {
     GIVEN_MESSAGES: "no noise covers scores",
+    GIVEN_KEYS: "keys tell features that are joined on",
     GIVEN_ENCODER: "the encoder is fitted to the rows without noise",
     GIVEN_NOISELESS_MODEL: "the model is trained without noise",
     GIVEN_SAVED_MODEL: "the model comes from an earlier run",

@@ -74,6 +74,7 @@ SCORE_SUMS: Final = (
 )
 """The scope of scores that leave masked."""
 GIVEN_MESSAGES: Final = "the messages that the site received, which come from scores without noise"
+GIVEN_KEYS: Final = "the keys, which tell features that are joined on"
 GIVEN_ENCODER: Final = "the encoder, whose statistics are not covered"
 GIVEN_NOISELESS_MODEL: Final = "the model, which is trained without noise"
 GIVEN_SAVED_MODEL: Final = "the model and its encoder, which come from an earlier run"

@@ -42,12 +42,11 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
     strategy, privacy, more, reason = CASES["runs"][name]
     privacy = PrivacySettings(**privacy)
     settings = {"num_epochs": 2, "device": "cpu", "batch_size": 30, "validation_fraction": 0.0}
-    if more.pop("declared", False):
+    if "declared" in more:
         settings["encoders"] = CASES["encoders"]
-    rows = store()
-    sites = {s: write_site(tmp_path / s, {t: rows[t]}, site=s) for s, t in SITES.items()}
-    state = tmp_path / "state"
-    finished = run_query(SQL, sites, strategy, state=state, privacy=privacy, **settings, **more)
+    settings |= {key: value for key, value in more.items() if key != "declared"}
+    sites, state = written(tmp_path), tmp_path / "state"
+    finished = run_query(SQL, sites, strategy, state=state, privacy=privacy, **settings)
     content = report_dict(finished.strategy.report)
     totals = {total["table"]: total for total in content["privacy"]["totals"]}
     for table, total in totals.items():
@@ -80,6 +79,26 @@ def test_an_epsilon_stands_where_it_is_true_of_and_nowhere_else(tmp_path, name):
         assert (f"No epsilon of features: {REASONS.get(reason)}." in words(text)) == bool(reason)
         assert ("everything that depends on them leaves with noise" in words(text)) != bool(reason)
         assert len(ANY.findall(text)) == len(OF_A_KIND.findall(text)), view
+
+
+def test_a_feature_that_is_joined_on_is_told_by_its_keys(tmp_path):
+    """In the table of that feature alone, whatever the alias that is joined by it."""
+    privacy = PrivacySettings(features="statistics", predictions=4.0)
+    encoders = CASES["encoders"] + "; j.item=range(0, 100)"
+    sql = SQL.replace("i.weight\n", "i.weight, j.item\n") + " JOIN items j ON i.price = j.price"
+    how = {"num_epochs": 1, "device": "cpu", "encoders": encoders, "privacy": privacy}
+    finished = run_query(sql, written(tmp_path), **how)
+    for total in finished.strategy.report.privacy["totals"]:
+        if total["table"] == "items":
+            assert total["features"] == "none: keys tell features that are joined on"
+        else:
+            assert total["features"] > 4.0
+
+
+def written(folder) -> dict:
+    """A site for each table of the store, as files."""
+    rows = store()
+    return {s: write_site(folder / s, {t: rows[t]}, site=s) for s, t in SITES.items()}
 
 
 def words(text: str) -> str:

@@ -10,6 +10,7 @@ from tp_flower.privacy import epsilons as module
 from tp_flower.privacy.epsilons import KINDS, Released, composed, epsilons
 from tp_flower.privacy.mechanisms import (
     GIVEN_ENCODER,
+    GIVEN_KEYS,
     GIVEN_MESSAGES,
     GIVEN_NOISELESS_MODEL,
     GIVEN_SAVED_MODEL,
@@ -57,6 +58,10 @@ CASES = {
     "fitted encoder": (
         [MODEL._replace(scope=f"sealed; given {GIVEN_ENCODER}"), SCORES],
         *("none: the encoder is fitted to the rows", "number", "number"),
+    ),
+    "features that are keys": (
+        [MODEL._replace(scope=f"given {GIVEN_KEYS}"), SCORES],
+        *("none: keys tell features that are joined on", "number", "number"),
     ),
     "messages": ([GIVEN, SCORES], "none: no noise covers scores", "number", "number"),
     "noisy scores of a model without": (
