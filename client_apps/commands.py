@@ -9,8 +9,8 @@ knows the digests of its parts, not their parameters.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -29,30 +29,35 @@ from tp_flower import model_names
 from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.files import PRIVATE, write_file
 from tp_flower.node_config import STATE_DIR, TABLES
-from tp_flower.privacy.mechanisms import SCORES_TELL
+from tp_flower.privacy.epsilons import composed, epsilons
 from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
-from tp_flower.reports.blocks import Cells, Record
+from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
 from tp_flower.sources.entries import quoted
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
 from tp_flower.terms.proposal_text import proposal_text
 
-ACCOUNT = ("table at site", "spent epsilon", "per", "of", "delta")
+SHARD = [blocks.text_column("table at site", "shard")]
+BUDGET = [
+    blocks.Column("spent", lambda shard: f"{shard.content['spent']:.4f}"),
+    blocks.text_column("of", "of"),
+    blocks.text_column("per", "per"),
+    blocks.Column("delta", lambda shard: f"{shard.amount('delta'):g}"),
+]
 
 
 def show_account(root: str, tables: str, page: str) -> RenderableType:
     """Return the account for the console; also write a page of all queries, if it is named."""
-    rows = account(root, tables)
+    table = account(root, tables)
     if page:
-        write_page(root, rows, Path(page))
-    return text_table(ACCOUNT, rows)
+        write_page(root, table, Path(page))
+    return Group(text_table(table.head, table.rows, words=table.words), Text(table.note))
 
 
-def write_page(root: str, budgets: Sequence[Cells], file: Path) -> None:
-    """Write the page of a ledger, with the account's rows, for its owner alone."""
-    table = blocks.Table("Epsilon spent, of the budget", ACCOUNT, budgets)
+def write_page(root: str, table: blocks.Table, file: Path) -> None:
+    """Write the page of a ledger, with the account, for its owner alone."""
     page = account_page(ledger_lines(root), table)
     try:
         write_file(file, [page.encode()], is_durable=False, mode=PRIVATE)
@@ -123,22 +128,28 @@ def _site(root: str, tables: str) -> Site:
     return Site(Context(0, 0, {TABLES: tables, STATE_DIR: root}, RecordDict(), {}))
 
 
-def account(root: str, tables: str) -> list[Cells]:
-    """Return the spent epsilon and the budget of each shard of a tables file."""
+def account(root: str, tables: str) -> blocks.Table:
+    """Return the epsilons and the budget of each shard of a tables file."""
     site = _site(root, tables)
     ledger, budget_of = open_ledger(root), budgets(site)
-    rows: list[Cells] = []
+    shards: list[Record] = []
     for source in site.shards:
         name = source_id(source)
-        budget = budget_of.get(name)
+        budget, released = budget_of.get(name), ledger.released(name)
         delta = budget.delta if budget else DEFAULT_DELTA
-        allowed = f"{budget.epsilon:g}" if budget else "no budget"
-        spent = f"{ledger.total(name, delta):.4f}"
-        if ledger.tells_features(name):
-            spent = SCORES_TELL
-        shard = f"{source.table} at {source.site}"
-        rows.append((shard, spent, source.policy.per, allowed, f"{delta:g}"))
-    return rows
+        shard = {
+            "shard": f"{source.table} at {source.site}",
+            **vars(epsilons(released, delta)),
+            "spent": composed(released, delta),
+            "of": f"{budget.epsilon:g}" if budget else "no budget",
+            "per": source.policy.per,
+            "delta": delta,
+        }
+        shards.append(Record(shard))
+    table = blocks.epsilon_table("Epsilon spent, of the budget", shards, SHARD, BUDGET)
+    if not any(shard.amount("spent") for shard in shards):
+        return table
+    return replace(table, note=f"{table.note} {blocks.NOTES['spent']}".strip())
 
 
 def policy(tables: str, table: str) -> str:

@@ -9,13 +9,15 @@ The `privacy` entry of `report.json`::
     messages  [{message, to, carries, protection}]   every message, in plain words
     ledger    {site: [{release: {table, source, part, action, what, unit, neighbours,
                adversary, mechanism or null, scope, site, per}, limit, used, ...}]}
-    totals    [{site, table, source, per, epsilon, delta, given, uncovered: [what]}]
+    totals    [{site, table, source, per, features, models, scores, labels, delta,
+               uncovered: [what]}]
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use, `used` the
-number of uses of the most used key, `limit` the planned number. A total composes all covered
-releases of a table's rows at one site, `per` row or unit of its policy, `given` what masked scores
-tell; `uncovered` lists the releases that no mechanism covers, and about which the epsilon says
-nothing. Where scores leave in the clear, a text says so in its place.
+number of uses of the most used key, `limit` the planned number. A total has the epsilons of a
+table's rows at one site, `per` row or unit of its policy, by what they are true of
+(`tp_flower/privacy/epsilons.py`): a number, "none", or "" where nothing of the kind left. Of
+features it is "none: " and the reason while anything that depends on them leaves without noise,
+such as sums of scores. `uncovered` lists the releases that no mechanism covers.
 """
 
 from collections import defaultdict
@@ -24,15 +26,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from strategies.run.exchange import Part
 from strategies.run.sites import Inventory
 from tp_flower.errors import ReplyError
 from tp_flower.methods import DP_SGD, LAPLACE, MASKED, SEALED, SERVER
-from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.epsilons import Released, epsilons
 from tp_flower.privacy.key_agreement import KeySource
-from tp_flower.privacy.mechanisms import SCORE_SUMS, SCORES_TELL, Mechanism, Release
+from tp_flower.privacy.mechanisms import Release
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol.fields import Document
 from tp_flower.protocol.messages import Action
@@ -242,8 +243,8 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         key = "), but the key of a simulation is known to all"
     scores = summaries = messages = NOTHING
     if privacy.covers_predictions:
-        amount = f"epsilon {privacy.predictions:g}, {delta}, {_PER}"
-        scores = f"Gaussian noise on clipped scores ({amount})"
+        amount = f"scores: epsilon {privacy.predictions:g}, {delta}, {_PER}"
+        scores = f"Gaussian noise on clipped scores ({amount}{_of_features(privacy)})"
     table_scores = scores
     if exposure.is_masked:
         masks = "masked by join keys (AES-256): an honest server sees the sums alone"
@@ -253,9 +254,9 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         if privacy.covers_predictions:
             messages = "made from labels and scores that are covered"
     if exposure.graph_epsilon and exposure.graph != "models":
-        amount = f"epsilon {exposure.graph_epsilon:g}, {delta}"
-        summaries = f"Gaussian noise ({amount})"
-    models = _model_noise(exposure) if privacy.covers_features else NOTHING
+        amount = f"summaries: epsilon {exposure.graph_epsilon:g}, {delta}"
+        summaries = f"Gaussian noise ({amount}{_of_features(privacy)})"
+    models = _model_noise(privacy) if privacy.covers_features else NOTHING
     unions = models
     if privacy.unions == SEALED:
         seal = "sealed by the table's key (SHAKE-256): an honest server reads nothing"
@@ -279,7 +280,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
 
 def _label_noise(privacy: PrivacySettings) -> str:
     amount = (
-        f"epsilon {privacy.label_epsilon:g}"
+        f"labels: epsilon {privacy.label_epsilon:g}"
         if privacy.label_epsilon
         else f"lambda {privacy.label_noise:g}"
     )
@@ -287,17 +288,20 @@ def _label_noise(privacy: PrivacySettings) -> str:
     return f"{name} on each label ({amount}), drawn once and kept"
 
 
-def _model_noise(exposure: Exposure) -> str:
-    privacy = exposure.privacy
+def _model_noise(privacy: PrivacySettings) -> str:
     name = "DP-SGD" if privacy.features == DP_SGD else "noisy clipped statistics"
-    if not (exposure.is_masked or privacy.covers_predictions):
-        return f"{name} (epsilon {SCORES_TELL})"
     amount = (
         f"noise multiplier {privacy.noise_multiplier:g}"
         if privacy.noise_multiplier
         else f"epsilon {privacy.epsilon:g}"
     )
-    return f"{name} ({amount}, delta {privacy.delta:g}, {_PER})"
+    amount = f"models: {amount}, delta {privacy.delta:g}, {_PER}"
+    return f"{name} ({amount}{_of_features(privacy)})"
+
+
+def _of_features(privacy: PrivacySettings) -> str:
+    """Return that features have no epsilon, unless models and scores have noise."""
+    return "" if privacy.covers_features and privacy.covers_predictions else "; features: none"
 
 
 def privacy_report(
@@ -337,22 +341,15 @@ def _totals(
             raise ReplyError(f"site {site!r} sent a malformed ledger") from None
         by_source[release.source].append((release, times))
     for source, uses in by_source.items():
-        spent: list[Mechanism] = [
-            replace(mechanism, count=mechanism.count * times)
-            for release, times in uses
-            if (mechanism := release.mechanism) is not None
-        ]
-        uncovered = [release.what for release, _ in uses if release.mechanism is None]
-        scopes = {release.scope for release, _ in uses}
-        amount = epsilon(spent, settings.delta, settings.accountant)
+        released = [Released(one.what, one.scope, one.mechanism, times) for one, times in uses]
+        uncovered = [one.what for one in released if one.mechanism is None]
         any_release = uses[0][0]
         yield {
             "site": any_release.site or site,
             "table": any_release.table,
             "source": source,
             "per": any_release.per,
-            "epsilon": SCORES_TELL if SCORES_TELL in scopes else amount,
+            **vars(epsilons(released, settings.delta, settings.accountant)),
             "delta": settings.delta,
-            "given": SCORE_SUMS if SCORE_SUMS in scopes else "",
             "uncovered": list(dict.fromkeys(uncovered)),
         }

@@ -163,7 +163,7 @@ def account(
     begin_anew: Annotated[str, typer.Option(help="Move the ledger to a new file.")] = "",
     state_dir: StateDir = "",
 ) -> None:
-    """Print the epsilon that each table's rows have spent, and its budget."""
+    """Print each table's epsilons of features, models and labels, and its budget."""
     if [bool(tables), export, bool(begin_anew)].count(True) != 1 or (page and not tables):
         raise typer.BadParameter("use one of --tables FILE [--page FILE], --export, --begin-anew")
     root = _state_of(state_dir)

@@ -56,6 +56,7 @@ from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.privacy import mechanisms
 from tp_flower.privacy.accounting import epsilon
+from tp_flower.privacy.epsilons import Released
 
 P = ParamSpec("P")
 Line = dict[str, Any]
@@ -98,6 +99,19 @@ WHERE source = :source AND (:run IS NULL OR own.run = :run)
 GROUP BY 1 ORDER BY min(seq)
 """
 """The spending of a source in a run, or in all runs (NULL), by mechanism."""
+
+_RELEASED: Final = """
+SELECT what, coalesce(json_extract(line, '$.release.scope'), ''),
+    json_extract(line, '$.release.mechanism'),
+    sum(coalesce(times, json_extract(line, '$.limit'), 1))
+FROM ledger AS own
+WHERE source = :source
+    AND (event IN ('charge', 'settle', 'note') OR event = 'reserve'
+    AND NOT EXISTS (SELECT 1 FROM ledger AS later WHERE later.run = own.run
+        AND later.event = 'close' AND later.seq > own.seq))
+GROUP BY 1, 2, 3 ORDER BY min(seq)
+"""
+"""All that has left of a source, by kind, scope and mechanism."""
 
 _PER: Final = """
 SELECT DISTINCT coalesce(json_extract(line, '$.release.per'), 'row') FROM ledger
@@ -273,16 +287,14 @@ class Ledger:
         """Return the epsilon that a source has spent, at a delta."""
         return epsilon(self.spent(source), delta)
 
-    def tells_features(self, source: str) -> bool:
-        """Return whether scores of a source have left in the clear."""
-        query = (
-            "SELECT 1 FROM ledger WHERE event = 'note' "
-            "AND json_extract(line, '$.release.source') = ? "
-            "AND json_extract(line, '$.release.scope') = ?"
-        )
+    def released(self, source: str) -> list[Released]:
+        """Return all that has left of a source, open reservations in full."""
         with self._transaction(is_whole=True) as connection:
-            note = connection.execute(query, (source, mechanisms.SCORES_TELL)).fetchone()
-        return note is not None
+            rows = connection.execute(_RELEASED, {"source": source}).fetchall()
+        return [
+            Released(what, scope, mechanism and _mechanism(mechanism), times)
+            for what, scope, mechanism, times in rows
+        ]
 
     def lines(self, run: str) -> list[Line]:
         """Return an object for each release of a run, in order, for the run's report.
@@ -510,8 +522,12 @@ def _limit_and_used(
 def _spent(connection: Connection, source: str, run: str | None = None) -> Costs:
     costs: Costs = Counter()
     for mechanism, times in connection.execute(_SPENT, {"source": source, "run": run}):
-        costs.update(costs_of(msgspec.json.decode(mechanism, type=mechanisms.Mechanism), times))
+        costs.update(costs_of(_mechanism(mechanism), times))
     return costs
+
+
+def _mechanism(text: str) -> mechanisms.Mechanism:
+    return msgspec.json.decode(text, type=mechanisms.Mechanism)  # type: ignore[no-any-return]
 
 
 def _check_budget(
@@ -538,7 +554,7 @@ def _check_budget(
         if together > limit * (1 + _ROUNDING):
             raise BudgetError(
                 f"table {payer.table} has spent epsilon {epsilon_of(spent):.4g} of "
-                f"{limit:.4g}{when} (delta {budget.delta:g}); requested: "
+                f"{limit:.4g}{when} (delta {budget.delta:g}) in covered releases; requested: "
                 f"{epsilon_of(costs):.4g}, in total {together:.4g}"
             )
 

@@ -36,7 +36,7 @@ from tp_flower.learning.models.local_model import LocalModel
 from tp_flower.methods import CLEAR
 from tp_flower.model_names import ModelVersion
 from tp_flower.privacy.gradients import check_scores
-from tp_flower.privacy.mechanisms import Release
+from tp_flower.privacy.mechanisms import GIVEN_SAVED_MODEL, Release
 from tp_flower.privacy.plan import plan_prediction
 from tp_flower.privacy.score_masks import ScoreMasks
 from tp_flower.protocol.fields import LARGEST
@@ -93,7 +93,7 @@ def _scored(
     # a run may score by several models: no two rounds have the same masks
     sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
     (use,) = plan.uses
-    scope = "given the model and its encoder, which come from an earlier run"
+    scope = f"given {GIVEN_SAVED_MODEL}"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)
     planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)

@@ -95,6 +95,9 @@ def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_me
     check_proposal(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     guard.check_selections(site, parts)
+    for number, body in request.parts.items():
+        if body.label_privacy is not None:
+            guard.check_noisy_label(site, number, parts)
     return setup_messages.ExtractReply(parts)
 
 

@@ -49,13 +49,14 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
-    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that allowed-keys "
-    "gives their keys",
+    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that "
+    "allowed-keys gives their keys",
     "approved-runs = []": "no answer but in runs that you have approved: `tp-flower approve`\n"
     "## shows what each asks of whom",
-    "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
-    "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
-    "noise only, no statistics",
+    "epsilon = 4.0": "over all runs no more than this epsilon, for a row or for a person "
+    "(privacy-unit), of what has noise;\n## a quarter in a run. Labels, models and scores "
+    'leave with noise only, no statistics. With\n## releases.scores = "masked" it bounds '
+    "what models and labels tell, and not what sums of scores do",
 }
 _IDENTIFIER: Final = re.compile(
     r"(^|_)(?i:id|key|uuid|code|name|surname|e?mail|phone|address|street|ssn|iban)$"

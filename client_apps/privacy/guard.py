@@ -7,15 +7,15 @@ The rules themselves are in ``tp_flower/sources/policy.py``.
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
-from tp_flower.errors import PolicyError, SourceError
+from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
-from tp_flower.query.fragment import Fragment, reads
+from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
 from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
@@ -58,6 +58,41 @@ def check_selections(site: Site, numbers: Iterable[int]) -> None:
         chosen.add(" AND ".join(sorted((fragment.subquery or fragment).filters)))
         if len(chosen) > 1:
             source.policy.check_rows(1, "the difference of two of the run's conditions")
+
+
+def check_noisy_label(site: Site, number: int, numbers: Iterable[int]) -> None:
+    """Refuse features and weights of the columns that a noisy label is made of.
+
+    The scores would tell the label, whatever noise it has.
+    """
+    fragment = site.fragment(number)
+    columns = {read.column.lower() for read in reads(fragment) if read.role is Role.LABEL}
+    for read in _reads_of_rows(site, number, numbers):
+        if read.role in (Role.FEATURE, Role.WEIGHT) and read.column.lower() in columns:
+            raise SiteError(
+                f"table {fragment.table}: its label leaves with noise only, but {read.what} "
+                f"reads column {read.column!r}, which the label is made of: no feature and no "
+                "weight may read it"
+            )
+
+
+def are_features_keys(site: Site, number: int, numbers: Iterable[int]) -> bool:
+    """Return whether rows are joined or grouped by a column that a feature of a part reads."""
+    features = {
+        read.column.lower() for read in reads(site.fragment(number)) if read.role is Role.FEATURE
+    }
+    return any(
+        read.role in (Role.KEY, Role.GROUP) and read.column.lower() in features
+        for read in _reads_of_rows(site, number, numbers)
+    )
+
+
+def _reads_of_rows(site: Site, number: int, numbers: Iterable[int]) -> Iterator[Read]:
+    """Yield what the parts among ``numbers`` that are of a part's rows read."""
+    source = source_id(site.source(number))
+    for other in numbers:
+        if source_id(site.source(other)) == source:
+            yield from reads(site.fragment(other))
 
 
 def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment) -> None:

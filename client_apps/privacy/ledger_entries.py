@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
-from client_apps.privacy.guard import budgets, source_id
+from client_apps.privacy.guard import are_features_keys, budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower.methods import ADMM, BOOST, CG, CORESET, SERVER, SGD
 from tp_flower.privacy import mechanisms
@@ -187,11 +187,10 @@ def planned_releases(
     """
     for number, part in parts.items():
         plan, union, masks = part.data.plan, part.data.union, part.data.masks
+        conditions = [mechanisms.GIVEN_KEYS] if are_features_keys(site, number, parts) else []
+        conditions += [mechanisms.GIVEN_ENCODER] if number in fitted else []
         for use in plan.uses:
-            conditions = (
-                ["the encoder, whose statistics are not covered"] if number in fitted else []
-            )
-            scope = _scope(use, privacy, conditions, masks)
+            scope = _scope(use, privacy, [*conditions, *_of_model(use, plan)], masks)
             if union is not None and union.is_sealed and use.what in _SUMMED:
                 scope = f"{_SEALED}; {scope}" if use.mechanism else _SEALED
             action = _action_of(use.what, family)
@@ -211,6 +210,12 @@ def _action_of(what: str, family: str = "") -> Action:
     )
 
 
+def _of_model(use: plans.Use, plan: plans.PartPlan) -> list[str]:
+    """Return the condition that noisy scores are of a model without noise, if they are."""
+    is_given = use.what in _SCORES and not plan.is_private
+    return [mechanisms.GIVEN_NOISELESS_MODEL] if is_given else []
+
+
 def _scope(
     use: plans.Use, privacy: "PrivacyTerms", conditions: list[str], masks: "ScoreMasks | None"
 ) -> str:
@@ -219,8 +224,8 @@ def _scope(
         if use.what in _SCORES:
             return score_scope(masks)
         return _PRODUCTS if use.what == plans.PRODUCTS else _CLEAR
-    if use.what not in _SCORES and not privacy.covers_predictions:
-        conditions.append(
-            "the messages that the site received, which come from scores without noise"
-        )
-    return f"given {' and '.join(conditions)}" if conditions else ""
+    if use.what in _SCORES or privacy.covers_predictions:
+        return f"given {' and '.join(conditions)}" if conditions else ""
+    conditions.append(mechanisms.GIVEN_MESSAGES)
+    covered = "covers what a row adds to the model, not its features"
+    return f"{covered}: given {' and '.join(conditions)}"

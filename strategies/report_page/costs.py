@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from strategies.report_page.plots import bar_figure
 from tp_flower.reports import blocks
-from tp_flower.reports.console import format_bytes, format_seconds, format_value
+from tp_flower.reports.console import format_bytes, format_seconds
 from tp_flower.reports.records import waiting_seconds
 
 TIMES = ("server-seconds", "client-seconds", "wait-seconds")
@@ -140,10 +140,8 @@ def privacy(report: blocks.Record) -> blocks.Blocks:
     """Yield the totals, the messages and the ledger."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
-        is_covered = any(total.amount("epsilon") for total in totals)
-        is_clear = any(total.text("epsilon") for total in totals)
-        kind = "covered" if is_covered else "clear" if is_clear else "nothing"
-        yield blocks.Prose(blocks.NOTES[kind])
+        if not any(blocks.has_epsilon(total, name) for total in totals for name in blocks.EPSILONS):
+            yield blocks.Prose(blocks.NOTES["nothing"])
         yield privacy_totals(privacy)
     messages = privacy.records("messages") or report.records("releases")
     yield blocks.tabulate("Every message, and who learns what", messages, MESSAGES, is_folded=True)
@@ -159,28 +157,16 @@ def privacy(report: blocks.Record) -> blocks.Blocks:
 
 
 def privacy_totals(privacy: blocks.Record) -> blocks.Table:
-    """Return the epsilon of each site's rows, and the releases it does not cover."""
+    """Return the epsilons of each site's rows, and the releases that have none."""
     # nodes are numbered differently in every run
     totals = sorted(privacy.records("totals"), key=_place)
     per = " or ".join(dict.fromkeys(total.text("per") or "row" for total in totals))
-    title = f"What a {per} has spent against the server, and what is not covered"
-    sums = {total.text("given") for total in totals if total.amount("epsilon")}
-    note = "; ".join(blocks.NOTES["given"].format(text) for text in sorted(sums) if text)
-    return blocks.tabulate(title, totals, TOTALS, note)
+    title = f"Epsilon per {per}, and what is not covered"
+    return blocks.epsilon_table(title, totals, PLACE, UNCOVERED)
 
 
 def _place(total: blocks.Record) -> str:
     return f"{total.text('table')} at {total.text('site')}"
-
-
-def _epsilon(total: blocks.Record) -> str:
-    """Return an epsilon as text: 0 if nothing is covered, null if it has no bound."""
-    if reason := total.text("epsilon"):
-        return reason
-    epsilon = total.number("epsilon")
-    if epsilon is None:
-        return "no bound"
-    return format_value(epsilon) if epsilon else "none"
 
 
 def _account(node: str, account: blocks.Record) -> blocks.Record:
@@ -189,9 +175,8 @@ def _account(node: str, account: blocks.Record) -> blocks.Record:
     return blocks.Record({**release.content, "site": release.text("site") or node, "uses": uses})
 
 
-TOTALS = [
-    blocks.Column("table at site", _place, is_text=True),
-    blocks.Column("epsilon", _epsilon),
+PLACE = [blocks.Column("table at site", _place, is_text=True)]
+UNCOVERED = [
     blocks.text_column("per", "per", empty="row"),
     blocks.Column("delta", lambda total: f"{total.amount('delta'):g}"),
     blocks.text_column("not covered", "uncovered", empty="nothing"),

@@ -124,7 +124,7 @@ def test_scores_in_the_clear_are_noted(trained):
     strategy, _ = predict(trained)
     assert ledger(strategy, "us") == [(None, None)]
     total = total_of(strategy, "us")
-    assert total["epsilon"] == 0.0
+    assert total["features"] == "none: sums of scores tell of the features"
     assert set(total["uncovered"]) == {"counts", "keys", "scores"}
 
 
@@ -141,7 +141,9 @@ def test_covered_scores_are_clipped_noised_and_paid_for(trained):
     own = Gaussian(mechanism["noise_multiplier"], mechanism["count"])
     assert epsilon([own], 1e-5) == pytest.approx(4.0, rel=1e-3)
     total = total_of(strategy, "us")
-    assert total["epsilon"] == pytest.approx(4.0, rel=1e-3)
+    assert total["scores"] == pytest.approx(4.0, rel=1e-3)
+    # the model has read the same rows
+    assert total["features"] == "none: the model comes from an earlier run"
     assert "scores" not in total["uncovered"]
     noisy = strategy.predictions["score"].to_numpy()
     assert not np.allclose(noisy, exact.predictions["score"].to_numpy())

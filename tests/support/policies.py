@@ -29,7 +29,6 @@ def lenient(columns: Iterable[str], rules: str = "") -> str:
     }
     if "epsilon" in written:
         defaults["epsilon-per-run"] = written["epsilon"]
-        defaults["scores-tell-features"] = True
     missing = (key for key in defaults if key not in written)
     lines = (f"{key} = {json.dumps(defaults[key])}\n" for key in missing)
     return "".join(lines) + rules

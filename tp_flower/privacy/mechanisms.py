@@ -67,12 +67,18 @@ def _check(is_fine: bool, name: str, value: float) -> None:
 
 
 SCORES_TELL: Final = "none: scores in the clear tell the features"
-"""The scope of scores that leave in the clear; it stands in place of an epsilon."""
+"""The scope of scores that leave in the clear."""
 SCORE_SUMS: Final = (
     "masked (AES-256, no differential privacy): the server reads the sum of the "
     "tables' scores for every joined row"
 )
 """The scope of scores that leave masked."""
+GIVEN_MESSAGES: Final = "the messages that the site received, which come from scores without noise"
+GIVEN_KEYS: Final = "the keys, which tell features that are joined on"
+GIVEN_ENCODER: Final = "the encoder, whose statistics are not covered"
+GIVEN_NOISELESS_MODEL: Final = "the model, which is trained without noise"
+GIVEN_SAVED_MODEL: Final = "the model and its encoder, which come from an earlier run"
+"""The conditions of a release's guarantee, as its scope names them."""
 
 Name = tuple[int, str]  # the part, and the kind of data released
 Spend = tuple[int, str, int]  # part, kind of data, and key of what is used once

@@ -7,18 +7,20 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from tp_flower.reports.console import format_count, name_table
+from tp_flower.privacy.epsilons import FEATURES, LABELS, MODELS, SCORES
+from tp_flower.reports.console import format_count, format_value, name_table
 
 Cells = tuple[str, ...]
 TWO_TEXTS = frozenset({0, 1})
 
+EPSILONS: Final = (MODELS, SCORES, LABELS)  # besides those of features
 STYLES: Final = 8  # styles of lines and bars that a reader can tell apart
 _FILE: Final = Path(__file__).with_name("page.toml")
 _TEXTS: Final = tomllib.loads(_FILE.read_bytes().decode())
@@ -222,6 +224,36 @@ def counted(count: float, noun: str) -> str:
     ('1 table', '1,200 sites')
     """
     return f"{format_count(int(count))} {noun}{'' if count == 1 else 's'}"
+
+
+def epsilon_table(
+    title: str, totals: Sequence[Record], before: Sequence[Column], after: Sequence[Column]
+) -> Table:
+    """Return a table of epsilons between other columns, with a note on each kind.
+
+    Those of models, scores and labels are left out where no row has one.
+    """
+    numbered = [name for name in EPSILONS if any(has_epsilon(total, name) for total in totals)]
+    columns = [Column(name, partial(_epsilon_cell, name)) for name in (FEATURES, *numbered)]
+    reasons = [total.text(FEATURES).partition(": ")[2] for total in totals]
+    notes = [NOTES["none"].format(reason) for reason in dict.fromkeys(filter(None, reasons))]
+    if any(has_epsilon(total, FEATURES) for total in totals):
+        notes.append(NOTES[FEATURES])
+    notes += [NOTES[name] for name in numbered]
+    return tabulate(title, totals, (*before, *columns, *after), " ".join(notes))
+
+
+def has_epsilon(total: Record, name: str) -> bool:
+    """Return whether there is an epsilon, maybe infinite."""
+    return name in total.content and not isinstance(total.get(name), str)
+
+
+def _epsilon_cell(name: str, total: Record) -> str:
+    """Return a number, "none" or, where nothing of the kind left, "-"."""
+    if not has_epsilon(total, name):
+        return total.text(name).partition(":")[0] or "-"
+    number = total.number(name)
+    return "no bound" if number is None else format_value(number)
 
 
 def mechanism_text(release: Record) -> str:

@@ -73,12 +73,13 @@ class PrivacySettings:
     features: str = declare.setting(
         methods.CLEAR,
         'Gradients and models: "clear", "dp-sgd" (any model), or "statistics" (linear '
-        "models, ADMM: noisy sufficient statistics).",
+        "models, ADMM: noisy sufficient statistics). It protects models; features have an "
+        "epsilon only if predictions are covered and encoders declared, too.",
         declare.OneOf((methods.CLEAR, methods.DP_SGD, methods.NOISY_STATISTICS)),
     )
     epsilon: float = declare.setting(
         1.0,
-        "Epsilon per row, or per unit of its policy, of a table's models in a run.",
+        "Epsilon of a table's models in a run, per row or per unit of its policy.",
         declare.Range(0, includes_low=False),
         _FEATURES,
     )
@@ -130,7 +131,7 @@ class PrivacySettings:
     predictions: float = declare.setting(
         0.0,
         "Epsilon of all scores that a run releases about a row; 0 = scores leave "
-        "without noise, and are not covered.",
+        "without noise, and features have no epsilon.",
         declare.Range(0),
     )
     prediction_clip: float = declare.setting(

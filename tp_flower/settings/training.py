@@ -387,7 +387,7 @@ class PersonalisedSettings:
     )
     graph_epsilon: float = setting(
         0.0,
-        "Epsilon of the noise on the summaries for the graph, per row (delta is "
+        "Epsilon of the summaries for the graph alone, per row (delta is "
         "privacy.delta); 0 = no noise.",
         Range(0),
     )

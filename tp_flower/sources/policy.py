@@ -109,7 +109,8 @@ class Policy:
         cover: how many other tables of a query must vary enough to hide the scores in.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
-        epsilon: None for no budget.
+        epsilon: of all that leaves with noise; None for no budget. It bounds what is told of
+            features only if they leave with noise alone, scores too.
         budget_name: "" to use the location of the rows.
         approved_runs: digests of proposals; None if no run needs an approval.
         partners: the sites that may take part in a run besides the table's own, by the names that
@@ -136,7 +137,6 @@ class Policy:
     delta: Annotated[float, _BELOW_1] = DEFAULT_DELTA
     budget_name: Text = ""
     coefficients: Flag = False
-    scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
     approved_runs: Texts | None = None
     partners: Texts | None = None
@@ -454,12 +454,6 @@ def _check_budget(
         return
     if (policy.epsilon_per_run or 0) > policy.epsilon:
         raise SourceError(f"{where}: 'epsilon-per-run' is above 'epsilon'")
-    if policy.releases.scores == CLEAR and not policy.scores_tell_features:
-        raise SourceError(
-            f"{where} has an 'epsilon' and lets scores leave in the clear, which tell "
-            "the features whatever the epsilon: let them leave masked, or confirm with "
-            "'scores-tell-features = true'"
-        )
 
 
 def _levels(policy: Mapping[str, object], where: str) -> Mapping[str, str]:

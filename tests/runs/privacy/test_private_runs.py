@@ -20,7 +20,7 @@ from tp_flower.errors import SettingsError, SiteError
 from tp_flower.learning.models.local_model import moment
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.accounting import epsilon
-from tp_flower.privacy.mechanisms import SCORE_SUMS, SCORES_TELL, Gaussian, Mechanism
+from tp_flower.privacy.mechanisms import SCORES_TELL, Gaussian, Mechanism
 from tp_flower.privacy.sealed_sums import joined_gram
 from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
@@ -90,9 +90,9 @@ def test_a_run_spends_what_it_planned_and_no_more(strategy, features, layout, se
         if "limit" in account:
             assert account["used"] == account["limit"], account["release"]["what"]
     for total in finished.strategy.report.privacy["totals"]:
-        # models 1.5 and scores 4, composed; the labels' 2 on top
-        has_label = total["table"] == "orders"
-        assert 4.0 < total["epsilon"] < 1.5 + 4.0 + 2.0 * has_label + 1e-6
+        assert total["models"] == pytest.approx(1.5, rel=5e-3)
+        assert total["scores"] == pytest.approx(4.0, rel=1e-3)
+        assert total["labels"] == (2.0 if total["table"] == "orders" else "")
         # of a table in one shard no statistics leave
         further = {"statistics"} if layout == "sharded" else set()
         assert set(total["uncovered"]) == {"keys", "counts"} | further
@@ -145,7 +145,9 @@ def test_with_scores_covered_the_guarantee_takes_less_for_granted():
 def test_clear_runs_reserve_nothing(strategy):
     finished = trained(CLEAR, strategy, batch_size=20)
     assert not any(own["release"]["mechanism"] for own in accounts(finished))
-    assert {total["epsilon"] for total in finished.strategy.report.privacy["totals"]} == {0.0}
+    for total in finished.strategy.report.privacy["totals"]:
+        assert total["features"] == "none: sums of scores tell of the features"
+        assert total["models"] in ("none", "")
 
 
 def printed(report):
@@ -157,24 +159,12 @@ def printed(report):
 def test_scores_in_the_clear_leave_no_epsilon_to_print(features):
     finished = trained(PrivacySettings(features=features, scores="clear"))
     report = finished.strategy.report
-    assert {total["epsilon"] for total in report.privacy["totals"]} == {SCORES_TELL}
+    assert {total["features"] for total in report.privacy["totals"]} == {SCORES_TELL}
     scopes = {
         own["release"]["scope"] for own in accounts(finished) if own["release"]["what"] == "scores"
     }
     assert scopes == {SCORES_TELL}
-    assert printed(report).count(SCORES_TELL) == len(report.privacy["totals"])
-    for message in report.privacy["messages"]:
-        assert "epsilon 1" not in message["protection"]
-
-
-def test_of_masked_scores_the_epsilon_says_what_is_given():
-    report = trained(STATISTICS).strategy.report
-    for total in report.privacy["totals"]:
-        assert total["epsilon"] == pytest.approx(1.0, rel=1e-3)
-        assert total["given"] == SCORE_SUMS
-    text = printed(report)
-    assert "against a server that sides with no site, given the scores' sums" in text
-    assert "the sum of the tables' scores for every joined row" in text
+    assert "No epsilon of features: scores in the clear tell the features." in printed(report)
 
 
 def test_a_multiplier_that_is_given_is_in_the_ledger():
@@ -186,7 +176,7 @@ def test_a_multiplier_that_is_given_is_in_the_ledger():
         if release["what"] == "model"
     }
     assert multipliers == {2.5}
-    total = finished.strategy.report.privacy["totals"][0]["epsilon"]
+    total = finished.strategy.report.privacy["totals"][0]["models"]
     assert total == pytest.approx(epsilon([Gaussian(2.5, count=20 * EPOCHS)], DELTA))
 
 

@@ -21,6 +21,7 @@ from tests.support.files import case_table
 from tests.support.predicted import scored, train
 from tp_flower.errors import BudgetError, SiteError
 from tp_flower.personalised.sites import EMBEDDING_BOUND
+from tp_flower.privacy.epsilons import KINDS
 from tp_flower.privacy.mechanisms import Mechanism
 from tp_flower.query import Query
 from tp_flower.reports.blocks import Record
@@ -103,14 +104,17 @@ def test_the_epsilon_of_a_run_is_the_persons(tmp_path, rows, strategy, features,
     assert total["per"] == "person"
     (labels,) = [own for own in lines if own["release"]["what"] == "labels"]
     assert labels["release"]["mechanism"]["count"] == rows
-    assert composed(lines, rows) * 0.99 <= total["epsilon"] <= 1.0 + 2.0 + 0.5 * rows + 1e-6
+    for subject, most in (("models", 1.0), ("scores", 2.0), ("labels", 0.5 * rows)):
+        own = [line for line in lines if line["release"]["what"] in KINDS[subject]]
+        assert composed(own, rows) * 0.99 <= total[subject] <= most + 1e-6
+    assert total["features"] == "none: the encoder is fitted to the rows without noise"
     assert total_of(finished, "people")["per"] == "row"
     for own in lines:
         unit = own["release"]["unit"].removeprefix("the label of ")
         assert unit.startswith("a person of claims")
         assert unit.endswith(f"at most {rows} rows")
     title = privacy_totals(Record(finished.strategy.report.privacy)).title
-    assert title.startswith("What a person or row has spent against the server")
+    assert title == "Epsilon per person or row, and what is not covered"
 
 
 def test_a_policy_without_a_unit_leaves_a_run_as_it_was(tmp_path):
@@ -184,7 +188,7 @@ def test_a_table_in_two_roles_pays_for_both(tmp_path):
     costs = [own["release"]["mechanism"] for own in lines_of(finished)]
     assert len([cost for cost in costs if cost]) == 4
     single = run_query(SQL, sites(tmp_path / "b", per_person(3)), **how)
-    one, both = total_of(single)["epsilon"], total_of(finished)["epsilon"]
+    one, both = total_of(single)["models"], total_of(finished)["models"]
     assert one == pytest.approx(1.0, rel=1e-3)
     assert 1.3 < both < 2.0
 

@@ -37,26 +37,17 @@ def test_a_total_composes_what_was_used_or_else_what_was_planned(is_complete, us
     assert content["adversary"] == "server"
     (total,) = content["totals"]
     spent = [mechanisms.Gaussian(4.0, 2 * uses), mechanisms.PureDp(0.5)]
-    assert total["epsilon"] == epsilon(spent, 1e-6)
+    assert total["models"] == epsilon(spent[:1], 1e-6)
+    assert total["labels"] == 0.5
+    assert total["features"] == "none: no noise covers scores"
     assert total["uncovered"] == ["scores"]
     assert (total["site"], total["table"], total["delta"]) == ("a", "t", 1e-6)
-
-
-def test_an_epsilon_beside_scores_says_what_they_tell():
-    for scope, amount, given in (
-        (mechanisms.SCORES_TELL, mechanisms.SCORES_TELL, ""),
-        (mechanisms.SCORE_SUMS, 0.5, mechanisms.SCORE_SUMS),
-        ("given the encoder", 0.5, ""),
-    ):
-        scores = msgspec.to_builtins(release("scores", scope=scope))
-        (total,) = report([LABELS, {"release": scores}])["totals"]
-        assert (total["epsilon"], total["given"]) == (amount, given)
 
 
 def test_rows_of_different_sources_have_totals_of_their_own():
     other = msgspec.to_builtins(release("labels", mechanisms.PureDp(2.0), "s2"))
     totals = report([LABELS, {"release": other}])["totals"]
-    assert {total["source"]: total["epsilon"] for total in totals} == {"s1": 0.5, "s2": 2.0}
+    assert {total["source"]: total["labels"] for total in totals} == {"s1": 0.5, "s2": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from strategies.setup.joined_rows import encoder_choices
 from tests.support.files import ROOT
 from tp_flower.command_line import MODES, app, read_settings
 from tp_flower.query import Query, Unlabelled
+from tp_flower.reports.blocks import NOTES
 from tp_flower.sources.flights import flights_tables
 from tp_flower.sources.tables_file import read_tables_file
 
@@ -124,3 +125,26 @@ def parsed(command, arguments):
     while hasattr(command, "commands"):
         command, arguments = command.commands[arguments[0]], arguments[1:]
     return command.name, command.make_context(command.name, arguments).params
+
+
+def test_outputs_that_pages_quote_have_no_epsilon_of_features_beside_scores() -> None:
+    """Tables of epsilons are as the program prints them, with their notes."""
+    tables = 0
+    for page in PAGES:
+        for _, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            _, is_there, after = text.partition("  table at site ")
+            if not is_there:
+                continue
+            tables += 1
+            head, *lines = after.split("\n")
+            columns = re.split(r"  +", head.strip())
+            assert columns[0] == "features", page
+            assert "epsilon" not in head
+            whole = " ".join(text.split())
+            for name in {*columns} & {"models", "scores", "labels"}:
+                assert NOTES[name] in whole, (page, name)
+            for line in lines:
+                cells = re.split(r"  +", line.strip())
+                if " at " in cells[0] and re.search(r"\bscores\b", cells[-1]):
+                    assert cells[1] == "none", (page, line)
+    assert tables >= 3

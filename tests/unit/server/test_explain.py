@@ -195,10 +195,10 @@ def test_what_a_mechanism_covers_is_said_and_what_none_covers_too(strategy):
         for releases in map(disclosures, (exposure, replace(exposure, privacy=PRIVATE)))
     )
     changed = {key[2]: text for key, text in covered.items() if clear[key] != text}
-    dp_sgd = f"DP-SGD (epsilon 2, delta 1e-05, {PER})"
-    scores = f"clipped scores (epsilon 8, delta 1e-05, {PER})"
+    dp_sgd = f"DP-SGD (models: epsilon 2, delta 1e-05, {PER})"
+    scores = f"clipped scores (scores: epsilon 8, delta 1e-05, {PER})"
     words = {
-        "label of every row": "randomised response on each label (epsilon 1.5)",
+        "label of every row": "randomised response on each label (labels: epsilon 1.5)",
         "a score per row": scores,
         "the mean and the variance": scores,
         "scores of every row": scores,
@@ -299,9 +299,9 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     content = run_app(tmp_path, mode="explain", task="regression", **privacy)
     text = capsys.readouterr().out
     page = Page((tmp_path / PAGE_FILE).read_text()).text
-    for words in ("The server learns, in the clear: ", "What a row has spent against"):
+    for words in ("The server learns, in the clear: ", "Epsilon per row, and what is not covered"):
         assert words in text
-    assert "What a row has spent against" in page
+    assert "Epsilon per row, and what is not covered" in page
     assert "Every message, and who learns what" in page
     assert "to be learned from 3 tables" in page
     assert "Training by cg, at most 100 epochs" in page
@@ -312,8 +312,8 @@ def test_mode_explain_prints_and_writes_also_what_it_has_spent(tmp_path, capsys)
     assert content["cost"]["waiting"] == pytest.approx(waiting)
     assert f"Report: {tmp_path / 'report.json'}" in text
     assert (content["mode"], content["status"]) == ("explain", "completed")
-    totals = dict(columns(content["privacy"]["totals"], "table", "epsilon"))
-    assert totals == {"orders": 1.5, "items": 0, "customers": 0}
+    totals = dict(columns(content["privacy"]["totals"], "table", "labels"))
+    assert totals == {"orders": 1.5, "items": "", "customers": ""}
 
 
 def test_explain_of_a_join_that_multiplies_rows_names_the_step(tmp_path):

@@ -1,6 +1,7 @@
 """The account of a site's rows, as their owner reads it."""
 
 import json
+import re
 
 import pytest
 from msgspec.structs import replace
@@ -11,7 +12,9 @@ from client_apps.privacy.guard import source_id
 from strategies.run.grid import InProcessGrid
 from tests.support.command_line import printed_by, refused_by
 from tests.support.federated import store, store_sql, train, write_site
+from tests.support.page_reading import Page
 from tp_flower.privacy import mechanisms
+from tp_flower.privacy.accounting import epsilon
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
@@ -31,18 +34,19 @@ def planned(source):
 
 
 def spent(tables):
-    """The lines that the command prints, by table."""
+    """What the command prints, by table and column."""
     state = str(tables.parent / "state")
     lines = printed_by("account", "--tables", tables, "--state-dir", state).splitlines()
-    return {line.split()[0]: line.split()[3:] for line in lines if " at shop" in line}
+    head, *rows = [re.split(r"  +", line.strip()) for line in lines if re.search(" at ", line)]
+    return {cells[0].split()[0]: dict(zip(head, cells, strict=True)) for cells in rows}
 
 
 def test_runs_add_up_and_what_is_reserved_counts(tables):
-    nothing = ["0.0000", "row", "no", "budget", "1e-05"]
+    nothing = {"features": "-", "spent": "0.0000", "per": "row", "delta": "1e-05"}
+    places = {table: f"{table} at shop" for table in ("orders", "customers", "items")}
     assert spent(tables) == {
-        "orders": ["0.0000", "row", "4.5", "1e-05"],
-        "customers": nothing,
-        "items": nothing,
+        table: {"table at site": place, "of": "4.5" if table == "orders" else "no budget"} | nothing
+        for table, place in places.items()
     }
     labels = {"labels": "randomised-response", "label_epsilon": 2.0}
     privacy = PrivacySettings(features="statistics", **labels)
@@ -51,25 +55,44 @@ def test_runs_add_up_and_what_is_reserved_counts(tables):
         context.node_config["state-dir"] = str(tables.parent / "state")
     method = train(grid, store_sql("logistic"), privacy=privacy)
     after = spent(tables)
-    assert float(after["orders"][0]) == pytest.approx(3.0, abs=1e-3)
-    assert float(after["items"][0]) == pytest.approx(1.0, abs=1e-3)
+    for table, spends, of_labels in (("orders", 3.0, "2.0000"), ("items", 1.0, "-")):
+        assert float(after[table]["spent"]) == pytest.approx(spends, abs=1e-3)
+        assert float(after[table]["models"]) == pytest.approx(1.0, abs=1e-3)
+        assert (after[table]["features"], after[table]["labels"]) == ("none", of_labels)
     totals = method.report.privacy["totals"]
     (source,) = {each["source"] for each in totals if each["table"] == "items"}
     open_ledger(str(tables.parent / "state")).reserve("open", [planned(source)], {})
-    assert float(spent(tables)["items"][0]) > 4.0
+    assert float(spent(tables)["items"]["models"]) > 4.0
+    assert float(spent(tables)["items"]["spent"]) > 4.0
 
 
-def test_a_table_whose_scores_left_in_the_clear_has_no_epsilon(tables):
+def test_one_run_without_noise_leaves_no_epsilon_of_features_for_ever(tables):
+    """Noisy models and scores have one, until scores leave masked."""
     spent(tables)
-    ledger = open_ledger(str(tables.parent / "state"))
+    state = str(tables.parent / "state")
+    ledger = open_ledger(state)
     orders = next(s for s in load_tables(str(tables)) if s.table == "orders")
-    scores = replace(planned(source_id(orders)).release, what="scores", mechanism=None)
-    for scope, words in (
-        (mechanisms.SCORE_SUMS, "0.0000"),
-        (mechanisms.SCORES_TELL, "none: scores in the clear tell the features"),
+    model = planned(source_id(orders))
+    noisy = replace(model.release, what="scores")
+    ledger.reserve("a", [model, mechanisms.Reservation(noisy, 9)], {})
+    cells = spent(tables)["orders"]
+    assert cells["features"] == cells["spent"]
+    features = epsilon([mechanisms.Gaussian(4.0, 16 + 9)], 1e-5)
+    assert float(cells["features"]) == pytest.approx(features, abs=1e-4)
+    for scope, reason in (
+        (mechanisms.SCORE_SUMS, "sums of scores tell of the features"),
+        (mechanisms.SCORES_TELL, "scores in the clear tell the features"),
     ):
-        ledger.note(str(scope == mechanisms.SCORES_TELL), [replace(scores, scope=scope)])
-        assert " ".join(spent(tables)["orders"]).startswith(words)
+        ledger.note(reason, [replace(noisy, mechanism=None, scope=scope)])
+        after = spent(tables)["orders"]
+        assert after["features"] == "none"
+        assert "scores" not in after
+        assert (after["models"], after["spent"]) == (cells["models"], cells["spent"])
+        page = tables.parent / "account.html"
+        text = printed_by("account", "--tables", tables, "--state-dir", state, "--page", page)
+        for shown in (" ".join(text.split()), Page(page.read_text()).text):
+            assert f"No epsilon of features: {reason}." in shown
+            assert "no bound on what is told of features" in shown
 
 
 def test_the_ledger_is_printed_and_begun_anew(tables, tmp_path):

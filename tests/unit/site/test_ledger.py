@@ -127,7 +127,7 @@ def test_a_plan_over_the_budget_is_refused_as_a_whole(ledger):
     before = ledger.lines(RUN)
     over = [Reservation(release(source="P", part=2), 1), Reservation(release(), 7)]
     text = (
-        r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\); "
+        r"table flights has spent epsilon 1\.993 of 4\.4 \(delta 1e-05\) in covered releases; "
         r"requested: 3\.787, in total 4\.447"
     )
     with pytest.raises(BudgetError, match=text):

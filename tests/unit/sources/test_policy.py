@@ -67,7 +67,6 @@ def test_a_policy_with_every_key(tmp_path):
         delta=1e-6,
         budget_name="payments",
         coefficients=True,
-        scores_tell_features=True,
         most_unmatched=0.25,
         approved_runs=("sha256:00",),
         queries_per_day=9,
