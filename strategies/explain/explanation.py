@@ -44,6 +44,7 @@ from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
+from strategies.score_readings import score_readings
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
@@ -144,7 +145,7 @@ class CostEstimate:
         return {size.name: size.update for size in self._tables}
 
     @cached_property
-    def _trained(self) -> JoinedRows:
+    def trained(self) -> JoinedRows:
         """The joined rows to train on: all of them, repeated rows (VFL), or a sample.
 
         A uniform sample stands in for a coreset of the same size.
@@ -156,12 +157,12 @@ class CostEstimate:
 
     @cached_property
     def _tables(self) -> list[TableSize]:
-        return self._sizes(self._trained)
+        return self._sizes(self.trained)
 
     @property
     def _batches(self) -> int:
         """Batches of an epoch of SGD, ceil(N / B); 0 without batches."""
-        rows = self._trained.train.joined_rows
+        rows = self.trained.train.joined_rows
         size = self.method.batch_size(rows)
         return -(-rows // size) if size else 0
 
@@ -178,7 +179,7 @@ class CostEstimate:
             records.sum_by_table(item.bytes_down for item in rounds),
         )
         drawing = self._drawing() if self.method.is_measured else Traffic()
-        masking = self._preparation(self._trained).masking()
+        masking = self._preparation(self.trained).masking()
         prepare = prepare_round(self._tables, self._batches, is_masked=masking.point is not None)
         finish = finish_round(self._tables)
         if self.method.settings.boost_from:
@@ -305,6 +306,10 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
+        trained = estimate.trained
+        readings = score_readings(
+            exposure, joined.loss, trained.train, trained.layouts, method.scores_left
+        )
         content = {
             **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(EXPLAIN),
             "tables": [_table(joined, name, encoders[name]) for name in columns],
@@ -317,7 +322,10 @@ class Explain(RoundStrategy):
             "cost": estimate.cost(),
             "memory": estimate.memory(),
             "releases": releases,
-            "privacy": privacy_report(releases, self.ledgers, privacy, is_complete=True),
+            "privacy": {
+                **privacy_report(releases, self.ledgers, privacy, is_complete=True),
+                "readings": readings,
+            },
         }
         return {key: records.plain(value) for key, value in content.items()}
 

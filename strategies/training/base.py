@@ -14,6 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from strategies.coresets.draw import draw_coreset, restrict_to_sample
 from strategies.disclosures import Exposure, exposure_of
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
+from strategies.score_readings import ScoreReading, score_readings
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
@@ -69,6 +71,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         by_joined_rows: whether messages have an entry per joined row (VFL) or per row.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
+        scores_left: by part number, the score vectors that its table's policy still lets it
+            release; parts without such a limit are not in it.
     """
 
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
@@ -78,6 +82,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     importance: ClassVar[str] = REGRESSION
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
+    scores_left: Mapping[int, int] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -177,6 +182,11 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             sends=outline.sends or "",
             has_inner_rounds=(outline.exchanges or 1) > 1,
         )
+
+    def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
+        """Return at how many rows sites and server work out scores."""
+        exposure, train = problem.exposure, problem.train
+        return score_readings(exposure, problem.loss, train, problem.tables, self.scores_left)
 
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
