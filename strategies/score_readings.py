@@ -6,15 +6,16 @@ The entry `readings` of `privacy` in `report.json`, a record per table and site:
 
 A site is sent derivatives of the loss, summed by row. Of one joined row a derivative tells the
 score, for the loss is known; less the own score, it is the sum of the ``others``' scores: at the
-``single`` rows, of the ``rows`` that are trained on. With a squared loss the ``average`` of such
-sums follows at all rows. The server adds masked scores up to sums over the tables; averaged over
-the joined rows of a row, where these are many, they estimate the row's own score: at the
-``frequent`` rows, which are all where scores leave in the clear.
+``single`` rows (of batches: that are often in one of them once), of the ``rows`` that are trained
+on. With a squared loss the ``average`` of such sums follows at all rows. The server adds masked
+scores up to sums over the tables; averaged over the joined rows of a row, where these are many,
+they estimate the row's own score: at the ``frequent`` rows, which are all where scores leave in the
+clear.
 
 Reference: PRIVACY.md has the figures of these attacks, which tests/adversary/scores measure.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -68,39 +69,33 @@ def score_readings(
     loss: Loss,
     mapping: TableMapping,
     tables: Mapping[str, ShardedRows],
-    left: Mapping[int, int] | None = None,
+    batch_rows: int,
+    left: Mapping[int, int],
 ) -> list[ScoreReading]:
     """Return the score readings of a run over joins; none where no derivatives are sent.
 
-    ``mapping`` is of the joined rows to train on; ``left`` has score vectors by part number.
+    ``mapping`` is of the joined rows to train on, of which ``batch_rows`` are in a batch, 0
+    without batches; ``left`` has score vectors by part number.
     """
     if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
         return []
-    return list(_readings(exposure, loss, mapping, tables, left or {}))
-
-
-def _readings(
-    exposure: Exposure,
-    loss: Loss,
-    mapping: TableMapping,
-    tables: Mapping[str, ShardedRows],
-    left: Mapping[int, int],
-) -> Iterable[ScoreReading]:
-    # a batch has few joined rows, so that sooner or later a row is in it once
-    is_single = Action.SGD in exposure.messages
+    # of the joined rows of a row, on average one or fewer are in a batch: often one alone
+    most = max(mapping.joined_rows // batch_rows if batch_rows else 1, 1)
+    readings = []
     for name, table in tables.items():
-        counts = mapping.tables[name].multiplicity
+        others = [other for other in tables if other != name]
         for part, rows in zip(table.parts, table.rows, strict=True):
-            of_part = counts[rows.trained_slice]
-            yield ScoreReading(
+            counts = mapping.tables[name].multiplicity[rows.trained_slice]
+            frequent = counts >= FREQUENT if exposure.is_masked else counts > 0
+            reading = ScoreReading(
                 table=name,
                 site=part.site,
-                others=[other for other in tables if other != name],
+                others=others,
                 rows=rows.trained,
-                single=rows.trained if is_single else int(np.count_nonzero(of_part == 1)),
+                single=int(np.count_nonzero(counts <= most)),
                 average=loss.is_regression,
-                frequent=int(np.count_nonzero(of_part >= FREQUENT))
-                if exposure.is_masked
-                else rows.trained,
+                frequent=int(np.count_nonzero(frequent)),
                 left=left.get(part.number),
             )
+            readings.append(reading)
+    return readings

@@ -306,9 +306,10 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
-        trained = estimate.trained
+        trained, left = estimate.trained, method.scores_left
+        batch_rows = method.batch_size(trained.train.joined_rows)
         readings = score_readings(
-            exposure, joined.loss, trained.train, trained.layouts, method.scores_left
+            exposure, joined.loss, trained.train, trained.layouts, batch_rows, left
         )
         content = {
             **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(EXPLAIN),

@@ -185,8 +185,10 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
 
     def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
         """Return at how many rows sites and server work out scores."""
-        exposure, train = problem.exposure, problem.train
-        return score_readings(exposure, problem.loss, train, problem.tables, self.scores_left)
+        train, left = problem.train, self.scores_left
+        batch_rows = self.batch_size(train.joined_rows)
+        tables = problem.tables
+        return score_readings(problem.exposure, problem.loss, train, tables, batch_rows, left)
 
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""

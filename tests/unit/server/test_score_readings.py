@@ -41,10 +41,17 @@ def test_a_report_has_the_readings_that_explain_foretells():
         assert [vars(reading) for reading in report] == readings_of(strategy=strategy)
 
 
-@pytest.mark.parametrize("strategy", ["sgd", "vfl-sgd", "vfl-admm"])
-def test_batches_and_rows_of_the_join_are_single(strategy):
+@pytest.mark.parametrize("strategy", ["vfl-sgd", "vfl-admm"])
+def test_rows_of_the_join_are_single(strategy):
     for reading in readings_of(strategy=strategy):
         assert reading["single"] == reading["rows"] > 0
+
+
+@pytest.mark.parametrize(("batch_size", "single"), [(1, [3, 3, 1, 1]), (2, [3, 3, 1, 0])])
+def test_rows_that_are_alone_in_batches_are_single(batch_size, single):
+    """Of five joined rows; customer 1 is in three of them, all others in one or two."""
+    readings = readings_of(strategy="sgd", batch_size=batch_size)
+    assert [reading["single"] for reading in readings] == single
 
 
 def test_only_a_squared_loss_tells_averages_and_only_clear_scores_tell_all():
