@@ -2,12 +2,13 @@
 
 The entry `readings` of `privacy` in `report.json`, a record per table and site::
 
-    table, site, others: [table], rows, single, average, frequent, left
+    table, site, others: [table], rows, most, single, average, frequent, left
 
 A site is sent derivatives of the loss, summed by row. Of one joined row a derivative tells the
 score, for the loss is known; less the own score, it is the sum of the ``others``' scores: at the
-``single`` rows (of batches: that are often in one of them once), of the ``rows`` that are trained
-on. With a squared loss the ``average`` of such sums follows at all rows. The server adds masked
+``single`` rows, of the ``rows`` that are trained on. They are in one joined row, or in ``most``: in
+two where second derivatives are sent, too; of batches, in so many that often one is in a batch
+alone. With a squared loss the ``average`` of such sums follows at all rows. The server adds masked
 scores up to sums over the tables; averaged over the joined rows of a row, where these are many,
 they estimate the row's own score: at the ``frequent`` rows, which are all where scores leave in the
 clear.
@@ -58,6 +59,7 @@ class ScoreReading:
     site: str
     others: Sequence[str]
     rows: int
+    most: int
     single: int
     average: bool
     frequent: int
@@ -79,8 +81,10 @@ def score_readings(
     """
     if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
         return []
-    # of the joined rows of a row, on average one or fewer are in a batch: often one alone
-    most = max(mapping.joined_rows // batch_rows if batch_rows else 1, 1)
+    most = 2 if Action.BOOST in exposure.messages and not loss.is_regression else 1
+    if batch_rows:
+        # on average one or fewer of a row's joined rows are in a batch
+        most = max(mapping.joined_rows // batch_rows, 1)
     readings = []
     for name, table in tables.items():
         others = [other for other in tables if other != name]
@@ -92,6 +96,7 @@ def score_readings(
                 site=part.site,
                 others=others,
                 rows=rows.trained,
+                most=most,
                 single=int(np.count_nonzero(counts <= most)),
                 average=loss.is_regression,
                 frequent=int(np.count_nonzero(frequent)),

@@ -9,7 +9,7 @@ from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_count
 
-COUNTS: Final = {"joined once": "single", "server": "frequent", "scores left": "left"}
+COUNTS: Final = {"by site": "single", "by server": "frequent", "scores left": "left"}
 
 
 def readings(privacy: Record) -> blocks.Table:
@@ -44,8 +44,10 @@ def readings_note(records: Sequence[Record]) -> str:
     others = records[0].texts("others")
     whose = "the other table's scores" if len(others) == 1 else "the sum of the others' scores"
     average = blocks.NOTES["average"] if records[0].get("average") is True else ""
-    texts = blocks.NOTES["single"].format(whose, average), blocks.NOTES["frequent"].format(FREQUENT)
-    return " ".join(texts)
+    most = round(records[0].amount("most"))
+    times = "once" if most == 1 else f"{format_count(most)} times or less"
+    single = blocks.NOTES["single"].format(times, whose, average)
+    return f"{single} {blocks.NOTES['frequent'].format(FREQUENT)}"
 
 
 def _counts(records: Sequence[Record]) -> dict[str, str]:

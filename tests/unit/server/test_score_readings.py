@@ -13,6 +13,7 @@ from tp_flower.reports.records import report_dict
 from tp_flower.settings import PrivacySettings
 
 ALL = {"test_fraction": 0.0, "task": "regression"}
+READS = "joined once, where it reads the label and the other table's scores (elsewhere the mean)"
 TWO = "SELECT o.qty AS label, o.day, i.price FROM orders o JOIN items i ON o.item = i.item"
 
 
@@ -39,6 +40,17 @@ def test_a_report_has_the_readings_that_explain_foretells():
     for strategy in ("cg", "admm", "boost"):
         report = train(SMALL, SMALL_SQL, strategy, **ALL).report.privacy["readings"]
         assert [vars(reading) for reading in report] == readings_of(strategy=strategy)
+
+
+def test_second_derivatives_tell_rows_that_are_joined_twice():
+    classes = SMALL_SQL.replace("o.qty AS", "o.qty > 2 AS")
+    for sql, strategy, single in (
+        (classes, "cg", [1, 1, 0, 0]),
+        (classes, "boost", [3, 3, 1, 0]),
+        (SMALL_SQL, "boost", [1, 1, 0, 0]),
+    ):
+        readings = readings_of(sql, strategy=strategy, task="auto")
+        assert [reading["single"] for reading in readings] == single
 
 
 @pytest.mark.parametrize("strategy", ["vfl-sgd", "vfl-admm"])
@@ -70,7 +82,7 @@ def test_rows_of_ten_joined_rows_are_estimated_by_the_server():
     sites = {"shop": {"orders": orders.assign(day=range(20))}, "maker": {"items": items}}
     assert columns(readings_of(TWO, sites), "single", "frequent") == [[20, 0], [1, 1]]
     text = " ".join(printed(explain(TWO, sites, **ALL), is_full=False).split())
-    assert "a site reads the label and the other table's scores (elsewhere the mean)" in text
+    assert READS in text
     assert "joined 10 times or more" in text
 
 
