@@ -183,13 +183,6 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
             has_inner_rounds=(outline.exchanges or 1) > 1,
         )
 
-    def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
-        """Return at how many rows sites and server work out scores."""
-        train, left = problem.train, self.scores_left
-        batch_rows = self.batch_size(train.joined_rows)
-        tables = problem.tables
-        return score_readings(problem.exposure, problem.loss, train, tables, batch_rows, left)
-
     def score_start(self, _: JoinedRows) -> Generator[Requests, Replies, None]:
         """Learn the scores that training starts from; they are constant."""
         yield from ()
@@ -199,6 +192,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Whether a coreset is drawn by importance."""
         settings = self.settings
         return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
+
+    def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
+        """Return at how many rows sites and server work out scores."""
+        train, left = problem.train, self.scores_left
+        batch_rows = self.batch_size(train.joined_rows)
+        tables = problem.tables
+        return score_readings(problem.exposure, problem.loss, train, tables, batch_rows, left)
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""
