@@ -11,7 +11,7 @@ ORDERS = 2  # the node of the orders, which are in up to three joined rows each
 
 
 def run(strategy, monkeypatch, loss="logistic"):
-    """Train; return what the orders' site is sent by epoch, joined rows' scores, and the problem."""
+    """Train; return what the orders' site is sent by epoch, joined rows' scores, and the run."""
     scores, metrics = [], TrainingProblem.train_metrics
 
     def noted(problem, joined):
