@@ -4,8 +4,8 @@
 
 Settings are declared in `tp_flower/settings`: the block `[tool.flwr.app.config]` of pyproject.toml
 and docs/reference/settings.md are made from there. Messages are declared in `tp_flower/protocol`:
-docs/reference/messages.md is made from there, and the tables of PRIVACY.md and ARCHITECTURE.md
-between their markers. A test compares all of them with what this script would write.
+docs/reference/messages.md is made from there, and the table of ARCHITECTURE.md between its
+markers. A test compares all of them with what this script would write.
 """
 
 import inspect
@@ -66,19 +66,24 @@ Every request that the server may send and every reply that a site may give, as
 is not declared can be neither sent nor read. A name in the shape of an array is a size
 that both ends know; `n/8` is a bit for each of n.
 """
+LEAVES_HEAD: Final = """## What leaves
+
+What reaches the server, from the declarations that both sides check; italics are facts of
+a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
+[policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows from it.
+"""
 
 
 def render_pages() -> dict[str, str]:
     """Return the text of every page by its path, as it should be."""
     texts = {
         path: (ROOT / path).read_text(encoding="utf-8")
-        for path in ("pyproject.toml", "PRIVACY.md", "ARCHITECTURE.md")
+        for path in ("pyproject.toml", "ARCHITECTURE.md")
     }
     return {
         "pyproject.toml": replace_config(texts["pyproject.toml"]),
         "docs/reference/settings.md": render_settings(),
         "docs/reference/messages.md": render_messages(),
-        "PRIVACY.md": _replace_table(texts["PRIVACY.md"], privacy_table()),
         "ARCHITECTURE.md": _replace_table(texts["ARCHITECTURE.md"], message_table()),
     }
 
@@ -158,15 +163,15 @@ def _settings_section(group: type) -> str:
 
 def render_messages() -> str:
     """Return the reference page of the messages."""
-    sections = [MESSAGES_HEAD]
+    sections = [MESSAGES_HEAD, LEAVES_HEAD, f"{disclosure_table()}\n"]
     for action in Action:
         sections.append(f"## `{action}`\n")
         sections += [_section(message) for message in action.messages]
     return "\n".join(sections)
 
 
-def privacy_table() -> str:
-    """Return the table of PRIVACY.md: what each message discloses to the server."""
+def disclosure_table() -> str:
+    """Return the table of what each message discloses to the server."""
     rows = [
         (
             *(f"`{action}`", _plain(disclosure.carries), disclosure.covered_by),

@@ -47,6 +47,7 @@ from strategies.explain.memory import forecast
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
+from strategies.score_readings import score_readings
 from strategies.setup.encoding import TableEncoding, fit_encoders
 from strategies.setup.extract import describe_formats, describe_places, describe_work
 from strategies.setup.joined_rows import JoinedRows, TableLayout
@@ -323,6 +324,11 @@ class Explain(RoundStrategy):
         releases, privacy = disclosures(exposure), self.settings.privacy
         columns = {name: encoders[name].columns for name in joined.bound.tables}
         train, test = joined.train.joined_rows, len(joined.test_labels)
+        trained, left = estimate.trained, method.scores_left
+        batch_rows = method.batch_size(trained.train.joined_rows)
+        readings = score_readings(
+            exposure, joined.loss, trained.train, trained.layouts, batch_rows, left
+        )
         content = {
             **records.RunRecord(**self.record_fields, join_steps=joined.steps).content(EXPLAIN),
             "tables": [_table(joined, name, encoders[name]) for name in columns],
@@ -336,7 +342,10 @@ class Explain(RoundStrategy):
             "memory": estimate.memory(),
             "score-vectors": [item.facts() for item in self._forecasts],
             "releases": releases,
-            "privacy": privacy_report(releases, self.ledgers, privacy, is_complete=True),
+            "privacy": {
+                **privacy_report(releases, self.ledgers, privacy, is_complete=True),
+                "readings": readings,
+            },
         }
         return {key: records.plain(value) for key, value in content.items()}
 

@@ -4,6 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from strategies.report_page.plots import bar_figure
+from strategies.report_page.readings import readings
 from tp_flower.reports import blocks
 from tp_flower.reports.console import format_bytes, format_seconds
 from tp_flower.reports.records import waiting_seconds
@@ -81,8 +82,8 @@ def _waiting(rounds: int) -> str:
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
     return (
-        f"In a deployment, {blocks.counted(rounds, 'round')} would wait, besides "
-        f"computing and a round trip of the network each: {' or '.join(parts)}."
+        f"In a deployment {blocks.counted(rounds, 'round')} would wait {' or '.join(parts)} "
+        "besides computing."
     )
 
 
@@ -137,12 +138,13 @@ def _bytes(report: blocks.Record, history: list[blocks.Record]) -> blocks.Block 
 
 
 def privacy(report: blocks.Record) -> blocks.Blocks:
-    """Yield the totals, the messages and the ledger."""
+    """Yield the totals, who works out scores, the messages and the ledger."""
     privacy = report.at("privacy")
     if totals := privacy.records("totals"):
         if not any(blocks.has_epsilon(total, name) for total in totals for name in blocks.EPSILONS):
             yield blocks.Prose(blocks.NOTES["nothing"])
         yield privacy_totals(privacy)
+    yield readings(privacy)
     messages = privacy.records("messages") or report.records("releases")
     yield blocks.tabulate("Every message, and who learns what", messages, MESSAGES, is_folded=True)
     ledger = privacy.at("ledger")

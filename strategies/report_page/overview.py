@@ -1,11 +1,12 @@
 """The head of the page, with the main figures, and the result of the run."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 
 from strategies.report_page import convergence
 from strategies.report_page.plots import Axis, Series, line_figure, linear
+from strategies.report_page.readings import reading_columns, readings_note
 from tp_flower.errors import QueryError
 from tp_flower.methods import CLUSTERING, METHODS, TREES
 from tp_flower.query.parsing import is_label, parse_statement
@@ -105,14 +106,19 @@ def _weights(weights: blocks.Record) -> Iterator[str]:
         yield f"{weights.count('left-out')} joined rows of weight 0 take no part."
 
 
-def list_tables(tables: list[blocks.Record], fan_out: Iterable[str] = FAN_OUT) -> blocks.Table:
-    """Return the tables of the query, and how their rows are joined."""
+def list_tables(
+    tables: list[blocks.Record],
+    fan_out: Iterable[str] = FAN_OUT,
+    readings: Sequence[blocks.Record] = (),
+) -> blocks.Table:
+    """Return the tables of the query, how their rows are joined, and what that tells."""
     multiplicities = [item.at("multiplicity").content for item in tables]
     names = [name for name in fan_out if any(name in item for item in multiplicities)]
     dropped = [f"{item.text('table')}.{name}" for item in tables for name in item.texts("dropped")]
     note = "joined: how many rows of the join, trained on or held out, a row of the table is in."
     constant = f"Left out because they are constant: {', '.join(dropped)}."
     notes = [note] * bool(names) + [constant] * bool(dropped)
+    notes += filter(None, [readings_note(readings)])
     columns = [
         blocks.text_column("alias", "table"),
         # `explain` lists a name per shard
@@ -122,6 +128,7 @@ def list_tables(tables: list[blocks.Record], fan_out: Iterable[str] = FAN_OUT) -
         blocks.Column("shards", _shards),
         blocks.text_column("sites", "sites"),
         *(_times_column(f"joined, {name}", name, tables, "multiplicity") for name in names),
+        *reading_columns(readings),
     ]
     return blocks.tabulate("Tables", tables, columns, " ".join(notes))
 

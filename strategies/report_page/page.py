@@ -111,7 +111,8 @@ def _screen(report: Record) -> Blocks:
     head, rows = overview.head_of(report), report.at("joined-rows")
     split = f"{rows.count('train')} joined rows to train on, {rows.count('test')} held out"
     yield Prose(f"{head['label']} {head['subject']}: {split}. {NOTES['screen']}")
-    yield overview.list_tables(report.records("tables"), fan_out=())
+    readings = report.at("privacy").records("readings")
+    yield overview.list_tables(report.records("tables"), fan_out=(), readings=readings)
     yield overview.label_rows(report)
     yield estimate(report.at("cost"))
     yield memory_line(report.at("memory"))
@@ -156,7 +157,7 @@ def _view(block: Block) -> Iterable[RenderableType]:
     elif isinstance(block, Table) and len(block.head) > MOST_COLUMNS:
         yield Text(f"\n{block.title}: on the page", style="italic")
     elif isinstance(block, Table):
-        yield Text(f"\n{block.title}", style="italic")
+        yield Text(block.title, style="italic")
         yield text_table(block.head, block.rows, words=block.words)
         if block.note:
             yield Padding(Text(block.note), (0, 0, 1, INDENT))

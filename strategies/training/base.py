@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from strategies.disclosures import Exposure, exposure_of
 from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.run.exchange import PartArrays, Replies, Requests
 from strategies.run.sites import Inventory
+from strategies.score_readings import ScoreReading, score_readings
 from strategies.setup.absent_columns import check_present
 from strategies.setup.columns import Columns, bind_columns, reading_warnings
 from strategies.setup.encoding import TableEncoding, fit_encoders, fitted_tables
@@ -72,6 +74,8 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         usual_epochs: within which the loss comes to 0.1 % of its least, on the benchmarks' data.
         label_reach: how far the derivatives of a squared loss reach, in deviations of
             the label, before they are clipped.
+        scores_left: by part number, the score vectors that its table's policy still lets it
+            release; parts without such a limit are not in it.
     """
 
     methods: ClassVar[dict[str, type["JoinStrategy"]]] = {}
@@ -82,6 +86,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
     usual_epochs: ClassVar[int] = 20
     label_reach: ClassVar[float] = 1.0
     has_penalty: ClassVar[bool] = True  # l2 weighs it
+    scores_left: Mapping[int, int] = MappingProxyType({})
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -240,6 +245,13 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         """Whether a coreset is drawn by importance."""
         settings = self.settings
         return bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
+
+    def readings(self, problem: TrainingProblem) -> list[ScoreReading]:
+        """Return at how many rows sites and server work out scores."""
+        train, left = problem.train, self.scores_left
+        batch_rows = self.batch_size(train.joined_rows)
+        tables = problem.tables
+        return score_readings(problem.exposure, problem.loss, train, tables, batch_rows, left)
 
     def set_up(self) -> Generator[Requests, Replies, TrainingProblem]:
         """Run the set-up rounds and return the training problem."""

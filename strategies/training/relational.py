@@ -6,7 +6,7 @@ reports at its end. :mod:`strategies.training.base` has the set-up of strategies
 
 import math
 from abc import abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from logging import INFO
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
@@ -18,6 +18,7 @@ from msgspec.structs import replace as replace_struct
 from strategies.disclosures import disclosures, privacy_report
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, RoundStrategy
+from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
 from strategies.training.outcome import Outcome
 from strategies.training.trend import CONVERGED, DIVERGED, GOES_ON, NOT_CONVERGED, trend_verdict
@@ -293,6 +294,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             return ArrayRecord()
         return ArrayRecord({"base-score": Array(problem.base_score)})
 
+    def readings(self, _: Run) -> Sequence[ScoreReading]:
+        """Return at how many rows sites and server work out scores; none without a join."""
+        return ()
+
     @property
     def report(self) -> RunReport:
         """The record of the run so far."""
@@ -318,10 +323,13 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             },
             coefficients=self.outcome.coefficient_facts(problem),
             outcomes=self.outcome.comparison,
-            privacy=privacy_report(
-                disclosures(problem.exposure),
-                self.ledgers,
-                self.settings.privacy,
-                is_complete=self.is_finished,
-            ),
+            privacy={
+                **privacy_report(
+                    disclosures(problem.exposure),
+                    self.ledgers,
+                    self.settings.privacy,
+                    is_complete=self.is_finished,
+                ),
+                "readings": self.readings(problem),
+            },
         )

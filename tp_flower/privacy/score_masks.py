@@ -9,7 +9,7 @@ with the sign + at one side of the equality and - at the other. K_e is known to 
 sides alone, ``tag`` is a keyed hash of the key's value, and n numbers the scores of the run: no two
 of them share a mask. In a joined row the masks of every equality cancel, so that the server adds
 the words of all tables and reads the sum of their scores; from words that do not add up to joined
-rows it learns nothing (PRIVACY.md has the proof).
+rows it learns nothing (docs/explanation/masks.md has the proof).
 
 A row that a LEFT JOIN finds no partner for keeps no mask of that equality.
 

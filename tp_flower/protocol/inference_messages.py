@@ -61,7 +61,7 @@ class FinishReply(Reply, frozen=True, kw_only=True):
         Discloses("a digest of each part of the model that the site keeps", fields=("digest",)),
         Discloses(
             "the final coefficients of a table's linear model, or its features' gains "
-            "in trees, if the table's policy says that they may be shown",
+            "in trees (if the table's policy says that they may be shown)",
             fields=("coefficients",),
             covered_by="models",
             kinds=("coefficients",),

@@ -283,7 +283,7 @@ class ExtractReply(Reply, frozen=True):
             when="has_joins",
         ),
         Discloses(
-            "the order of every shard's rows, which keys, labels and scores follow",
+            "the order of every shard's rows (keys, labels and scores follow it)",
             fields=("rows",),
             kinds=("counts",),
             when="joins_rows",
@@ -483,7 +483,7 @@ class FittedPart(PartBody, frozen=True, kw_only=True):
 
 
 _COLUMNS = Discloses(
-    "each feature's number of encoded columns, 0 if it is constant",
+    "each feature's number of encoded columns (0 if it is constant)",
     fields=("columns",),
     kinds=("counts",),
 )

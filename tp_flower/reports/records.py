@@ -40,7 +40,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     confusion {class: {class: test rows of the first, predicted as the second}}
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
     personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
-    privacy   {adversary, delta, messages, ledger, totals}   see
+    privacy   {adversary, delta, messages, ledger, totals, readings}   see
               `strategies.disclosures`
 
 Metrics: `loss`, and `rmse`, `mae`, `r2` (regression) or `auc`, `accuracy`, `log_loss`

@@ -30,7 +30,9 @@ def run_app(folder, **config):
 
 
 def printed(explanation, is_full=True) -> str:
-    return console_text(explanation_view({**explanation, "privacy": {}}, is_full), CONSOLE_WIDTH)
+    privacy = {"readings": explanation["privacy"]["readings"]}
+    view = explanation_view({**explanation, "privacy": privacy}, is_full)
+    return console_text(view, CONSOLE_WIDTH)
 
 
 ORDERS = pd.DataFrame(

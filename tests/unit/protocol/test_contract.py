@@ -33,7 +33,7 @@ def test_pages_are_rendered_from_the_declarations():
     pages = render_pages()
     for path, text in pages.items():
         assert (ROOT / path).read_text("utf-8") == text, "run scripts/render_pages.py"
-    assert "| `train.admm` | *scored* | " in pages["PRIVACY.md"]
+    assert "| `train.admm` | *scored* | " in pages["docs/reference/messages.md"]
     assert "| `train.admm` | One epoch " in pages["ARCHITECTURE.md"]
 
 

@@ -1,0 +1,59 @@
+"""At how many rows sites and server work out scores of other tables: see `score_readings`."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Final
+
+from strategies.score_readings import FREQUENT
+from tp_flower.reports import blocks
+from tp_flower.reports.blocks import Record
+from tp_flower.reports.console import format_count
+
+COUNTS: Final = {"by site": "single", "by server": "frequent", "scores left": "left"}
+
+
+def readings(privacy: Record) -> blocks.Table:
+    """Return the table of readings, a row for each table at a site."""
+    records = privacy.records("readings")
+    columns = [
+        blocks.text_column("site", "site"),
+        blocks.text_column("table", "table"),
+        blocks.count_column("rows trained on", "rows"),
+        *(blocks.count_column(head, key) for head, key in _counts(records).items()),
+        blocks.text_column("whose scores", "others"),
+    ]
+    title = "What each site, and the server, work out of the others' scores"
+    return blocks.tabulate(title, records, columns, readings_note(records))
+
+
+def reading_columns(records: Sequence[Record]) -> Iterator[blocks.Column]:
+    """Yield columns for a list of tables: each table's readings, added up over its sites."""
+    for head, key in _counts(records).items():
+        yield blocks.Column(head, partial(_total, records, key))
+
+
+def _total(records: Sequence[Record], key: str, table: Record) -> str:
+    of_table = (record for record in records if record.text("table") == table.text("table"))
+    return format_count(round(sum(record.amount(key) for record in of_table)))
+
+
+def readings_note(records: Sequence[Record]) -> str:
+    """Return what the counts stand for; "" without any."""
+    if not records:
+        return ""
+    others = records[0].texts("others")
+    whose = "the other table's scores" if len(others) == 1 else "the sum of the others' scores"
+    average = blocks.NOTES["average"] if records[0].get("average") is True else ""
+    most = round(records[0].amount("most"))
+    times = "once" if most == 1 else f"{format_count(most)} times or less"
+    single = blocks.NOTES["single"].format(times, whose, average)
+    return f"{single} {blocks.NOTES['frequent'].format(FREQUENT)}"
+
+
+def _counts(records: Sequence[Record]) -> dict[str, str]:
+    """Return the counts that any of the records has, by head."""
+    return {
+        head: key
+        for head, key in COUNTS.items()
+        if any(record.number(key) is not None for record in records)
+    }

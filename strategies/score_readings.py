@@ -1,0 +1,106 @@
+"""Score readings: at how many rows a site, and the server, work out scores of other tables.
+
+The entry `readings` of `privacy` in `report.json`, a record per table and site::
+
+    table, site, others: [table], rows, most, single, average, frequent, left
+
+A site is sent derivatives of the loss, summed by row. Of one joined row a derivative tells the
+score, for the loss is known; less the own score, it is the sum of the ``others``' scores: at the
+``single`` rows, of the ``rows`` that are trained on. They are in one joined row, or in ``most``: in
+two where second derivatives are sent, too; of batches, in so many that often one is in a batch
+alone. With a squared loss the ``average`` of such sums follows at all rows. The server adds masked
+scores up to sums over the tables; averaged over the joined rows of a row, where these are many,
+they estimate the row's own score: at the ``frequent`` rows, which are all where scores leave in the
+clear.
+
+Reference: PRIVACY.md has the figures of these attacks, which tests/adversary/scores measure.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+
+from strategies.disclosures import Exposure
+from strategies.run.exchange import Part
+from strategies.setup.problem import PartRows
+from tp_flower.joins.mapping import TableMapping
+from tp_flower.losses import Loss
+from tp_flower.protocol.messages import Action
+
+FREQUENT: Final = 10
+"""Joined rows, at least, of a row whose own score the server estimates from their sums."""
+DERIVATIVES: Final[Collection[Action]] = (Action.ADMM, Action.DESCENT, Action.BOOST, Action.SGD)
+"""The messages that bring sites derivatives."""
+
+
+class ShardedRows(Protocol):
+    """A table's parts, and the rows of each that take part."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The shards."""
+
+    @property
+    def rows(self) -> tuple[PartRows, ...]:
+        """By part, the rows that take part."""
+
+
+@dataclass(frozen=True)
+class ScoreReading:
+    """The rows of a table at which its site works out scores of the others, and the server its own.
+
+    Attributes:
+        left: score vectors that a policy of the table lets it release; None without a limit.
+    """
+
+    table: str
+    site: str
+    others: Sequence[str]
+    rows: int
+    most: int
+    single: int
+    average: bool
+    frequent: int
+    left: int | None = None
+
+
+def score_readings(
+    exposure: Exposure,
+    loss: Loss,
+    mapping: TableMapping,
+    tables: Mapping[str, ShardedRows],
+    batch_rows: int,
+    left: Mapping[int, int],
+) -> list[ScoreReading]:
+    """Return the score readings of a run over joins; none where no derivatives are sent.
+
+    ``mapping`` is of the joined rows to train on, of which ``batch_rows`` are in a batch, 0
+    without batches; ``left`` has score vectors by part number.
+    """
+    if len(tables) < 2 or not set(DERIVATIVES).intersection(exposure.messages):
+        return []
+    most = 2 if Action.BOOST in exposure.messages and not loss.is_regression else 1
+    if batch_rows:
+        # on average one or fewer of a row's joined rows are in a batch
+        most = max(mapping.joined_rows // batch_rows, 1)
+    readings = []
+    for name, table in tables.items():
+        others = [other for other in tables if other != name]
+        for part, rows in zip(table.parts, table.rows, strict=True):
+            counts = mapping.tables[name].multiplicity[rows.trained_slice]
+            frequent = counts >= FREQUENT if exposure.is_masked else counts > 0
+            reading = ScoreReading(
+                table=name,
+                site=part.site,
+                others=others,
+                rows=rows.trained,
+                most=most,
+                single=int(np.count_nonzero(counts <= most)),
+                average=loss.is_regression,
+                frequent=int(np.count_nonzero(frequent)),
+                left=left.get(part.number),
+            )
+            readings.append(reading)
+    return readings

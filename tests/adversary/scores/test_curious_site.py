@@ -1,0 +1,150 @@
+"""What one site alone reads of the other tables, from the derivatives of an honest run."""
+
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import train
+from tests.support.peers.curious import quoted, watch_sites
+from tp_flower.features.sparse import dense
+from tp_flower.settings import PrivacySettings
+
+ROWS, PEOPLE, KNOWN = 400, 150, 20
+NOISY = PrivacySettings(labels="randomised-response", label_epsilon=3.0)
+CATEGORIES = 4
+
+
+def people_of(columns, rng):
+    return pd.DataFrame(rng.normal(size=(PEOPLE, columns)), columns=names(columns))
+
+
+def names(columns):
+    return [f"x{n}" for n in range(columns)]
+
+
+def tables(people, mean, task, rng):
+    """Orders of people; the label follows ``mean``, (people,), and the order's own ``a``."""
+    orders = pd.DataFrame(rng.normal(size=(ROWS, 3)), columns=list("abc"))
+    orders["person"] = rng.integers(0, PEOPLE, ROWS)
+    label = orders["a"] + mean[orders["person"]] + rng.normal(size=ROWS)
+    orders["y"] = label if task == "regression" else label > 0
+    return [{"orders": orders}, {"people": people.assign(id=np.arange(PEOPLE))}]
+
+
+def trained(monkeypatch, columns=3, task="classification", people=None, **how):
+    """Train by conjugate gradients; return what the sites kept, and the problem."""
+    rng = np.random.default_rng(0)
+    if people is None:
+        people = people_of(columns, rng)
+        mean = people.to_numpy() @ (rng.normal(size=columns) / np.sqrt(columns))
+    else:
+        mean = rng.normal(size=PEOPLE)
+    sql = f"""SELECT o.y AS label, o.a, o.b, o.c, {", ".join(f"p.{n}" for n in names(columns))}
+        FROM orders o JOIN people p ON o.person = p.id"""
+    memory = watch_sites(monkeypatch)
+    with closing(InProcessGrid(app, tables(people, mean, task, rng))) as grid:
+        problem = train(grid, sql, "cg", num_epochs=100, task=task, **how).training_problem
+    return memory, problem
+
+
+def equations(memory, problem):
+    """What the orders' site reads of people, (people, epochs), and their features, (people, d)."""
+    epochs = len(memory.epochs[0])
+    read = [memory.read(problem, "o", epoch) for epoch in range(1, epochs)]
+    rows = problem.train.tables
+    person, first = np.unique(rows["p"].row_of, return_index=True)
+    sums = np.column_stack(read)[rows["o"].row_of[first]]
+    (part,) = problem.tables["p"].parts
+    return sums, dense(memory.features[part.number])[person]
+
+
+def solved(sums, features):
+    """The parameters that the known persons tell, (d, epochs), and the constant, (epochs,)."""
+    known = np.column_stack([features[:KNOWN], np.ones(KNOWN)])
+    theta = np.linalg.lstsq(known, sums[:KNOWN], rcond=None)[0]
+    return theta[:-1], theta[-1]
+
+
+def share_read(sums, features):
+    """The percentage of the other persons' features that are read to a tenth of a deviation."""
+    theta, constant = solved(sums, features)
+    others, shares = features[KNOWN:], []
+    # the attacker leaves rounding out of Theta in the way that is best for him
+    for least in 10.0 ** -np.arange(1, 10):
+        read = (sums[KNOWN:] - constant) @ np.linalg.pinv(theta, rcond=least)
+        shares.append(np.mean(np.abs(read - others) < 0.1 * features.std(axis=0)))
+    return 100.0 * max(shares)
+
+
+@pytest.mark.parametrize("task", ["classification", "regression"])
+@pytest.mark.parametrize("privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"])
+def test_a_site_reads_the_other_table_s_scores_in_every_epoch(task, privacy, monkeypatch):
+    if task == "regression" and privacy is NOISY:
+        privacy = PrivacySettings(labels="laplace", label_epsilon=2.0, label_range=(-6.0, 6.0))
+    memory, problem = trained(monkeypatch, task=task, privacy=privacy)
+    rows = problem.train.tables["o"]
+    assert set(rows.multiplicity[rows.row_of]) == {1}
+    for epoch in range(1, len(memory.epochs[0])):
+        read = memory.read(problem, "o", epoch)[rows.row_of]
+        true = memory.others(problem, "o", epoch)
+        assert np.abs(read - true).max() < 1e-3 * true.std()
+
+
+def test_the_sign_of_a_derivative_is_the_label(monkeypatch):
+    memory, problem = trained(monkeypatch)
+    steps = memory.table(problem, "o", "step", 0)[problem.train.tables["o"].row_of]
+    assert ((steps > 0) == (problem.train_labels > 0)).all()
+
+
+def test_a_site_reads_exact_means_of_the_others_with_squared_loss(monkeypatch):
+    """Persons have several orders each: what their site reads is the mean over these."""
+    memory, problem = trained(monkeypatch, task="regression")
+    rows = problem.train.tables["p"]
+    assert rows.multiplicity.max() > 2
+    for epoch in range(1, len(memory.epochs[0])):
+        others = rows.segment_sum(memory.others(problem, "p", epoch)[:, None])[:, 0]
+        mean = others * rows.inverse_multiplicity
+        read = memory.read(problem, "p", epoch)
+        assert np.abs(read - mean)[rows.multiplicity > 0].max() < 1e-5 * mean.std()
+
+
+@pytest.mark.parametrize("privacy", [PrivacySettings(), NOISY], ids=["labels", "private-labels"])
+def test_known_persons_tell_all_columns_of_the_others_where_these_are_few(privacy, monkeypatch):
+    sums, features = equations(*trained(monkeypatch, 3, privacy=privacy))
+    assert share_read(sums[:, :3], features) == 100.0
+
+
+def test_known_persons_tell_more_with_every_epoch(monkeypatch):
+    sums, features = equations(*trained(monkeypatch, 6))
+    measured = [share_read(sums, features), share_read(sums[:, :3], features), guessed(features)]
+    known, whole, few, part, columns, half, epochs, constant = quoted(
+        "knows # persons reads # % of # columns of the others to a tenth of a deviation, and "
+        "# % of # (# % after the # epochs that the rank rule allows, # % by guessing)"
+    )
+    assert (known, whole, few, columns, epochs) == (KNOWN, 100, 3, 6, 3)
+    assert [part, half, constant] == pytest.approx(measured, abs=2.0)
+
+
+def guessed(features):
+    """The percentage of values within a tenth of a deviation of the best constant guess."""
+    return 100.0 * np.mean(np.abs(features - features.mean(axis=0)) < 0.1 * features.std(axis=0))
+
+
+def test_columns_of_few_values_are_read_from_one_epoch(monkeypatch):
+    """The limit of counting equations: half the rank of such columns is more than enough."""
+    rng = np.random.default_rng(1)
+    codes = rng.integers(0, CATEGORIES, (PEOPLE, 3))
+    people = pd.DataFrame(np.array(list("uvwx"))[codes], columns=names(3))
+    sums, features = equations(*trained(monkeypatch, people=people))
+    rank = np.linalg.matrix_rank(features - features.mean(axis=0))
+    theta, constant = solved(sums[:, :1], features)
+    # a person has one of at most 64 combinations
+    kinds = np.unique(features, axis=0)
+    distance = np.abs((sums[KNOWN:, :1] - constant) - (kinds @ theta)[:, 0])
+    right = (kinds[distance.argmin(axis=1)] == features[KNOWN:]).all(axis=1)
+    text = "of # columns of # categories each, of rank #, one epoch tells # % of the rows"
+    assert quoted(text) == [3, CATEGORIES, rank, pytest.approx(100 * right.mean(), abs=1.0)]

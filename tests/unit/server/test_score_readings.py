@@ -1,0 +1,100 @@
+"""At how many rows sites and server work out scores, against figures by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from strategies.report_page.page import render
+from strategies.training.base import JoinStrategy
+from tests.support.examples.explained import SMALL, SMALL_SQL, explain, printed
+from tests.support.federated import train
+from tests.support.page_reading import Page
+from tp_flower.reports.records import report_dict
+from tp_flower.settings import PrivacySettings
+
+ALL = {"test_fraction": 0.0, "task": "regression"}
+READS = "joined once, where it reads the label and the other table's scores (elsewhere the mean)"
+TWO = "SELECT o.qty AS label, o.day, i.price FROM orders o JOIN items i ON o.item = i.item"
+
+
+def readings_of(sql=SMALL_SQL, sites=SMALL, **how):
+    return explain(sql, sites, **{**ALL, **how})["privacy"]["readings"]
+
+
+def columns(rows, *names):
+    return [[row[name] for name in names] for row in rows]
+
+
+def test_rows_joined_once_are_those_of_which_a_site_reads_the_others():
+    # orders 0 and 1 have two items each, order 2 one; customer 1 (us) has three joined
+    # rows, customer 2 (uk) two
+    assert columns(readings_of(), "table", "site", "others", "rows", "single", "frequent") == [
+        ["o", "shop", ["i", "c"], 3, 1, 0],
+        ["i", "maker", ["o", "c"], 3, 1, 0],
+        ["c", "uk", ["o", "i"], 1, 0, 0],
+        ["c", "us", ["o", "i"], 1, 0, 0],
+    ]
+
+
+def test_a_report_has_the_readings_that_explain_foretells():
+    for strategy in ("cg", "admm", "boost"):
+        report = train(SMALL, SMALL_SQL, strategy, **ALL).report.privacy["readings"]
+        assert [vars(reading) for reading in report] == readings_of(strategy=strategy)
+
+
+def test_second_derivatives_tell_rows_that_are_joined_twice():
+    classes = SMALL_SQL.replace("o.qty AS", "o.qty > 2 AS")
+    for sql, strategy, single in (
+        (classes, "cg", [1, 1, 0, 0]),
+        (classes, "boost", [3, 3, 1, 0]),
+        (SMALL_SQL, "boost", [1, 1, 0, 0]),
+    ):
+        readings = readings_of(sql, strategy=strategy, task="auto")
+        assert [reading["single"] for reading in readings] == single
+
+
+@pytest.mark.parametrize("strategy", ["vfl-sgd", "vfl-admm"])
+def test_rows_of_the_join_are_single(strategy):
+    for reading in readings_of(strategy=strategy):
+        assert reading["single"] == reading["rows"] > 0
+
+
+@pytest.mark.parametrize(("batch_size", "single"), [(1, [3, 3, 1, 1]), (2, [3, 3, 1, 0])])
+def test_rows_that_are_alone_in_batches_are_single(batch_size, single):
+    """Of five joined rows; customer 1 is in three of them, all others in one or two."""
+    readings = readings_of(strategy="sgd", batch_size=batch_size)
+    assert [reading["single"] for reading in readings] == single
+
+
+def test_only_a_squared_loss_tells_averages_and_only_clear_scores_tell_all():
+    clear = PrivacySettings(scores="clear")
+    assert all(reading["average"] for reading in readings_of())
+    classes = SMALL_SQL.replace("o.qty AS", "o.qty > 2 AS")
+    assert not any(reading["average"] for reading in readings_of(classes, task="auto"))
+    for reading in readings_of(privacy=clear):
+        assert reading["frequent"] == reading["rows"]
+
+
+def test_rows_of_ten_joined_rows_are_estimated_by_the_server():
+    rng = np.random.default_rng(0)
+    orders = pd.DataFrame({"item": [0] * 9 + [1] * 10 + [2], "qty": rng.normal(size=20)})
+    items = pd.DataFrame({"item": range(3), "price": [1.0, 2.0, 4.0]})
+    sites = {"shop": {"orders": orders.assign(day=range(20))}, "maker": {"items": items}}
+    assert columns(readings_of(TWO, sites), "single", "frequent") == [[20, 0], [1, 1]]
+    text = " ".join(printed(explain(TWO, sites, **ALL), is_full=False).split())
+    assert READS in text
+    assert "joined 10 times or more" in text
+
+
+def test_nothing_is_worked_out_without_derivatives_or_another_table():
+    assert not readings_of("SELECT o.qty AS label, o.day FROM orders o", {"shop": SMALL["shop"]})
+    solved = {"strategy": "coreset-ridge", "coreset_size": 5}
+    assert not readings_of(**solved)
+
+
+def test_score_vectors_that_a_policy_leaves_are_shown(monkeypatch):
+    monkeypatch.setattr(JoinStrategy, "scores_left", {1: 3})
+    assert columns(readings_of(), "left") == [[None], [3], [None], [None]]
+    content = report_dict(train(SMALL, SMALL_SQL, "cg", **ALL).report)
+    assert "scores left" in Page(render(content)).text
+    assert "What each site, and the server, work out" in Page(render(content)).text
