@@ -308,15 +308,3 @@ def test_labels_that_are_not_what_the_plan_makes_are_refused(plan, column):
     pairs = [(Part(0, "a", "shop", 2, 0), LabelColumn(*column))]
     with pytest.raises(ReplyError, match=r"'shop'.*labels without the noise"):
         read_private_labels(pairs, LabelPlan("laplace", 1.0, **plan))
-
-
-@pytest.mark.parametrize(
-    "features",
-    ["NOT a.y AS own, b.z", "a.x, b.z, c.y AS other", "a.x, b.z, c.y AND c.x > 0 AS both"],
-)
-def test_no_feature_reads_what_a_noisy_label_is_made_of(tmp_path, features):
-    """Its scores would tell the label: not of the same row, nor of the table in another role."""
-    sql = f"SELECT a.y AS label, {features} FROM a JOIN b ON a.id = b.id JOIN a c ON b.id = c.id"
-    match = r"table a: its label leaves with noise only, but .* reads column 'y'"
-    with pytest.raises(SiteError, match=match):
-        train(site_files(tmp_path), sql, response(1.0), num_epochs=1)

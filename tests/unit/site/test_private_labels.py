@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from unittest.mock import Mock, patch
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from client_apps.data.database import FILE
@@ -20,6 +21,7 @@ from tests.support.examples.site_examples import (
     release,
     together,
 )
+from tests.support.federated import run_query, write_site
 from tests.support.files import case_table
 from tests.support.peers.faulty_grid import flipped, forget_processes, rows_in
 from tp_flower import errors
@@ -27,6 +29,7 @@ from tp_flower.extraction.extracted import LabelColumn
 from tp_flower.learning.label_noise import LabelPlan
 from tp_flower.privacy.mechanisms import PureDp
 from tp_flower.query import Fragment
+from tp_flower.settings import PrivacySettings
 
 __all__ = ["noise_of_known_keys"]
 
@@ -277,3 +280,21 @@ def test_two_runs_that_draw_at_once_do_not_both_tell(tmp_path):
     assert errors.kind_of(caught.value) is errors.ErrorKind.TRANSIENT
     np.testing.assert_array_equal(release(second, booleans()).values, drawn)
     assert spent(first) == [PureDp(1.0)]
+
+
+@pytest.mark.parametrize(
+    "features", ["a.y + 1 AS double, b.z", "b.z, c.y AS other", "b.z, c.x + c.y AS both"]
+)
+def test_no_feature_reads_what_a_noisy_label_is_made_of(tmp_path, features):
+    """Its scores would tell the label: of the same row, or of the table in another role."""
+    frames = {
+        "a": pd.DataFrame({"id": range(40), "x": np.arange(40.0), "y": np.arange(40.0) % 7}),
+        "b": pd.DataFrame({"id": range(40), "z": np.arange(40.0) % 5}),
+    }
+    sites = {name: write_site(tmp_path / name, {name: frame}) for name, frame in frames.items()}
+    sql = f"SELECT a.y > 3 AS label, {features} FROM a JOIN b ON a.id = b.id "
+    sql += "JOIN a c ON b.id = c.id"
+    privacy = PrivacySettings(labels="randomised-response", label_epsilon=1.0)
+    match = "table a: its label leaves with noise only, but feature .* reads column 'y'"
+    with pytest.raises(errors.SiteError, match=match):
+        run_query(sql, sites, "cg", privacy=privacy)
