@@ -13,62 +13,19 @@ from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
-from tests.support.federated import sharded, store, store_sql, whole
+from tests.support.peers.killed_servers import SETTINGS, killed, sites_of, strategy_in
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query
 from tp_flower.settings import Settings
 
-SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
 REPLY = {7: Parcel(b"{}", b"[]", bytes(range(64)))}
-
-
-class Killed(BaseException):
-    """Of the server."""
-
-
-class KilledGrid(InProcessGrid):
-    """Kill the server before, or after, the messages of one round are answered."""
-
-    kill_at: int | None = None
-    kills_after: bool = False
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        is_it = str(self.kill_at) == messages[0].metadata.group_id
-        if is_it and not self.kills_after:
-            raise Killed
-        sent = super().push_messages(messages)
-        if is_it:
-            raise Killed
-        return sent
-
-
-def sites_of(is_sharded: bool):
-    frames = store()
-    own = sharded(frames) if is_sharded else whole(frames)
-    return {name: {name: shards} for name, shards in own.items()}
-
-
-def strategy_in(folder: Path, name: str, **settings):
-    own = {**SETTINGS, "output_dir": str(folder), **settings}
-    return STRATEGIES[name](Query.from_sql(store_sql("squared")), **own)
 
 
 def parameters(folder: Path) -> list[np.ndarray]:
     found = sorted(folder.rglob("part-*"))
     assert found
     return [SavedModel.load(path).parameters for path in found]
-
-
-def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
-    """Kill a run's server, before or after the sites answered; return its grid."""
-    grid = KilledGrid(app, sites_of(is_sharded), state=place / "sites")
-    grid.kill_at, grid.kills_after = abs(at), at > 0
-    with pytest.raises(Killed):
-        strategy_in(place, name, **settings).start(grid)
-    grid.kill_at = None
-    return grid
 
 
 # every method, with a server that is killed at every action, is in test_faults.py

@@ -1,0 +1,55 @@
+"""Runs of the store whose server is killed, and can go on."""
+
+from pathlib import Path
+
+import pytest
+
+from client_apps.app import app
+from strategies import STRATEGIES
+from strategies.run.grid import InProcessGrid
+from tests.support.federated import sharded, store, store_sql, whole
+from tp_flower.query import Query
+
+SETTINGS = {"num_epochs": 3, "device": "cpu", "task": "regression"}
+
+
+class Killed(BaseException):
+    """Of the server."""
+
+
+class KilledGrid(InProcessGrid):
+    """Kill the server before, or after, the messages of one round are answered."""
+
+    kill_at: int | None = None
+    kills_after: bool = False
+
+    def push_messages(self, messages):
+        messages = list(messages)
+        is_it = str(self.kill_at) == messages[0].metadata.group_id
+        if is_it and not self.kills_after:
+            raise Killed
+        sent = super().push_messages(messages)
+        if is_it:
+            raise Killed
+        return sent
+
+
+def sites_of(is_sharded: bool):
+    frames = store()
+    own = sharded(frames) if is_sharded else whole(frames)
+    return {name: {name: shards} for name, shards in own.items()}
+
+
+def strategy_in(folder: Path, name: str, **settings):
+    own = {**SETTINGS, "output_dir": str(folder), **settings}
+    return STRATEGIES[name](Query.from_sql(store_sql("squared")), **own)
+
+
+def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
+    """Kill a run's server, before or after the sites answered; return its grid."""
+    grid = KilledGrid(app, sites_of(is_sharded), state=place / "sites")
+    grid.kill_at, grid.kills_after = abs(at), at > 0
+    with pytest.raises(Killed):
+        strategy_in(place, name, **settings).start(grid)
+    grid.kill_at = None
+    return grid
