@@ -111,6 +111,9 @@ class Policy:
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
         budget_name: "" to use the location of the rows.
+        approved_runs: digests of proposals; None if no run needs an approval.
+        partners: the sites that may take part in a run besides the table's own, by the names that
+            its owner has given their keys; None for all whose keys are pinned.
     """
 
     columns: Texts | None = None
@@ -135,7 +138,8 @@ class Policy:
     coefficients: Flag = False
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
-    approved_queries: Texts | None = None
+    approved_runs: Texts | None = None
+    partners: Texts | None = None
     queries_per_day: Count | None = None
 
     @property
@@ -244,13 +248,33 @@ class Policy:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
 
-    def check_approved(self, text: str, digest: str) -> None:
-        """Refuse a fragment, by its text, that the owner has not approved."""
-        if self.approved_queries is not None and digest not in self.approved_queries:
+    def check_approved(self, digest: str) -> None:
+        """Refuse a run, by the digest of its proposal, that the owner has not approved."""
+        if self.approved_runs is not None and digest not in self.approved_runs:
             raise _refused(
-                "approved-queries",
-                f"the run asks for query {digest}",
-                f"its owner has to review and list this:\n{text}",
+                "approved-runs",
+                f"the run {digest} is not approved",
+                "its owner reads what it asks for, and approves it, by `tp-flower approve`; the "
+                "ledger of the site has it, and proposal.json of the run",
+            )
+
+    def check_partner(self, name: str) -> None:
+        """Refuse a run in which a site takes part that the owner has not named."""
+        if self.partners is not None and name not in self.partners:
+            raise _refused(
+                "partners",
+                f"site {name!r} takes part in the run",
+                f"its owner allows {', '.join(self.partners) or 'no other site'}",
+            )
+
+    def check_pinned(self, *, is_pinned: bool) -> None:
+        """Refuse partners of whose keys nobody knows whose they are."""
+        if self.partners is not None and not is_pinned:
+            raise _refused(
+                "partners",
+                "this site does not pin the keys of others, and cannot tell who they are",
+                'its owner writes allowed-keys = "FILE" into the node config, with a line for '
+                "each partner: its name and its public key (`tp-flower site-key` prints a site's)",
             )
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -327,6 +351,7 @@ class Policy:
         raise _refused(rule, request, allowed)
 
 
+ANY: Final = "any"  # as partners: all sites whose keys are pinned
 OPEN: Final = "open"  # what an owner writes as a policy that allows everything but rows
 SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
 """The policy of tables that whoever runs the server has, too."""
@@ -379,6 +404,7 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
+    merged = {key: value for key, value in merged.items() if (key, value) != ("partners", ANY)}
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
     merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}
@@ -403,6 +429,12 @@ def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
             f"place 'scores-per-rank = {STRICT['scores-per-rank']}' (how often scores may leave, "
             f"in parts of the rank of the features) and 'cover = {STRICT['cover']}' (how many "
             "tables of other sites must hide them), which are the rules if neither is written"
+        )
+    if "approved-queries" in rules:
+        raise SourceError(
+            f"{where} has 'approved-queries', which no longer exists: it approved a table's query, "
+            "whatever else the run did. Write approved-runs = [] in its place, and approve whole "
+            "runs by `tp-flower approve`"
         )
 
 
