@@ -6,8 +6,9 @@ rows vary in ``LEAST_RANK`` directions, sealed under the key that the run's site
 site counts the tables whose shards have all stated so, none of them at this site.
 
 **Guarantee.** Without the key of the run the server forges no statement, changes none and brings
-none of another run or shard; which shards there are is in the run's proposal, so that it hides none. A site of the run can state what it likes about any shard: a dummy
-table that varies is a site that sides with the server. That is for the owner's ``partners``.
+none of another run or shard; which shards there are is in the run's proposal: it hides none. A site
+of the run can state what it likes about any shard: a dummy table that varies is a site that sides
+with the server. That is for the owner's ``partners``.
 """
 
 from collections.abc import Mapping
