@@ -70,7 +70,7 @@ def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment)
         "query": text,
         "digest": text_digest(text),
         "policy": source.policy.digest,
-        approval.PROPOSAL: site.proposal.digest,
+        approval.PROPOSAL: site.terms.proposal.digest,
     }
 
 
@@ -81,7 +81,7 @@ def admit_query(site: Site, number: int, source: ShardSource) -> None:
         source.policy.check_approved(query[approval.PROPOSAL])
     except PolicyError:
         # for the owner, who may approve it
-        query[approval.DOCUMENT] = approval.document_of(site.proposal)
+        query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
         raise
     name, quota = source_id(source), source.policy.queries_per_day
     if quota is not None:

@@ -104,13 +104,21 @@ def pays_for_scores(source: ShardSource, *, has_noise: bool) -> bool:
 
 
 def admit_scores(
-    site: Site, number: int, part: EncodedPart, cover: Mapping[str, AnyArray], outputs: int
+    site: Site,
+    number: int,
+    part: EncodedPart,
+    cover: Mapping[str, AnyArray],
+    outputs: int,
+    *,
+    has_noise: bool,
 ) -> ScoreLimit | None:
     """Return how many score vectors may leave of a part's rows, without noise that is paid for.
 
     PolicyError if not even one may (``outputs`` of them), or if too few tables of other sites state
     in ``cover`` that they vary. Scores of a table without features are constants.
     """
+    if pays_for_scores(site.source(number), has_noise=has_noise):
+        return None
     check_rows_kept(site, number, part.positions)
     if part.features.shape[1]:
         check_cover(site, number, cover)

@@ -107,7 +107,6 @@ def score(
                 model_part=part_numbers[part.number].number,
                 digest=part_numbers[part.number].digest,
                 rows=pack_bits(masks[part.number]),
-                joins=masking.sides.get(part.table, []),
                 unmatched=masking.unmatched.get(part.number, {}),
                 cover=cover,
             )

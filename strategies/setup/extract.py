@@ -36,7 +36,7 @@ from tp_flower.query.fragment import reads, spell
 from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
 from tp_flower.sources.tables_file import DUCKDB
-from tp_flower.terms.extraction import extract_part
+from tp_flower.terms.extraction import extract_parts
 from tp_flower.terms.groups import grouped_parts, members_of_groups
 
 
@@ -113,7 +113,7 @@ def extract(
         # before the sites can refuse it: owners may want to read it
         text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
         write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
-    bodies = {n: extract_part(proposal, settings, n) for n in proposal.parts}
+    bodies = extract_parts(proposal, settings)
     bodies = _with_types(bodies, fragments, inventory, columns)
     by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)

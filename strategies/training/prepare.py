@@ -4,7 +4,6 @@ A function with ``yield`` sends :class:`Requests` and receives their :class:`Rep
 """
 
 import math
-import zlib
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -36,6 +35,7 @@ from tp_flower.protocol.training_messages import (
 )
 from tp_flower.settings import Settings
 from tp_flower.terms.groups import table_group
+from tp_flower.terms.run_terms import model_seed
 
 Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 """By table, what is trained and its untrained scores; the fixed point of masks."""
@@ -102,17 +102,8 @@ class Preparation:
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=self.output_scale,
-            seed=model_seed(self.settings, table),
+            seed=model_seed(self.settings.seed, table),
         )
-
-
-def model_seed(settings: Settings, table: str) -> int:
-    """Return the seed of a table's model, which all its shards share.
-
-    >>> [model_seed(Settings(seed=3), table) for table in "ab"]
-    [4056279928, 1758247618]
-    """
-    return zlib.crc32(f"{settings.seed}/{table}".encode())
 
 
 def prepare(
@@ -151,7 +142,6 @@ def prepare(
                 **fields,
                 **batches.get(number, {}),
                 union=unions.get(table),
-                joins=masking.sides.get(table, []),
                 unmatched=masking.unmatched.get(number, {}),
                 cover=preparation.cover,
             )

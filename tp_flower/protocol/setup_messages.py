@@ -147,20 +147,6 @@ class SealedSecret(Body, frozen=True, kw_only=True):
     text: Hexadecimal
 
 
-class JoinSide(Body, frozen=True):
-    """A participant's side of a join equality, for the masks of its scores.
-
-    Attributes:
-        group: that has the key of the masks.
-        key: position among the fragment's join keys.
-        is_positive: whether the masks are added; at the other side they are not.
-    """
-
-    group: GroupName
-    key: f.Count
-    is_positive: bool
-
-
 class LabelTerms(Body, frozen=True):
     """The mechanism that a run requests for labels; ``LabelPlan`` has the ranges.
 

@@ -1,17 +1,19 @@
 """The parts of a proposed query that each shard runs: keys, label, noise and split.
 
-The server makes its requests by :func:`extract_part`, and a site compares them with it.
+The server makes its requests by :func:`extract_parts`, and a site compares them with it.
 """
 
 from dataclasses import asdict
 from typing import Any
+
+from msgspec.structs import replace
 
 from tp_flower import splits
 from tp_flower.errors import SettingsError
 from tp_flower.learning import label_noise
 from tp_flower.losses import LOSSES
 from tp_flower.methods import JOINING, LAPLACE
-from tp_flower.protocol.proposal import Proposal
+from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
@@ -19,13 +21,25 @@ from tp_flower.settings.run import AUTO, PREDICT, REGRESSION, TRAIN
 from tp_flower.terms.groups import grouped_parts, key_groups
 
 
-def extract_part(proposal: Proposal, settings: Settings, number: int) -> ExtractPart:
-    """Return the request for a part's rows, as far as the proposal says it.
+def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPart]:
+    """Return the requests for the parts' rows, as far as the proposal says them.
 
-    Shards tell the server how their texts can be read, and the types of their columns, before
-    that: it has the rest.
+    How texts are read, and the types of columns without a value, follow from what the shards have
+    said of themselves: it has the rest.
     """
-    part = proposal.parts[number]
+    groups = key_groups(proposal)
+    grouped = {number for numbers in grouped_parts(proposal) for number in numbers}
+    return {
+        number: replace(
+            _extract_part(proposal, settings, part),
+            groups=number in grouped,
+            key_groups=groups[part.table],
+        )
+        for number, part in proposal.parts.items()
+    }
+
+
+def _extract_part(proposal: Proposal, settings: Settings, part: ProposedPart) -> ExtractPart:
     fields: dict[str, Any] = {}
     if part.fragment.get("label") is not None:
         if plan := label_plan(settings):
@@ -36,11 +50,7 @@ def extract_part(proposal: Proposal, settings: Settings, number: int) -> Extract
     if part.table == proposal.split_table:
         fields["split"] = split_terms(settings, len(proposal.shards_of(part.table)))
     return ExtractPart(
-        shard=part.shard,
-        fragment=part.fragment,
-        groups=any(number in numbers for numbers in grouped_parts(proposal)),
-        key_groups=key_groups(proposal)[part.table],
-        **fields,
+        shard=part.shard, fragment=part.fragment, groups=False, key_groups=[], **fields
     )
 
 

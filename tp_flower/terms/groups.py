@@ -53,11 +53,6 @@ def join_sides(proposal: Proposal, table: str) -> list[JoinSide]:
     return sides
 
 
-def joined_keys(proposal: Proposal, table: str) -> int:
-    """Return how many of a table's keys joins compare: its first ones."""
-    return 1 + max((side.key for side in join_sides(proposal, table)), default=-1)
-
-
 def key_groups(proposal: Proposal) -> dict[str, list[str]]:
     """Return, by table, the group of each of its keys that joins compare.
 
@@ -65,7 +60,8 @@ def key_groups(proposal: Proposal) -> dict[str, list[str]]:
     of the graph whose edges are the joins.
     """
     tables = proposal.tables
-    keys = [(table, key) for table in tables for key in range(joined_keys(proposal, table))]
+    joined = {(table, side.key) for table in tables for side in join_sides(proposal, table)}
+    keys = sorted(joined, key=lambda key: (tables.index(key[0]), key[1]))
     group = {key: number for number, key in enumerate(keys)}
     for join in proposal.joins:
         ends = {group[join.left, join.left_key], group[join.right, join.right_key]}

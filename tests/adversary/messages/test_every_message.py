@@ -89,7 +89,7 @@ TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
 JOINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32))
 RANKED_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
-NO_JOINS = header(*PART, "joins", value=[])
+NO_JOINS = header("masking", value=None)
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
@@ -106,8 +106,8 @@ ATTACKS = {
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
     # whether a row varies beside another
     Action.RANK: (SHOP, RANKED_1, "min-rows.* the rank of table 'o'"),
-    # a table in no join has no mask of its scores
-    Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
+    # scores without the masks that were proposed
+    Action.PREPARE: (US, NO_JOINS, "'masking': the run was proposed with True"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
