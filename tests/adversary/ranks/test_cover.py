@@ -133,7 +133,9 @@ def test_a_server_that_names_other_rows_gets_no_scores(tmp_path):
                 seen.arrays[part, name] = narrower[name](seen.arrays[part, name])
 
     for action in ("train.prepare", "query.rank"):
-        with pytest.raises(SiteError, match="other rows take part than those whose rank was"):
+        with pytest.raises(
+            SiteError, match="the training rows of part 0 are not those of an earlier"
+        ):
             run(tmp_path / action, partial(narrow, action))
 
 
