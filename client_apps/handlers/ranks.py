@@ -46,7 +46,7 @@ def _ranked(site: Site, number: int, body: RankPart, request: RankRequest) -> Ra
     if limit is not None and not pays_for_scores(source, has_noise=is_private):
         left = max(limit.allowed - site.ledger.scores_used(limit), 0)
         ledger_entries.note(site, number, ledger_entries.RANKS)
-    value = encoded_rank(site.fragment(number), part) if limit is None else limit.rank
+    value = encoded_rank(source, site.fragment(number), part) if limit is None else limit.rank
     return RankedPart(left=left, statement=state_cover(site, number, value, len(rows)))
 
 

@@ -58,7 +58,7 @@ def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None
     rule = rule_of(site, source)
     if rule is None or not part.features.shape[1]:
         return None
-    rank = encoded_rank(fragment, part)
+    rank = encoded_rank(source, fragment, part)
     return ScoreLimit(
         source=source_id(source),
         table=fragment.table,
@@ -69,8 +69,8 @@ def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None
     )
 
 
-def encoded_rank(fragment: Fragment, part: EncodedPart) -> int:
-    """Return the effective rank of a part's rows."""
+def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> int:
+    """Return the effective rank of a part's rows, to which fewer than min-count add nothing."""
     raw = _raw_columns(fragment)
     owners = [item.name for item in part.encoder.encodings for _ in item.feature_names]
     reading: dict[str, list[int]] = {}
@@ -78,7 +78,9 @@ def encoded_rank(fragment: Fragment, part: EncodedPart) -> int:
         for column in raw[feature]:
             reading.setdefault(column, []).append(place)
     return effective_rank(
-        part.features, {name: np.array(places, np.int64) for name, places in reading.items()}
+        part.features,
+        {name: np.array(places, np.int64) for name, places in reading.items()},
+        source.min_count - 1,
     )
 
 

@@ -48,7 +48,7 @@ class TablePuppetCG(JoinStrategy):
     messages = (Action.PREPARE, Action.DESCENT)
     messages_of_shards = (Action.DIRECTION,)
     copies_lowest = True
-    usual_epochs = 4
+    usual_epochs = 5
 
     _step: LineStep | None = None
     _end = ""

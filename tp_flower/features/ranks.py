@@ -12,7 +12,8 @@ category of 500 values stands beside constants, one score vector tells it, thoug
 
 **Guarantee.** Constants, copies, sums of other columns and a column under several names or encoders
 add nothing, however the server declares their encoders: a direction counts where the rows vary by
-at least ``TOLERANCE`` of the variance of the widest encoded column. How often rows are joined does
+at least ``TOLERANCE`` of the variance of the widest encoded column, without its rarest values, of
+which no rank is to tell. How often rows are joined does
 not count. For wide tables R_eff is a lower bound. It counts equations, and bounds nothing else:
 rows of equal features have equal scores, so that the first vector already tells which rows are
 alike, and one of few values may be read from it; nor does it know which columns a reader of the
@@ -41,10 +42,11 @@ _BLOCK_VALUES: Final = 1 << 21
 _SEED: Final = 0x5EED
 
 
-def effective_rank(rows: EncodedRows, reading: Mapping[str, IntArray]) -> int:
+def effective_rank(rows: EncodedRows, reading: Mapping[str, IntArray], rare: int = 0) -> int:
     """Return R_eff of encoded rows (n, d).
 
-    ``reading`` has, by raw column, the encoded columns that read it; others do not count.
+    ``reading`` has, by raw column, the encoded columns that read it; others do not count. The
+    ``rare`` rows farthest from a column's median count as if they were no farther than the next.
 
     >>> one, both = np.array([0]), np.array([0, 1])
     >>> rows = np.array([[0.0, 1.0], [1.0, 1.0], [2.0, 0.0], [3.0, 0.0]], np.float32)
@@ -52,15 +54,16 @@ def effective_rank(rows: EncodedRows, reading: Mapping[str, IntArray]) -> int:
     (2, 0)
     """
     narrow, wide = _narrow(rows.shape[1], reading)
-    if not (len(rows) and len(narrow)):
+    if len(rows) <= rare or not len(narrow):
         return 0
-    covariance = _covariance(rows, narrow)
+    low, high = _bounds(rows, narrow, rare)
+    covariance = _covariance(rows, narrow, low, high)
     least = TOLERANCE * float(np.diag(covariance).max(initial=0.0))
     rank, place = _rank(covariance, least), {column: i for i, column in enumerate(narrow.tolist())}
     beside = rank
     for name, columns in reading.items():
         if name in wide:
-            left = _rank(_covariance(rows, narrow, _groups(rows, columns)), least)
+            left = _rank(_covariance(rows, narrow, low, high, _groups(rows, columns)), least)
         else:
             inside = [place[column] for column in columns.tolist() if column in place]
             left = rank - _rank(covariance[np.ix_(inside, inside)], least)
@@ -81,16 +84,34 @@ def _narrow(width: int, reading: Mapping[str, IntArray]) -> tuple[IntArray, set[
     return np.flatnonzero(counts), wide
 
 
-def _covariance(rows: EncodedRows, columns: IntArray, groups: IntArray | None = None) -> FloatArray:
-    """Return the covariance (k, k) of some columns, within ``groups`` (n,) of rows if given."""
+def _bounds(rows: EncodedRows, columns: IntArray, rare: int) -> tuple[FloatArray, FloatArray]:
+    """Return the range of some columns, (k,) each, without the rows that are farthest out."""
+    low, high = np.zeros(len(columns)), np.zeros(len(columns))
+    last = len(rows) - 1 - rare
+    for block in blocks(len(columns), max(_BLOCK_VALUES // len(rows), 1)):
+        values = dense(columns_of(rows, columns[block])).astype(np.float64)
+        median = np.median(values, axis=0)
+        reach = np.partition(np.abs(values - median), last, axis=0)[last]
+        low[block], high[block] = median - reach, median + reach
+    return low, high
+
+
+def _covariance(
+    rows: EncodedRows,
+    columns: IntArray,
+    low: FloatArray,
+    high: FloatArray,
+    groups: IntArray | None = None,
+) -> FloatArray:
+    """Return the covariance (k, k) of some columns within bounds, or of each group (n,) of rows."""
     count, width = len(rows), len(columns)
-    # shifted by the first row: a constant column varies by 0 exactly
-    first = dense(columns_of(rows[:1], columns)).astype(np.float64)
     gram = np.zeros((width, width))
     sizes = np.array([count]) if groups is None else np.bincount(groups)
     sums = np.zeros((len(sizes), width))
     for block in blocks(count, max(_BLOCK_VALUES // width, 1)):
-        values = dense(columns_of(rows[block], columns)).astype(np.float64) - first
+        # shifted: a constant column varies by 0 exactly
+        values = np.clip(dense(columns_of(rows[block], columns)).astype(np.float64), low, high)
+        values -= low
         gram += values.T @ values
         if groups is None:
             sums += values.sum(axis=0)

@@ -64,7 +64,7 @@ def attack(folder, sql, rules, *, method=TablePuppetCG, frames=None, epochs=1, *
 
 CONSTANT = "; ".join(f"p.{name} = range(1000, 1001)" for name in NAMES[1:])
 ALONE = features("p", NAMES)
-FOUR_NAMES = "p.amount, p.amount * 2 AS a, p.amount + p.amount AS b, -p.amount AS c"
+FOUR_NAMES = ", ".join(f"p.amount + 0 * p.{name} AS f{k}" for k, name in enumerate(NAMES[1:5]))
 ATTACKS = {
     # the scores of the partner are 0
     "partner without features": (

@@ -8,7 +8,7 @@ import pytest
 
 from client_apps.data.ledger import open_ledger
 from strategies import TablePuppetCG
-from tests.support.federated import WatchedGrid, train
+from tests.support.federated import WatchedGrid, train, write_site
 from tests.support.peers.payments import (
     JOINED,
     NAMES,
@@ -58,6 +58,23 @@ def test_a_table_that_varies_covers(tmp_path):
     with pytest.raises(SiteError, match=r"\(cover = 2\) refuses: .* and 1 tables of other sites"):
         run(tmp_path / "two", rules=RULES.replace("cover = 1", "cover = 2"))
     assert counted(tmp_path / "flat") == counted(tmp_path / "two") == 0
+
+
+def test_all_shards_of_a_table_that_covers_vary(tmp_path):
+    """Rows that are joined with those of a flat shard would hide in nothing."""
+    halves = {"clinic": slice(300), "branch": slice(300, None)}
+
+    def trained(name, **frames):
+        sites = written(tmp_path / name, RULES, payments=payments())
+        for site, frame in frames.items():
+            sites[site] = write_site(tmp_path / name / site, {"clinic": frame[halves[site]]})
+        with closing(WatchedGrid(sites, state=tmp_path / name / "state")) as grid:
+            train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
+        return counted(tmp_path / name)
+
+    assert trained("varied", clinic=others(), branch=others()) == 1
+    with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
+        trained("flat", clinic=others(), branch=FLAT)
 
 
 def test_a_server_forges_no_statement(tmp_path):

@@ -80,6 +80,27 @@ def test_what_reads_one_column_is_one_column():
     assert effective_rank(numbers(5), {"a": np.array([0]), "b": np.array([1])}) == 2
 
 
+def test_values_of_few_rows_count_nothing():
+    """Else a rank would tell whether any row is beyond the end of a range that the server names."""
+    x, reading = numbers(4), each(5)
+
+    def with_outliers(rows):
+        column = np.zeros((ROWS, 1))
+        column[:rows] = 1e3
+        # far smaller than what few rows have, if any has
+        return together(1e-3 * x, column)
+
+    assert effective_rank(with_outliers(0), reading) == 4
+    assert effective_rank(with_outliers(1), reading) == 0
+    assert [effective_rank(with_outliers(k), reading, rare=9) for k in (0, 1, 9, 10)] == [
+        4,
+        4,
+        4,
+        0,
+    ]
+    assert effective_rank(numbers(4)[:9], each(4), rare=9) == 0
+
+
 def test_rows_that_are_few_and_how_often_they_count():
     assert effective_rank(numbers(9)[:5], each(9)) == 4
     assert effective_rank(numbers(9)[:1], each(9)) == 0
