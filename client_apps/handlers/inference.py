@@ -17,7 +17,7 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, ModelError
@@ -116,8 +116,9 @@ def _loaded(
         raise ModelError(f"this site has no part {body.model_part} of model {version}")
     saved = SavedModel.load(folder, body.digest)
     _check_fits(saved, site.fragment(number))
-    site.source(number).policy.check_model(saved.spec.kind)
-    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+    width = saved.encoder.encoder.width
+    check_model(site.source(number), saved.spec, width)
+    model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
     return saved, model
 

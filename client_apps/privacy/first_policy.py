@@ -37,6 +37,8 @@ _RULES: Final[Mapping[str, str]] = {
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
     "result of a function that the server names; listed, it runs here",
+    "most-parameters = 10_000_000": "no more; a model of more than {most-parameters} "
+    "parameters takes this\n## machine's memory",
     'releases.scores = "clear"': "this table's scores of every row, which tell its features",
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",

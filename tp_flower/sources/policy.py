@@ -100,6 +100,7 @@ class Policy:
         keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
         min_features: the scores of a few are a lattice, on which the features can be read.
+        most_parameters: of a model, or leaves of a round's trees; None for any size.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
@@ -117,6 +118,7 @@ class Policy:
     min_count: Count = 1
     min_features: WholeNumber = 0
     models: Texts | None = None
+    most_parameters: Count | None = None
     releases: Releases = field(default_factory=Releases)
     privacy_unit: Texts = ()
     rows_per_unit: Count = 1
@@ -229,6 +231,15 @@ class Policy:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
 
+    def check_size(self, size: int, unit: str, smaller: str) -> None:
+        """Refuse a model of more parameters, or ``unit``, than ``most_parameters``."""
+        if self.most_parameters is not None and size > self.most_parameters:
+            raise _refused(
+                f"most-parameters = {self.most_parameters}",
+                f"the run asks for a model of {size} {unit}",
+                f"set {smaller}",
+            )
+
     def check_approved(self, text: str, digest: str) -> None:
         """Refuse a fragment, by its text, that the owner has not approved."""
         if self.approved_queries is not None and digest not in self.approved_queries:
@@ -325,6 +336,7 @@ STRICT: Final[Mapping[str, object]] = {
     "min-count": 10,
     "min-features": 4,
     "models": ("linear", "mlp"),
+    "most-parameters": 1_000_000,
     "most-unmatched": 0.0,
     "queries-per-day": 100,
 }
