@@ -7,6 +7,7 @@ open it with the first message that encodes rows.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -188,7 +189,7 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     seal, choice = shared(site, number)
-    shards, described = [], set[Detail | None]()
+    shards, described = [], list[Detail | None]()
     for shard in seal.shards:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
@@ -196,16 +197,22 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
             packet = parse(seal.open(sealed, STATISTICS, shard), "text", packet_of)
             sent = required(decode(ShardStatistics, packet).parts.get(shard), "part")
             shards.append(from_wire(sent, choice, other.rows))
-            described.add(sent.describes)
+            described.append(sent.describes)
         except TPFlowerError as error:
             raise SchemaError(
                 f"the statistics of site {other.site!r} cannot be used: {error}"
             ) from None
-    describes = None if None in described else max(described, key=list(Detail).index)
-    encoder, fitted = _fit(site, number, choice, shards, describes)
+    encoder, fitted = _fit(site, number, choice, shards, _coarsest(described))
     text = json.dumps(encoder.to_json()).encode()
     sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
     return msgspec.structs.replace(fitted, sealed=sealed)
+
+
+def _coarsest(described: Sequence[Detail | None]) -> Detail | None:
+    """Return the detail in which all shards may be described, None if one may not."""
+    if None in described:
+        return None
+    return Detail.STEPS if Detail.STEPS in described else Detail.PERCENT
 
 
 def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:

@@ -47,6 +47,8 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
+    "query-seconds = 3600": "no more; queries may take {query-seconds} seconds of this "
+    "machine or its database",
     "approved-queries = []": "no answer but to queries that you have approved",
     "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
     "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "

@@ -129,7 +129,7 @@ def _clipped_linear_sum(
     weights = clip_weights(norms, clip)
     if not (counts := weights > 0).all():
         # left out: zero times a number that is not finite is NaN
-        features = local_model.rows_of(features, np.flatnonzero(counts))
+        features = local_model.on_host(local_model.rows_of(features, np.flatnonzero(counts)))
         messages, weights = messages[counts], weights[counts]
     return local_model.moment(features, weights[:, None] * messages, intercept=has_one).ravel()
 

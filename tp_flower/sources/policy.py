@@ -131,6 +131,7 @@ class Policy:
     most_unmatched: Annotated[float, _SHARE] = 1.0
     approved_queries: Texts | None = None
     queries_per_day: Count | None = None
+    query_seconds: Count | None = None
 
     @property
     def per(self) -> str:
@@ -339,6 +340,7 @@ STRICT: Final[Mapping[str, object]] = {
     "most-parameters": 1_000_000,
     "most-unmatched": 0.0,
     "queries-per-day": 100,
+    "query-seconds": 600,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)

@@ -71,6 +71,7 @@ def test_a_policy_with_every_key(tmp_path):
         most_unmatched=0.25,
         approved_queries=("sha256:00",),
         queries_per_day=9,
+        query_seconds=77,
     )
     # one that this test does not write would go untested
     same = {key for key, rule in vars(policy).items() if rule == vars(Policy())[key]}
@@ -93,6 +94,7 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         most_parameters=1_000_000,
         most_unmatched=0.0,
         queries_per_day=100,
+        query_seconds=600,
         releases=Releases(models="sealed", scores="masked"),
     )
     assert source.min_count == 10
