@@ -107,3 +107,36 @@ def test_a_single_text_does_not_make_a_column_nearly_numbers():
     assert not nearly_numbers(column(1), 0.01)
     assert nearly_numbers(column(1))
     assert nearly_numbers(column(6), 0.01)
+
+
+@pytest.mark.parametrize(
+    ("rules", "settings", "tells"),
+    [
+        (RULES, {}, True),
+        (
+            f"{RULES}\nreleases = {{ statistics = 'never' }}",
+            {"encoders": "p.sick=range(0, 1)"},
+            False,
+        ),
+    ],
+)
+def test_the_number_of_encoded_columns_tells_a_person_unless_encoders_are_declared(
+    tmp_path, rules, settings, tells
+):
+    """The figure of PRIVACY.md: a feature that is constant but for one of 50 persons has a column.
+
+    Here it is the last of 50, of whom 49 are known to be well.
+    """
+    known = np.flatnonzero(~IS_ILL)[:49]
+    sick = pd.DataFrame({"id": np.arange(PERSONS), "sick": IS_ILL.astype(int)})
+    site = write_site(tmp_path / "hospital", {"patients": sick}, {"patients": rules})
+    sql, columns = SQL.replace("p.marker", "p.sick"), []
+    for person in (696, 699):
+        mine = pd.DataFrame(
+            {"id": [*known, person], "z": np.arange(50) % 3, "y": np.arange(50) % 2}
+        )
+        encoding = explain(sql, [{"mine": [mine]}, site], test_fraction=0.0, **settings)["tables"][
+            1
+        ]
+        columns.append(encoding["encoding"][0]["columns"])
+    assert columns == ([1, 0] if tells else [1, 1])
