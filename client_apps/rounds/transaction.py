@@ -44,7 +44,6 @@ from tp_flower.protocol.fields import Reply, Request
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.protocol.messages import NO_RUN, Action, ReplyEnvelope, RequestEnvelope
 from tp_flower.protocol.packet import Packet, message_bytes, open_parcel, pack, parcel_of, unpack
-from tp_flower.sources.policy import Policy
 
 # made once: json.dumps makes an encoder per call
 _JSON: Final = json.JSONEncoder(sort_keys=True)
@@ -189,8 +188,7 @@ def _answered(
         seconds = time.perf_counter() - started
         if not site.is_simulated:
             # how long it takes to the microsecond tells of the rows
-            has_rules = any(source.policy != Policy() for source in site.shards)
-            per_second = 1.0 if has_rules else 10.0
+            per_second = 1.0 if site.has_rules else 10.0
             seconds = math.ceil(per_second * seconds) / per_second
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))

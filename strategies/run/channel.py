@@ -403,14 +403,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Return the body, b"" where no reply is awaited; None if it is not the signed one."""
         if not length:
             return b"" if digest == wire.digest_of(b"") else None
-        kept, actual = bytearray(), hashlib.sha256()
+        body, actual = bytearray(), hashlib.sha256()
         with self.server.grid.uploading(line, number, self.connection) as is_awaited:
             while length and (block := self.rfile.read(min(length, BLOCK_BYTES))):
                 length -= len(block)
                 actual.update(block)
                 if is_awaited:
-                    kept += block
-        return bytes(kept) if not length and actual.hexdigest() == digest else None
+                    body += block
+        return bytes(body) if not length and actual.hexdigest() == digest else None
 
     @property
     def _address(self) -> str:

@@ -36,7 +36,9 @@ def test_a_site_with_a_policy_tells_whole_seconds_and_a_simulation_its_time(tmp_
     for kind, places in sites.items():
         grid = WatchedGrid(places)
         train(grid, sql)
-        replies = [seen.header for seen in grid.seen if seen.is_reply]
+        # to seal keys the site reads no rows
+        seen = [seen for seen in grid.seen if seen.is_reply and seen.action != "query.seal"]
+        replies = [reply.header for reply in seen]
         seconds[kind] = [reply["seconds"] for reply in replies]
     rest = {kind: np.remainder(own, 0.1) for kind, own in seconds.items()}
     # 0.1 is no number of base 2

@@ -143,12 +143,12 @@ class Rows:
         """Return some of the rows, all of them unchanged."""
         if are_kept.all():
             return self
-        kept = np.flatnonzero(are_kept)
-        units = self.units and self.units.of(kept)
+        rows = np.flatnonzero(are_kept)
+        units = self.units and self.units.of(rows)
         return replace(
             self,
-            features=rows_of(self.features, kept),
-            multiplicity=self.multiplicity[kept],
+            features=rows_of(self.features, rows),
+            multiplicity=self.multiplicity[rows],
             units=units,
         )
 

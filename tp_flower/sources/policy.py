@@ -134,6 +134,11 @@ class Policy:
     query_seconds: Count | None = None
 
     @property
+    def is_open(self) -> bool:
+        """Whether its owner consents to everything but rows."""
+        return self == Policy()
+
+    @property
     def per(self) -> str:
         """Whose an epsilon is: the columns of the unit, or "row"."""
         return ", ".join(self.privacy_unit) or "row"
