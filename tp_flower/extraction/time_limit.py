@@ -30,8 +30,8 @@ class TimeLimit:
         if self.is_over:
             raise PolicyError(
                 f"the table's policy (query-seconds = {self._seconds}) refuses: the query of "
-                f"table {self._table!r} takes longer; ask for fewer or simpler expressions, or "
-                "fewer rows by WHERE"
+                f"table {self._table!r} takes longer; "
+                "ask for fewer or simpler expressions, or fewer rows by WHERE"
             )
 
     @contextmanager

@@ -314,8 +314,8 @@ def _why_refused_pattern(node: exp.Expr) -> str:
     if is_constant or not isinstance(node, _PATTERNS):
         return ""
     return (
-        "a pattern is a text in quotes, such as 'a%', and not made of columns; to compare columns "
-        "write CONTAINS(x, y), STARTS_WITH(x, y) or x = y"
+        "a pattern is a text in quotes, such as 'a%', and not made of columns; to compare "
+        "columns write CONTAINS(x, y), STARTS_WITH(x, y) or x = y"
     )
 
 

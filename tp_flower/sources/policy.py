@@ -243,7 +243,7 @@ class Policy:
             raise _refused(
                 f"most-parameters = {self.most_parameters}",
                 f"the run asks for a model of {size} {unit}",
-                f"set {smaller}",
+                f"it may have so many: set {smaller}",
             )
 
     def check_approved(self, text: str, digest: str) -> None:

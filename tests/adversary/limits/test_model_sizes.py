@@ -18,6 +18,11 @@ NETWORKS = "tests.support.examples.networks"
 FACTORY = f"{NETWORKS}:wide_network"
 KINDS = f'\nmodels = ["linear", "mlp", "trees", "{FACTORY}"]'
 WIDE = (("a", "x", "hash(1048576)"), ("b", "z", "hash(1048576)"))
+SMALL = {
+    "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16,)},
+    "linear": {"encoders": (("a", "x", "hash(64)"), ("b", "z", "hash(64)"))},
+    "leaves": {"strategy_name": "boost", "leaves": 15, "trees_per_round": 10},
+}
 LARGE = {
     "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16_000, 16_000)},
     "factory": {"strategy_name": "admm", "model": FACTORY},
@@ -30,9 +35,9 @@ def made(*_):
     raise ModelError("it is made")
 
 
-def large_run(folder, monkeypatch, kind, rules):
-    """Ask two sites of these rules for a large model; ModelError says that one is made."""
-    settings = dict(LARGE[kind])
+def ask_for(folder, monkeypatch, model, rules):
+    """Ask two sites of these rules for a model; ModelError says that one is made."""
+    settings = dict(model)
     name = settings.pop("strategy_name", "cg")
     monkeypatch.setattr(participant.local_model, "build_model", made)
     if name == "boost":
@@ -49,13 +54,19 @@ def large_run(folder, monkeypatch, kind, rules):
 def test_a_model_beyond_the_policy_is_refused_before_it_is_made(tmp_path, monkeypatch, kind):
     match = r"\(most-parameters = 1000000\) refuses: the run asks for a model of [0-9]+ "
     with pytest.raises(SiteError, match=match):
-        large_run(tmp_path, monkeypatch, kind, "most-parameters = 1_000_000")
+        ask_for(tmp_path, monkeypatch, LARGE[kind], "most-parameters = 1_000_000")
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_smaller_one_is_made(tmp_path, monkeypatch, kind):
+    with pytest.raises(Exception, match="it is made"):
+        ask_for(tmp_path, monkeypatch, SMALL[kind], "most-parameters = 1_000_000")
 
 
 @pytest.mark.parametrize("kind", LARGE)
 def test_without_the_rule_it_is_made(tmp_path, monkeypatch, kind):
     with pytest.raises(Exception, match="it is made"):
-        large_run(tmp_path, monkeypatch, kind, f"most-parameters = {10**12}")
+        ask_for(tmp_path, monkeypatch, LARGE[kind], f"most-parameters = {10**12}")
 
 
 @pytest.mark.parametrize("kind", ["linear", "centres", "mlp", f"{NETWORKS}:network"])
