@@ -140,7 +140,7 @@ def list_features(tables: list[blocks.Record]) -> blocks.Table:
     untold = dict.fromkeys(
         table.text("table")
         for table in tables
-        if not any(row.text("encoder") for row in table.records("encoding"))
+        if {row.get("type") for row in table.records("encoding")} == {None}
     )
     title = f"Features ({UNTOLD.format(', '.join(untold))})" if untold else "Features"
     return blocks.tabulate(title, rows, columns, is_folded=True)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from client_apps.handlers.encoding import FEWEST_ROWS
-from tests.support.examples.explained import explain
+from tests.support.examples.explained import explain, printed
 from tests.support.federated import write_site
 from tp_flower.features.columns import CategoricalColumn, nearly_numbers
 from tp_flower.features.statistics_codec import STEP, percent
@@ -30,9 +30,13 @@ def share_missing(folder, persons, rules=RULES):
     rows = np.arange(len(persons))
     mine = pd.DataFrame({"id": persons, "z": rows % 3 * 1.0, "y": rows % 2 == 0})
     sites = [{"mine": [mine]}, victim(folder, rules)]
-    tables = explain(SQL, sites, test_fraction=0.0)["tables"]
-    (table,) = [table for table in tables if table["table"] == "p"]
+    explanation = explain(SQL, sites, test_fraction=0.0)
+    (table,) = [table for table in explanation["tables"] if table["table"] == "p"]
     (row,) = table["encoding"]
+    is_untold = "of p, the sites tell numbers of columns alone" in " ".join(
+        printed(explanation).split()
+    )
+    assert is_untold == (row["missing"] is None)
     return row["missing"]
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
 from tp_flower.features.sparse import EncodedRows, SparseRows, dense
-from tp_flower.methods import TREES
+from tp_flower.methods import MOST_LAYERS, TREES
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,6 @@ Units = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 """A number of scores per row, or the width of a layer."""
 MOST_SCALE = 1e30
 LEAST_SCALE = 1 / MOST_SCALE
-MOST_LAYERS = 64
 
 CACHED_VALUES = 1 << 18  # converted at a time: 2 MB, about a core's cache
 SMALL_PRODUCT = 1_000_000  # below it BLAS starts no threads of its own
