@@ -23,6 +23,7 @@ LOCAL, BAGGED, POOLED = "local", "bagged", "pooled"  # how the shards of a table
 LARGE_SHARD: Final = 50_000  # joined rows: where no rows validate, it keeps to its own trees
 LINEAR: Final = "linear"
 TREES: Final = "trees"  # kinds of models
+MOST_LAYERS: Final = 64  # of a network, besides the last
 ROWS_OF_CORESET: Final = 2000  # default of a method that solves on a coreset
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from client_apps.handlers.encoding import shared
 from client_apps.operator.participant import SCORE_SUMS, SCORES_NUMBER, Participant, score_sums
 from client_apps.privacy import ledger_entries
+from client_apps.privacy.guard import check_growth
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
@@ -52,6 +53,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
         if body is not None:
             part.begin_scores(request.scores_number)
             seal, growth, table = None, request.growth, part.data.table
+            check_growth(site.source(part.number), growth, part.model.outputs)
             derivatives = _derivatives(part, body)
             if table in request.bagged:
                 seal, _ = shared(site, part.number)
@@ -175,6 +177,7 @@ def _together(site: Site, part: Participant, request: BagRequest) -> FloatArray:
     part.vectors[BAGGED] = part.vectors[GROWN]
     if body.is_own:
         return part.vectors[VALUES.format(GROWN)]
+    check_growth(site.source(part.number), request.growth, outputs)
     seal, _ = shared(site, part.number)
     name = TREES.format(int(part.vectors[SCORES_NUMBER][0]))
     documents = [

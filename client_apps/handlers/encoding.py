@@ -7,6 +7,7 @@ open it with the first message that encodes rows.
 """
 
 import json
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -44,6 +45,7 @@ from tp_flower.protocol.codec import check_sizes, decode, encode, parse, require
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import bytes_of, packet_of, unpack_bits
 from tp_flower.protocol.setup_messages import (
+    Detail,
     EncodedColumns,
     FitPart,
     FitReply,
@@ -55,10 +57,13 @@ from tp_flower.protocol.setup_messages import (
     StatisticsRequest,
     TableShards,
 )
-from tp_flower.sources.policy import NEVER, Policy
+from tp_flower.sources.policy import NEVER
 
 Statistics = dict[str, ColumnStatistics]
 
+FEWEST_ROWS: Final = 500  # that features are described of, where a policy has min-rows
+FEW_TEXTS: Final = 0.01
+"""Share of texts that may be no plain digits in a column of plain digits, described in steps."""
 _STATISTICS: Final = "statistics-{}"
 _ENCODER: Final = "encoder-{}"
 """Entries of a part: what its encoder is fitted to, and the encoder."""
@@ -87,25 +92,41 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     meta = {"request": digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
-    describes = body.describes and is_fitted and _may_describe(site.source(number).policy, body)
-    if describes:
+    describes = _description(site, number, body) if body.describes and is_fitted else None
+    if describes is not None:
         note(site, number, ledger_entries.FEATURES)
     if shards is None:
-        return _fit(site, number, choice, [computed], describes=describes)[1]
+        return _fit(site, number, choice, [computed], describes)[1]
     sent = msgspec.structs.replace(to_wire(computed), describes=describes)
     text = bytes_of(encode(ShardStatistics({number: sent})))
     seal, _ = shared(site, number)
     return FittedPart(sealed=seal.seal(text, STATISTICS, number, digest))
 
 
-def _may_describe(policy: Policy, body: StatisticsPart) -> bool:
-    """Return whether facts about rows may leave without noise, besides the encoder.
+def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None:
+    """Return in what detail facts about the rows may leave without noise, besides the encoder.
 
-    They would be those of a single row if it counted for nearly all: ``min-rows`` limits that.
+    Where a policy has ``min-rows``, a row, or a unit's rows, must count for a ``FEWEST_ROWS``-th
+    at most, which moves a share by a tenth of a step.
     """
+    policy = site.source(number).policy
+    if policy.epsilon is not None or policy.releases.statistics == NEVER:
+        return None
+    if policy.min_rows <= 1:
+        return Detail.PERCENT
     counts = body.multiplicity
-    is_even = counts is None or int(counts.max(initial=0)) * policy.min_rows <= int(counts.sum())
-    return policy.epsilon is None and policy.releases.statistics != NEVER and is_even
+    if counts is None:
+        total, largest = _selected(site, number, body), 1
+    else:
+        total, largest = int(counts.sum()), int(counts.max(initial=0))
+    fewest = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit
+    return Detail.STEPS if largest * fewest <= total else None
+
+
+def _selected(site: Site, number: int, body: StatisticsPart) -> int:
+    """Return how many of a part's rows a request selects."""
+    rows = site.extracted(number).rows
+    return rows if body.trained is None else int(np.count_nonzero(unpack_bits(body.trained, rows)))
 
 
 def _choice(encoders: object) -> TableChoice:
@@ -127,7 +148,7 @@ def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice
             spec = choice.spec_for(name, kinds[name])
             source.policy.check_statistics(choice.table, name, kinds[name], spec)
     if fitted:
-        count = extracted.rows if rows is None else int(np.count_nonzero(rows))
+        count = _selected(site, number, body)
         check_rows(source, count, f"the statistics of table {extracted.table!r}")
     if fitted and is_shard:
         note(site, number, ledger_entries.STATISTICS)
@@ -182,7 +203,7 @@ def fit_shards(site: Site, request: FitRequest) -> FitReply:
 
 def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
     seal, choice = shared(site, number)
-    shards, describes = [], True
+    shards, described = [], list[Detail | None]()
     for shard in seal.shards:
         sealed = required(body.statistics.get(str(shard)), f"statistics/{shard}")
         other = required(body.shards.get(str(shard)), f"shards/{shard}")
@@ -190,15 +211,22 @@ def _fit_shards(site: Site, number: int, body: FitPart) -> FittedPart:
             packet = parse(seal.open(sealed, STATISTICS, shard), "text", packet_of)
             sent = required(decode(ShardStatistics, packet).parts.get(shard), "part")
             shards.append(from_wire(sent, choice, other.rows))
-            describes &= sent.describes
+            described.append(sent.describes)
         except TPFlowerError as error:
             raise SchemaError(
                 f"the statistics of site {other.site!r} cannot be used: {error}"
             ) from None
-    encoder, fitted = _fit(site, number, choice, shards, describes=describes)
+    encoder, fitted = _fit(site, number, choice, shards, _coarsest(described))
     text = json.dumps(encoder.to_json()).encode()
     sealed = seal.seal(text, ENCODER, seal.shards[0], site.round.digest)
     return msgspec.structs.replace(fitted, sealed=sealed)
+
+
+def _coarsest(described: Sequence[Detail | None]) -> Detail | None:
+    """Return the detail in which all shards may be described, None if one may not."""
+    if None in described:
+        return None
+    return Detail.STEPS if Detail.STEPS in described else Detail.PERCENT
 
 
 def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
@@ -216,7 +244,7 @@ def shared(site: Site, number: int) -> tuple[ShardSeal, TableChoice]:
 
 
 def _fit(
-    site: Site, number: int, choice: TableChoice, shards: list[Statistics], *, describes: bool
+    site: Site, number: int, choice: TableChoice, shards: list[Statistics], describes: Detail | None
 ) -> tuple[TableEncoder, FittedPart]:
     """Fit and store the encoder of a table; return it, and what leaves of it."""
     statistics = merge_tables(shards)
@@ -226,11 +254,12 @@ def _fit(
     for encoding in encoder.encodings:
         columns[encoding.name] += len(encoding.feature_names)
     reply = FittedPart(columns=EncodedColumns(columns, bool(encoder.fitted)))
-    if describes:
-        features = [summary_of(*item, encoder.encodings) for item in statistics.items()]
+    if describes is not None:
+        features = [summary_of(*item, encoder.encodings, describes) for item in statistics.items()]
         extracted = site.extracted(number)
+        few = FEW_TEXTS if describes is Detail.STEPS else 0.0
         for place, feature in enumerate(features):
-            if feature.listed is not None and nearly_numbers(extracted.column(feature.column)):
+            if feature.listed is not None and nearly_numbers(extracted.column(feature.column), few):
                 features[place] = msgspec.structs.replace(feature, nearly_numbers=True)
         reply = msgspec.structs.replace(reply, features=features)
     return encoder, reply

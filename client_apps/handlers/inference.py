@@ -17,7 +17,7 @@ from client_apps.data.saved_models import SavedModel, part_folder
 from client_apps.operator.masks import MaskedRows, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
@@ -124,11 +124,12 @@ def _loaded(
 ) -> tuple[SavedModel, LocalModel]:
     version = ModelVersion(request.model_name, request.model_version)
     saved = saved_part(site, number, version, body.model_part, body.digest)
-    site.source(number).policy.check_model(saved.spec.kind)
-    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+    width = saved.encoder.encoder.width
+    check_model(site.source(number), saved.spec, width)
+    model = make_model(saved.spec, width, request.device)
     model.parameters = saved.parameters
     if request.privacy.covers_predictions:
-        check_scores(model, saved.encoder.encoder.width)
+        check_scores(model, width)
     return saved, model
 
 

@@ -16,9 +16,9 @@ from client_apps.data.features import forget, place
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.personalised import LOCAL_LABELS, PersonalisedModel, personalised_models
 from client_apps.operator.participant import Participant, ShardData, make_model
-from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
-from client_apps.privacy.proposal_checks import agree, check_begins, check_model, check_trained
+from client_apps.privacy.proposal_checks import agree, agree_in_model, check_begins, check_trained
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
@@ -179,11 +179,11 @@ def _start(
     check_trained(site, number, (trained, tested))
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
-    source.policy.check_model(spec.kind)
+    check_model(source, spec, encoder.encoder.width)
     loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
     if spec.outputs != loss.outputs:
         raise MessageError(f"'model' must have {loss.outputs} outputs")
-    check_model(site, number, spec, body.l2)
+    agree_in_model(site, number, spec, body.l2)
     labels = _labels(extracted.label, request.classes)[rows]
     features = site.tables.encode(number, encoder, rows)
     model = make_model(spec, features.shape[1], body.device)

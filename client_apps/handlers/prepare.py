@@ -21,7 +21,7 @@ from client_apps.handlers.encoding import fitted_encoder
 from client_apps.operator import participant
 from client_apps.operator.masks import MaskedRows, score_masks
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_plan
+from client_apps.privacy.guard import check_model, check_plan
 from client_apps.privacy.keys import run_key
 from client_apps.privacy.proposal_checks import (
     agree_in_all,
@@ -66,7 +66,7 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.randomness import Stream, generator
-from tp_flower.sources.policy import MODELS, ROWS, SCORES, Policy
+from tp_flower.sources.policy import MODELS, ROWS, SCORES
 
 
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
@@ -136,6 +136,9 @@ def _prepare_part(
         or (body.union is not None and body.union.group is not None),
     )
     encoder = fitted_encoder(site, number, body.encoder)
+    spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
+    _check_model(outline, privacy, update, spec)
+    check_model(source, spec, encoder.encoder.width)
     is_private = privacy.covers_features or privacy.covers_predictions
     rows = training_rows.read_rows(body, extracted.rows, is_private=is_private)
     batches = training_rows.read_batches(body, rows.trained)
@@ -150,8 +153,6 @@ def _prepare_part(
     encoded = EncodedPart(encoder.encoder, features, rows.positions)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
-    spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
-    _check_model(source.policy, outline, privacy, update, spec)
     check_prepared(site, number, body, spec)
     check_trained(site, number, rows.table_rows(extracted.rows))
     has_noise = privacy.covers_predictions
@@ -271,14 +272,11 @@ def _clear_releases(outline: Outline, update: Update) -> tuple[str, ...]:
     return (privacy_plan.CURVATURE, *further)
 
 
-def _check_model(
-    policy: Policy, outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec
-) -> None:
-    """Refuse models that are not allowed or solvable, or have no private mechanism.
+def _check_model(outline: Outline, privacy: PrivacyTerms, update: Update, spec: ModelSpec) -> None:
+    """Refuse models that are not solvable, or have no private mechanism.
 
     A server may solve only if it has announced so.
     """
-    policy.check_model(spec.kind)
     is_given, by_server = update is Update.GIVEN, Update.GIVEN.value
     if is_given != bool(METHODS[outline.strategy].solvers):
         raise MessageError(

@@ -41,6 +41,8 @@ _RULES: Final[Mapping[str, str]] = {
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
     "result of a function that the server names; listed, it runs here",
+    "most-parameters = 10_000_000": "no more; a model of more than {most-parameters} "
+    "parameters takes this\n## machine's memory",
     'releases.scores = "clear"': "this table's scores of every row, which tell its features",
     'releases.models = "clear"': "what shards of this table add up (Gram matrices, "
     "gradients, parameters), which with scores tells its rows",
@@ -49,6 +51,8 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
+    "query-seconds = 3600": "no more; queries may take {query-seconds} seconds of this "
+    "machine or its database",
     'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that "
     "allowed-keys gives their keys",
     "approved-runs = []": "no answer but in runs that you have approved: `tp-flower approve`\n"

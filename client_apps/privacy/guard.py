@@ -13,6 +13,8 @@ from dataclasses import replace
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
 from tp_flower.errors import PolicyError, SiteError, SourceError
+from tp_flower.learning.models.local_model import ModelSpec, count_parameters
+from tp_flower.methods import Growth
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
@@ -162,6 +164,21 @@ def check_plan(
     for kind in kinds:
         is_private = bool(covered and covered.get(kind))
         source.policy.check_release(kind, is_private=is_private, is_masked=hidden.get(kind, False))
+
+
+def check_model(source: ShardSource, spec: ModelSpec, features: int) -> None:
+    """Refuse a kind of model that is not allowed, or a larger one, before it is made."""
+    policy = source.policy
+    policy.check_model(spec.kind)
+    if policy.most_parameters is not None:
+        smaller = "smaller hidden-sizes, or encoders of fewer columns"
+        policy.check_size(count_parameters(spec, features), "parameters", smaller)
+
+
+def check_growth(source: ShardSource, growth: Growth, outputs: int) -> None:
+    """Refuse a round of boosting that may grow more leaves than a model has parameters."""
+    leaves = growth.trees * growth.leaves * outputs
+    source.policy.check_size(leaves, "leaves a round", "fewer leaves or trees-per-round")
 
 
 def source_id(source: ShardSource) -> str:

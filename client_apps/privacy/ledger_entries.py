@@ -69,7 +69,7 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "(values of single rows) where an encoder needs them, and how many rows each "
     "category has, by its keyed hash; sealed to the table's other shards",
     FEATURES: "not covered: the share of each feature's missing values and of its rarer "
-    "categories, in whole percents, how many categories there are, and whether most texts are "
+    "categories, in percents, how many categories there are, and whether most texts are "
     "numbers or dates",
     TREES: "not covered: trees, whose splits lie between values of single rows, and whose leaves "
     "have sums of the loss's derivatives, or such sums by intervals of each column; sealed to the "

@@ -143,7 +143,7 @@ def check_protection(site: Site, privacy: PrivacyTerms, masking: Masking | None)
         agree("tables", len(terms.proposal.tables), masking.tables)
 
 
-def check_model(site: Site, number: int, spec: ModelSpec, l2: float) -> None:
+def agree_in_model(site: Site, number: int, spec: ModelSpec, l2: float) -> None:
     """Refuse another model of a part, or another penalty, than was proposed."""
     proposed = site.terms.spec(number, spec)
     for field in msgspec.structs.fields(spec):
@@ -154,7 +154,7 @@ def check_model(site: Site, number: int, spec: ModelSpec, l2: float) -> None:
 
 def check_prepared(site: Site, number: int, body: PreparePart, spec: ModelSpec) -> None:
     """Refuse what a part is prepared for, where it is not as proposed."""
-    check_model(site, number, spec, body.l2)
+    agree_in_model(site, number, spec, body.l2)
     check_union(site, number, body.update, body.union)
     check_unmatched(site, number, body.unmatched)
 

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
 SECRET: Final = "secret"
 PROPOSAL: Final = "proposal"
+RULES: Final = "rules"  # stored where a table of the run has rules
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
@@ -181,6 +182,15 @@ class Site:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
         meta = {"position": position, "fragment": fragment.to_json(), "join_keys": join_keys}
         self.store.save(f"source-{number}", Entry({}, meta))
+        if not self.shards[position].policy.is_open:
+            self.store.save(RULES, Entry({}, {}))
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether a table of the run, or of the site where it has read them, has rules."""
+        if "shards" in vars(self):
+            return not all(source.policy.is_open for source in self.shards)
+        return self.store.has(RULES)
 
     def source(self, number: int) -> "ShardSource":
         """Return the shard of a participant of the run; SiteError if there is none."""

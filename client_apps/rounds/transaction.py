@@ -189,7 +189,8 @@ def _answered(
         seconds = time.perf_counter() - started
         if not site.is_simulated:
             # how long it takes to the microsecond tells of the rows
-            seconds = math.ceil(10.0 * seconds) / 10.0
+            per_second = 1.0 if site.has_rules else 10.0
+            seconds = math.ceil(per_second * seconds) / per_second
         envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
         content = pack(add_envelope(packet, envelope))
         if site.queries:

@@ -144,7 +144,13 @@ def list_features(tables: list[blocks.Record]) -> blocks.Table:
     heads |= {"kept": "kept", "in (other), %": "other"}
     texts = [blocks.text_column(key, key, empty="-") for key in ("column", "type", "encoder")]
     columns = [*texts, *(blocks.count_column(head, key) for head, key in heads.items())]
-    return blocks.tabulate("Features", rows, columns, is_folded=True)
+    untold = dict.fromkeys(
+        table.text("table")
+        for table in tables
+        if {row.get("type") for row in table.records("encoding")} == {None}
+    )
+    title = f"Features ({UNTOLD.format(', '.join(untold))})" if untold else "Features"
+    return blocks.tabulate(title, rows, columns, is_folded=True)
 
 
 def _rows(table: blocks.Record) -> str:
@@ -205,6 +211,10 @@ def label_of(query: str) -> str:
     return next((item.sql for item in statement.items if is_label(item)), "")
 
 
+UNTOLD = (
+    "of {}, the sites tell numbers of columns alone: with a budget, declared encoders, or fewer "
+    "than 500 rows under a policy"
+)
 ACRONYMS = frozenset({"admm", "sgd", "vfl-admm", "vfl-sgd", "gd"})
 VERBS = {
     "train": "learned from",

@@ -9,16 +9,18 @@ A site answers a round once, so a message may be sent again at any time: to a ne
 session of a site that has fallen silent, or by Flower to one that cannot open any.
 """
 
+import hashlib
 import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from logging import INFO, WARNING
 from pathlib import Path
 from secrets import token_bytes, token_hex
+from socket import SHUT_RDWR, socket
 from socketserver import ThreadingMixIn, UnixStreamServer
 from threading import BoundedSemaphore, Condition, Thread
 from typing import Any, Final, cast
@@ -45,6 +47,8 @@ LOOK_SECONDS: Final = 1.0  # how often Flower is asked why sessions have ended
 CLOSING_SECONDS: Final = 2.0
 BODY_SECONDS: Final = 30.0  # after which a client that sends nothing is cut off
 MOST_THREADS: Final = 500
+MOST_OF_SITE: Final = 16  # connections of a site at a time; an honest one has two, and lost ones
+BLOCK_BYTES: Final = 1 << 16
 ADDRESS: Final = "X-Real-IP"
 _PREFIX: Final = "session-"
 
@@ -62,6 +66,8 @@ class Line:
         since: when the site began to ask; 0.0 if the session is not open.
         heard: when it gave a sign of life.
         poll: the request that waits for a message.
+        requests: that are in work.
+        upload: the connection whose reply is being read; a later one replaces it.
         uses_flower: whether the site could not open a session in this run.
     """
 
@@ -76,6 +82,8 @@ class Line:
     since: float = 0.0
     heard: float = 0.0
     poll: object = None
+    requests: int = 0
+    upload: socket | None = None
     uses_flower: bool = False
 
     def close(self) -> None:
@@ -236,13 +244,49 @@ class SessionGrid:
                 line.since = line.since or line.heard
             return True
 
+    @contextmanager
+    def in_work(self, line: Line) -> Iterator[bool]:
+        """Count a site's request until the block ends; yield False if it has too many."""
+        with self._lock:
+            line.requests += 1
+            is_admitted = line.requests <= MOST_OF_SITE
+        try:
+            yield is_admitted
+        finally:
+            with self._lock:
+                line.requests -= 1
+
+    @contextmanager
+    def uploading(self, line: Line, number: int, connection: socket) -> Iterator[bool]:
+        """Cut off the reply of a site that is still being read, for a later one.
+
+        Yield whether the reply to the message before ``number`` is awaited, and is to be kept.
+        """
+        with self._lock:
+            is_awaited = self._awaits(line, number)
+            if is_awaited:
+                if line.upload is not None:
+                    with suppress(OSError):
+                        line.upload.shutdown(SHUT_RDWR)
+                line.upload = connection
+        try:
+            yield is_awaited
+        finally:
+            with self._lock:
+                if line.upload is connection:
+                    line.upload = None
+
+    @staticmethod
+    def _awaits(line: Line, number: int) -> bool:
+        return bool(line.frame and line.sent) and number == line.number + 1
+
     def answer(
         self, line: Line, key: bytes, number: int, body: bytes, seconds: float
     ) -> wire.Response:
         """Take the reply to the message before ``number``, and wait for the next."""
         poll, ends = object(), time.monotonic() + seconds
         with self._lock:
-            if body and line.frame and line.sent and number == line.number + 1:
+            if body and line.sent and self._awaits(line, number):
                 line.frame = b""
                 try:
                     content = content_of(body)
@@ -342,14 +386,31 @@ class _Handler(BaseHTTPRequestHandler):
             return self._refuse("too large")
         if not grid.admit(line, key, self._address, int(path[3])):
             return self._refuse("from another address than the session")
-        body = self.rfile.read(length)
-        if wire.digest_of(body) != digest:
-            return self._refuse("another body than the one that was signed")
-        if path[4]:
-            return self._send(key, (wire.NOTHING, 0, b""))
-        patience = self.headers.get("Prefer", "").removeprefix("wait=")
-        seconds = min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
-        return self._send(key, grid.answer(line, key, int(path[3]), body, seconds))
+        with grid.in_work(line) as is_admitted:
+            if not is_admitted:
+                return self._refuse("too many requests of one site", wire.TOO_MANY)
+            number = int(path[3])
+            body = self._read_reply(line, number, digest, 0 if path[4] else length)
+            if body is None:
+                return self._refuse("another body than the one that was signed")
+            if path[4]:
+                return self._send(key, (wire.NOTHING, 0, b""))
+            patience = self.headers.get("Prefer", "").removeprefix("wait=")
+            seconds = min(int(patience), wire.LONGEST_WAIT) if patience.isdecimal() else 0
+            return self._send(key, grid.answer(line, key, number, body, seconds))
+
+    def _read_reply(self, line: Line, number: int, digest: str, length: int) -> bytes | None:
+        """Return the body, b"" where no reply is awaited; None if it is not the signed one."""
+        if not length:
+            return b"" if digest == wire.digest_of(b"") else None
+        body, actual = bytearray(), hashlib.sha256()
+        with self.server.grid.uploading(line, number, self.connection) as is_awaited:
+            while length and (block := self.rfile.read(min(length, BLOCK_BYTES))):
+                length -= len(block)
+                actual.update(block)
+                if is_awaited:
+                    body += block
+        return bytes(body) if not length and actual.hexdigest() == digest else None
 
     @property
     def _address(self) -> str:
@@ -367,11 +428,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, reason: str, status: int = wire.FORBIDDEN) -> None:
         """Refuse a request; its body, if any, is not read."""
         self.server.grid.refuse(reason, {"path": self.path[-60:], "address": self._address})
         self.close_connection = True
-        self.send_response(wire.FORBIDDEN)
+        self.send_response(status)
         self.send_header("Content-Length", "0")
         self.send_header("Connection", "close")
         self.end_headers()

@@ -441,8 +441,8 @@ class RoundStrategy(Strategy):
         result = self._progress.result or EpochResult(request.epoch, {}, {})
         elapsed = received_at - self._progress.sent_at
         # real sites round theirs up
-        seconds_at = {node: item.envelope.seconds or 0.0 for node, item in answers.items()}
-        client_seconds = min(max(seconds_at.values(), default=0.0), elapsed)
+        seconds_at = {n: min(item.envelope.seconds or 0.0, elapsed) for n, item in answers.items()}
+        client_seconds = max(seconds_at.values(), default=0.0)
         site_seconds: defaultdict[str, float] = defaultdict(float)
         for node, seconds in seconds_at.items():
             site_seconds[self.session.site_names.get(node, f"node {node}")] += seconds

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from tp_flower.duckdb_engine import quote_name, safe_message
 from tp_flower.errors import SourceError
 from tp_flower.extraction import extracted, select_plan
+from tp_flower.extraction.time_limit import TimeLimit
 from tp_flower.extraction.unit_rows import scan_drawn_rows
 from tp_flower.query.fragment import Fragment
 from tp_flower.sources.shards import Scan, ShardSource
@@ -53,9 +54,11 @@ def extract(
             return stack.enter_context(files[name])
 
         opened_scan = stack.enter_context(scan_drawn_rows(source, fragment, order_key))
+        limit = TimeLimit(source, fragment.table)
+        stack.enter_context(limit.interrupting(opened_scan.connection))
         plan = select_plan.make_plan(source, opened_scan)
         writer = _Writer(plan, create)
-        for batch in _batches(opened_scan, plan, order_key):
+        for batch in _batches(opened_scan, plan, order_key, limit):
             writer.add(batch)
         contents = writer.finish(fragment.table, opened_scan.pushed)
     if folder:
@@ -172,7 +175,9 @@ class _Writer:
             )
 
 
-def _batches(opened: Scan, plan: select_plan.Plan, order_key: bytes) -> Iterator[pa.RecordBatch]:
+def _batches(
+    opened: Scan, plan: select_plan.Plan, order_key: bytes, limit: TimeLimit
+) -> Iterator[pa.RecordBatch]:
     connection = opened.connection
     width = len(plan.numbers) + len(plan.listed)
     width += sum(select_plan.vector_width(piece.type) or 1 for piece in plan.vectors)
@@ -183,6 +188,7 @@ def _batches(opened: Scan, plan: select_plan.Plan, order_key: bytes) -> Iterator
             for number, _ in enumerate(opened.chunks()):
                 start = "INSERT INTO" if number else "CREATE TEMP TABLE"
                 clause = "" if number else " AS"
+                limit.check()
                 connection.execute(f"{start} unsorted{clause} {plan.select}")
             # rows are named by position: sorted values would reveal their ranks
             label = {piece.column for piece in plan.label}
@@ -195,8 +201,11 @@ def _batches(opened: Scan, plan: select_plan.Plan, order_key: bytes) -> Iterator
             yield from connection.sql(f"SELECT * FROM unsorted {order}").to_arrow_reader(size)
         else:
             for _ in opened.chunks():
+                limit.check()
                 yield from connection.sql(plan.select).to_arrow_reader(size)
     except (duckdb.Error, pa.ArrowException, OSError) as error:
+        # before what was interrupted is run again, to find what fails
+        limit.check()
         failure = plan.failure(connection)
         if failure is None and not isinstance(error, duckdb.Error):
             # a failure in mid-stream is raised by Arrow, with DuckDB's text

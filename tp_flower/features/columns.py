@@ -211,8 +211,8 @@ MOST_MARKS: Final = 5
 """Other texts in a column of numbers that may all stand for a missing value, such as N/A or -."""
 
 
-def nearly_numbers(column: FeatureColumn) -> bool:
-    """Return whether 95 % of the texts are numbers or dates, but not all plain digits.
+def nearly_numbers(column: FeatureColumn, few: float = 0.0) -> bool:
+    """Return whether 95 % of the texts are numbers or dates, and more than ``few`` no plain digits.
 
     Three quarters of them are enough where the others are but a few different texts.
     """
@@ -221,7 +221,7 @@ def nearly_numbers(column: FeatureColumn) -> bool:
     is_read = np.asarray(pc.match_substring_regex(column.texts, NUMBERS_OR_DATES), np.bool_)
     is_plain = np.asarray(pc.utf8_is_digit(column.texts), np.bool_)
     rows = column.codes[~column.is_missing]
-    if not len(rows) or is_plain[rows].all():
+    if not len(rows) or 1.0 - is_plain[rows].mean() <= few:
         return False
     marks = len(np.unique(rows[~is_read[rows]]))
     return bool(is_read[rows].mean() >= (0.75 if marks <= MOST_MARKS else 0.95))

@@ -7,7 +7,7 @@ checks types, signs and shapes; this module checks that some data have such stat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 from msgspec.structs import replace as replace_fields
@@ -26,6 +26,7 @@ from tp_flower.features.statistics import (
 from tp_flower.keyed_hash import hex_texts
 from tp_flower.protocol.setup_messages import (
     MOST_WIDTH,
+    Detail,
     FeatureStatistics,
     FeatureSummary,
     StatisticsOfPart,
@@ -46,16 +47,35 @@ def to_wire(statistics: Mapping[str, ColumnStatistics]) -> StatisticsOfPart:
     )
 
 
+STEP: Final = 2  # percent
+
+
+def percent(part: int, of: int, detail: Detail) -> int:
+    """Return a share in percent, rounded up, or to the nearest step.
+
+    >>> [percent(part, 500, Detail.PERCENT) for part in (0, 1, 5, 14)]
+    [0, 1, 1, 3]
+    >>> [percent(part, 500, Detail.STEPS) for part in (0, 1, 5, 14)]
+    [0, 0, 2, 2]
+    """
+    if detail is Detail.PERCENT:
+        return -(-100 * part // of)
+    return STEP * ((200 * part + STEP * of) // (2 * STEP * of))
+
+
 def summary_of(
-    name: str, column: ColumnStatistics, encodings: Sequence[FeatureEncoding]
+    name: str, column: ColumnStatistics, encodings: Sequence[FeatureEncoding], detail: Detail
 ) -> FeatureSummary:
-    """Return what leaves the sites about a feature that is fitted to rows."""
+    """Return what leaves the sites about a feature that is fitted to rows.
+
+    How many categories there are is counted: the number of encoded columns says as much.
+    """
     spec, rows = column.spec, max(column.rows, 1)
     summary = FeatureSummary(
         column=name,
         type=column.kind,
         encoder="" if spec is None else str(spec),
-        missing=None if column.is_declared else -(-100 * (rows - column.count) // rows),
+        missing=None if column.is_declared else percent(rows - column.count, rows, detail),
     )
     listed = [x for x in encodings if isinstance(x, CategoryEncoding) and x.name == name]
     if not listed or spec is None:
@@ -65,7 +85,7 @@ def summary_of(
         stats = stats.with_missing(column.rows - column.count)
     is_kept = np.isin(hex_texts(stats.hashes).to_pylist(), listed[0].hashes)
     total = column.rows if spec.counts_missing else column.count
-    other = -(-100 * int(total - stats.counts[is_kept].sum()) // rows)
+    other = percent(int(total - stats.counts[is_kept].sum()), rows, detail)
     counts = {"categories": len(is_kept), "listed": int(np.count_nonzero(is_kept))}
     return replace_fields(summary, other=other, **counts)
 

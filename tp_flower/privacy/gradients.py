@@ -18,7 +18,8 @@ Guarantee:
 |---------------------------------|--------------------------------------------------|
 | no rows                         | noise around zero                                |
 | a gradient of zero              | stays zero                                       |
-| a gradient that is not finite   | counts as zero: it would tell of its row         |
+| a gradient that is not finite,  | counts as zero, with a unit its unit: it would   |
+| as of a feature that is NaN     | tell of its row                                  |
 | C = inf, sigma = 0              | the plain sum, bit by bit                        |
 
 Reference:
@@ -125,10 +126,12 @@ def _clipped_linear_sum(
             norms = lengths * np.linalg.norm(messages, axis=1)
     else:
         norms = units.gradient_norms(features, messages, intercept=has_one)
-    weights = clip_weights(norms, clip)[:, None]
-    # not a product: zero times infinity is NaN
-    weighted = np.where(weights > 0, messages, 0.0) * weights
-    return local_model.moment(features, weighted, intercept=has_one).ravel()
+    weights = clip_weights(norms, clip)
+    if not (counts := weights > 0).all():
+        # left out: zero times a number that is not finite is NaN
+        features = local_model.on_host(local_model.rows_of(features, np.flatnonzero(counts)))
+        messages, weights = messages[counts], weights[counts]
+    return local_model.moment(features, weights[:, None] * messages, intercept=has_one).ravel()
 
 
 def squared_lengths(features: EncodedRows, *, intercept: bool) -> FloatArray:

@@ -51,6 +51,7 @@ case                   what happens
 no rows                noise alone leaves
 noise 0, no clip       A and b are exactly those of the update without privacy
 x_j = 0                adds nothing, whatever its G_j
+x_j not finite         adds nothing, whatever its target
 G_j = 0                adds nothing
 q_j not finite, G < 0  refused: there would be no bound
 =====================  ===============================================================
@@ -66,15 +67,16 @@ Notation:
 """
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import SiteError
-from tp_flower.learning.models.local_model import Features, moment, on_host
+from tp_flower.learning.models.local_model import Features, moment, on_host, rows_of
 from tp_flower.learning.solvers import gram
 from tp_flower.privacy.gradients import clip_weights, squared_lengths
 from tp_flower.privacy.mechanisms import ClippedNoise
@@ -132,6 +134,24 @@ class Rows:
         if self.multiplicity.min(initial=0) < 0:
             raise SiteError("a multiplicity is negative")
 
+    @cached_property
+    def squares(self) -> FloatArray:
+        """||x_j||^2, with an intercept ||[x_j, 1]||^2, (n,)."""
+        return squared_lengths(on_host(self.features), intercept=self.intercept)
+
+    def only(self, are_kept: BoolArray) -> Self:
+        """Return some of the rows, all of them unchanged."""
+        if are_kept.all():
+            return self
+        rows = np.flatnonzero(are_kept)
+        units = self.units and self.units.of(rows)
+        return replace(
+            self,
+            features=rows_of(self.features, rows),
+            multiplicity=self.multiplicity[rows],
+            units=units,
+        )
+
     def weights(self, radius: float) -> FloatArray:
         """Return G' with G'_j ||x_j||^2 <= radius^2, in sum over a unit, (n,).
 
@@ -142,7 +162,7 @@ class Rows:
         weights = self.multiplicity.astype(np.float64)
         if math.isinf(radius):
             return weights
-        squares = squared_lengths(on_host(self.features), intercept=self.intercept)
+        squares = self.squares
         bound = radius * radius
         if self.units is not None:
             return weights * (bound / np.maximum(self.units.totals(weights * squares), bound))
@@ -154,6 +174,7 @@ class Rows:
 
 def noisy_gram(plan: StatisticsPlan, rows: Rows, noise: NoiseSource) -> FloatArray:
     """Return A, (p, p) and symmetric; see the module's guarantee."""
+    rows = rows.only(_finite(plan, rows))
     matrix = gram(rows.features, rows.weights(plan.radius), intercept=rows.intercept)
     if not plan.gram_deviation:
         return matrix
@@ -171,6 +192,8 @@ def noisy_moments(
     plan: StatisticsPlan, rows: Rows, residual: FloatArray, noise: NoiseSource
 ) -> FloatArray:
     """Return b, (p, d_c), from q (n, d_c); see the module's guarantee."""
+    are_finite = _finite(plan, rows)
+    rows, residual = rows.only(are_finite), residual[are_finite]
     if not np.isfinite(residual).all():
         raise SiteError("a target is not finite")
     weights = rows.weights(plan.radius)
@@ -178,6 +201,13 @@ def noisy_moments(
         weights *= _target_weights(plan, rows, weights, residual)
     sums = moment(rows.features, weights[:, None] * residual, intercept=rows.intercept)
     return noise.with_gaussian(sums, plan.moments_deviation)
+
+
+def _finite(plan: StatisticsPlan, rows: Rows) -> BoolArray:
+    """Return which rows count, (n,): with a bound, those of finite features."""
+    if math.isinf(plan.radius):
+        return np.ones(len(rows.multiplicity), np.bool_)
+    return np.isfinite(rows.squares)
 
 
 def _target_weights(

@@ -7,6 +7,7 @@ for messages, and the server answers none that it has not been asked for::
         200   body: a message, whose number is in Tp-Number
         204   none within the seconds of `Prefer: wait=`: ask again, without the body
         410   the session is over
+        429   too many requests of the site at a time: ask again later
     POST /v1/tp/<channel>/<node>/<number>/working     204: the site still computes
 
 A site that has no message yet asks for number 0. A message is held until its reply has
@@ -30,7 +31,7 @@ CHANNEL_DIGITS: Final = 32
 MOST_BYTES: Final = 1 << 30
 """Of a body; nginx.conf has the same limit."""
 
-OK, NOTHING, FORBIDDEN, GONE = 200, 204, 403, 410
+OK, NOTHING, FORBIDDEN, GONE, TOO_MANY = 200, 204, 403, 410, 429
 Response = tuple[int, int, bytes]  # status, number of the message, and body
 NUMBER: Final = "Tp-Number"
 DIGEST: Final = "Tp-Digest"

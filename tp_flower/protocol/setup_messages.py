@@ -1,5 +1,6 @@
 """Messages of set-up: describe, seal, extract, check; statistics and encoders."""
 
+from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
@@ -399,18 +400,25 @@ class FeatureStatistics(Body, frozen=True, kw_only=True):
     tail: f.TableRowCount | None = None
 
 
+class Detail(StrEnum):
+    """In what detail a table's features may be described: shares in whole percents, or in steps."""
+
+    PERCENT = "percent"
+    STEPS = "steps"
+
+
 class StatisticsOfPart(PartBody, frozen=True, kw_only=True):
     """A shard's statistics, for each feature in the query's order.
 
     Categories are by the feature's position: hashes, the joined rows that have them, and
-    hashes that rank those of one count. ``describes`` allows the reply to describe them.
+    hashes that rank those of one count. ``describes`` allows the reply to describe them, and how.
     """
 
     statistics: list[FeatureStatistics]
     category_hashes: dict[str, Annotated[AnyArray, f.hash_pairs("categories-{}")]] = {}
     category_counts: dict[str, Annotated[AnyArray, f.counts("categories-{}")]] = {}
     category_ties: dict[str, Annotated[AnyArray, f.unsigned("categories-{}")]] = {}
-    describes: bool = False
+    describes: Detail | None = None
 
 
 class ShardStatistics(Reply, frozen=True):
@@ -455,11 +463,11 @@ class EncodedColumns(Body, frozen=True):
 
 
 class FeatureSummary(Body, frozen=True, kw_only=True):
-    """A feature and its encoder; shares are whole percents of the joined training rows.
+    """A feature and its encoder; shares are percents of the joined training rows.
 
     Attributes:
-        missing: share without a value, rounded up; ``other`` in the column of all other
-            categories; None where the encoder tells neither.
+        missing: share without a value, rounded up to a whole percent, or to the nearest 2 %;
+            ``other`` in the column of all other categories; None where the encoder tells neither.
         categories: how many, of at least min-count rows each; ``listed`` have a column.
         nearly_numbers: whether most texts are numbers or dates, and not all plain digits.
     """
@@ -489,7 +497,8 @@ _COLUMNS = Discloses(
 )
 _FEATURES = Discloses(
     "a summary of each feature of tables without a budget, unless its encoder was declared: the "
-    "kind of value; in whole percents the share of missing values and of categories in (other); "
+    "kind of value; the share of missing values and of categories in (other), in steps of 2 % and "
+    "of at least 500 rows, unless min-rows is 1; "
     "how many categories there are; and whether most texts are numbers or dates",
     fields=("features",),
     kinds=("features",),

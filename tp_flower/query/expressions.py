@@ -6,7 +6,8 @@ rendered from a tree made only of the nodes below, and its text must parse back 
 that the checked tree and the executed text cannot differ. The list holds functions of a single row
 only: no sub-queries, aggregates, windows, files, settings, clocks or random numbers, and nothing
 that builds large values (``repeat``, ``lpad``, ``range``). Of the rest, the length of a text is
-bounded before it runs: nested REPLACE multiplies.
+bounded before it runs: nested REPLACE multiplies. Patterns are constants: a row that chose one
+would choose how long it takes.
 """
 
 import math
@@ -61,6 +62,11 @@ _INSTEAD = {
     "any": "x IN (1, 2)",
     **dict.fromkeys(("now", "current_date", "current_timestamp"), "a fixed day, DATE '2024-01-31'"),
 }
+_PATTERNS = (
+    *(exp.Like, exp.ILike, exp.SimilarTo, exp.Glob),
+    *(exp.RegexpLike, exp.RegexpReplace, exp.RegexpExtract, exp.RegexpFullMatch, exp.Escape),
+)
+"""What matches a pattern, whose cost follows from the pattern: no row may choose it."""
 _QUOTES = 'write names in double quotes, "name", not in backticks or [brackets]'
 _NO_AGGREGATES = "aggregate functions are not supported"
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -261,7 +267,7 @@ def _why_refused(node: exp.Expr) -> str:
         return f"function {shorten(node.name, 40)!r} is not among those supported"
     if isinstance(node, exp.DataType) and node.this not in ALLOWED_TYPES:
         return "this type is not among those supported (numbers are DOUBLE or BIGINT)"
-    return _why_refused_form(node)
+    return _why_refused_pattern(node) or _why_refused_form(node)
 
 
 def _instead_of_window(window: exp.Window) -> str:
@@ -299,6 +305,18 @@ def _why_refused_form(node: exp.Expr) -> str:
     if isinstance(node, exp.In) and (node.args.get("unnest") or node.args.get("field")):
         return "IN takes a list of values"
     return ""
+
+
+def _why_refused_pattern(node: exp.Expr) -> str:
+    """Return why a pattern, or a flag of how it is matched, is refused, or an empty text."""
+    parts = [node.args.get(key) for key in ("expression", "flag", "modifiers", "parameters")]
+    is_constant = not any(part.find(exp.Column) for part in parts if isinstance(part, exp.Expr))
+    if is_constant or not isinstance(node, _PATTERNS):
+        return ""
+    return (
+        "a pattern is a text in quotes, such as 'a%', and not made of columns; to compare "
+        "columns write CONTAINS(x, y), STARTS_WITH(x, y) or x = y"
+    )
 
 
 def _why_refused_aggregate(node: exp.Expr) -> str:

@@ -5,9 +5,11 @@ The blocks are plain data, and the template turns them into HTML; nothing here r
 
 import math
 import tomllib
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -32,6 +34,11 @@ STYLE = f"""
 @media (prefers-color-scheme: dark) {{ :root {{ {DARK} }} }}
 @media print {{ :root {{ {LIGHT} }} }}
 {_TEXTS["style"]}"""
+_STYLE_HASH: Final = b64encode(sha256(STYLE.encode()).digest()).decode()
+CONTENT_POLICY: Final = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; base-uri 'none'; form-action 'none'"
+)
+"""What a browser lets the page do: apply its own style sheet, and load, run and send nothing."""
 
 
 @dataclass(frozen=True)
@@ -284,6 +291,7 @@ def render_page(head: Mapping[str, object], contents: Mapping[str, Blocks], foot
         head=head,
         sections={title: blocks for title, blocks in filled.items() if blocks},
         footer=footer,
+        policy=CONTENT_POLICY,
         style=STYLE,
         styles=STYLES,
     )

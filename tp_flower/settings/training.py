@@ -124,8 +124,9 @@ _MODELS: Final = Form(
 )
 _WIDTHS: Final = list_of(
     lambda width: int(str(width)),
-    'a comma-separated list of widths of at least 1, such as "16,8"',
-    lambda widths: widths and min(widths) >= 1,
+    f'a comma-separated list of widths of at least 1, such as "16,8", and {methods.MOST_LAYERS} '
+    "at most",
+    lambda widths: 1 <= len(widths) <= methods.MOST_LAYERS and min(widths) >= 1,
 )
 
 

@@ -107,6 +107,7 @@ class Policy:
             all runs, in parts of the rows' effective rank (:mod:`tp_flower.features.ranks`);
             None for any number.
         cover: how many other tables of a query must vary enough to hide the scores in.
+        most_parameters: of a model, or leaves of a round's trees; None for any size.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: of all that leaves with noise; None for no budget. It bounds what is told of
@@ -129,6 +130,7 @@ class Policy:
     scores_per_rank: Annotated[float, _ABOVE_OR_0] | Literal["any"] | None = None
     cover: WholeNumber = 0
     models: Texts | None = None
+    most_parameters: Count | None = None
     releases: Releases = field(default_factory=Releases)
     privacy_unit: Texts = ()
     rows_per_unit: Count = 1
@@ -141,6 +143,12 @@ class Policy:
     approved_runs: Texts | None = None
     partners: Texts | None = None
     queries_per_day: Count | None = None
+    query_seconds: Count | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its owner consents to everything but rows."""
+        return self == Policy()
 
     @property
     def per(self) -> str:
@@ -247,6 +255,15 @@ class Policy:
         if self.models is not None and kind not in self.models:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
+
+    def check_size(self, size: int, unit: str, smaller: str) -> None:
+        """Refuse a model of more parameters, or ``unit``, than ``most_parameters``."""
+        if self.most_parameters is not None and size > self.most_parameters:
+            raise _refused(
+                f"most-parameters = {self.most_parameters}",
+                f"the run asks for a model of {size} {unit}",
+                f"it may have so many: set {smaller}",
+            )
 
     def check_approved(self, digest: str) -> None:
         """Refuse a run, by the digest of its proposal, that the owner has not approved."""
@@ -366,8 +383,10 @@ STRICT: Final[Mapping[str, object]] = {
     "scores-per-rank": 0.5,
     "cover": 1,
     "models": ("linear", "mlp"),
+    "most-parameters": 1_000_000,
     "most-unmatched": 0.0,
     "queries-per-day": 100,
+    "query-seconds": 600,
 }
 """The rules of a policy that does not mention them; for releases, see ``Releases``."""
 UNBUDGETED: Final = Releases(models=SEALED, scores=MASKED)

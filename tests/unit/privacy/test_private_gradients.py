@@ -16,6 +16,7 @@ from tp_flower.learning.models.neural import TorchModel
 from tp_flower.privacy import torch_gradients
 from tp_flower.privacy.gradients import PrivateFit, clipped_sum, fit_privately, private_sum
 from tp_flower.privacy.mechanisms import ClippedNoise
+from tp_flower.privacy.units import Units
 from tp_flower.randomness import NoiseSource
 
 KEY = bytes(range(32))
@@ -201,6 +202,31 @@ def test_gradients_that_are_not_finite_count_as_zero(make):
     # a norm that overflows leaves nothing unclipped
     total = clipped_sum(model, features, np.full((5, 2), 1e200), 0.5)
     assert np.linalg.norm(total) <= 5 * 0.5
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("make", [linear, torch_model])
+def test_features_that_are_not_finite_count_as_zero(make, value):
+    model, features = make(), normal_rows(5, 4)
+    messages = messages_of(5)
+    features[1, 2] = value
+    others = np.array([0, 2, 3, 4])
+    total = clipped_sum(model, features, messages, 0.5)
+    of_others = clipped_sum(model, features[others], messages[others], 0.5)
+    np.testing.assert_allclose(total, of_others, rtol=1e-6, atol=1e-7)
+    assert np.isfinite(total).all()
+    # all of them
+    assert not clipped_sum(model, features[1:2], messages[1:2], 0.5).any()
+
+
+def test_a_unit_with_a_feature_that_is_not_finite_counts_as_zero():
+    model, features, messages = linear(), normal_rows(5, 4), messages_of(5)
+    codes = np.array([0, 1, 1, 2, 0])
+    features[1, 2] = np.nan
+    total = clipped_sum(model, features, messages, 0.5, Units(codes))
+    others = codes != 1
+    of_others = clipped_sum(model, features[others], messages[others], 0.5, Units(codes[others]))
+    np.testing.assert_array_equal(total, of_others)
 
 
 def test_a_hooked_model_is_as_it_was():

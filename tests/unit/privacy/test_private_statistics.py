@@ -21,6 +21,7 @@ from tp_flower.privacy.statistics_update import (
     noisy_moments,
     usable_gram,
 )
+from tp_flower.privacy.units import Units
 from tp_flower.randomness import KEY_BYTES, NoiseSource
 from tp_flower.settings import PrivacySettings
 
@@ -95,6 +96,26 @@ class TestWithoutNoise:
         np.testing.assert_allclose(noisy_gram(plan, rows, noise()), matrix)
         moments = noisy_moments(plan, rows, residual, noise())
         np.testing.assert_allclose(moments, sums, atol=1e-12)
+
+
+@pytest.mark.parametrize("codes", [None, np.arange(40) // 3])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_rows_that_are_not_finite_count_as_zero(value, codes):
+    rows, plan = rows_of(3), StatisticsPlan(3.0, 0.7, 1.0, 1.0)
+    units = None if codes is None else Units(codes)
+    features, others = rows.features.copy(), np.arange(40) != 4
+    features[4, 1] = value
+    spoilt = Rows(features, rows.multiplicity, rows.intercept, units)
+    clean = spoilt.only(others)
+    # with the row's score its target is not finite either
+    residual = np.where(others, 1.0, value)[:, None]
+    np.testing.assert_array_equal(
+        noisy_gram(plan, spoilt, noise()), noisy_gram(plan, clean, noise())
+    )
+    np.testing.assert_array_equal(
+        noisy_moments(plan, spoilt, residual, noise()),
+        noisy_moments(plan, clean, residual[others], noise()),
+    )
 
 
 class TestSensitivity:

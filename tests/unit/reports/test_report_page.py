@@ -6,9 +6,11 @@ import shlex
 import shutil
 import subprocess
 import tomllib
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import closing
 from copy import deepcopy
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from client_apps.account_page import account_page
 from client_apps.app import app as client_app
 from strategies.app import page_line, train
 from strategies.report_page import page as pages
@@ -36,7 +39,7 @@ from tests.support.examples.reports import small_report
 from tests.support.files import ROOT, case_table
 from tests.support.page_reading import Page
 from tp_flower.query import Query
-from tp_flower.reports.blocks import DARK, LIGHT, STYLES, Record
+from tp_flower.reports.blocks import DARK, LIGHT, STYLES, Record, Table
 from tp_flower.reports.records import RoundReport, report_dict, write_json
 from tp_flower.settings import Settings
 
@@ -202,6 +205,28 @@ def test_the_page_needs_nothing_else_and_its_links_lead_to_its_sections() -> Non
     label, *lines = re.findall("<code>(.*?)</code>", html)
     assert label == "f.late"
     assert lines[:3] == ["SELECT f.late AS label, p.age", "FROM f", "JOIN p ON f.p = p.id"]
+
+
+@pytest.mark.parametrize("name", [*EXAMPLES, "account"])
+def test_a_browser_may_apply_the_pages_style_and_nothing_else(name: str) -> None:
+    """What would slip through the escaping of names is not run, loaded or sent."""
+    is_report = name != "account"
+    html = render(EXAMPLES[name]) if is_report else account_page([], Table("Budgets", (), ()))
+    tags = Page(html).tags
+    (policy,) = [a["content"] for _, a in tags if "http-equiv" in a]
+    (style,) = re.findall("(?s)<style>(.*?)</style>", html)
+    digest = b64encode(sha256(style.encode()).digest()).decode()
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        f"style-src 'sha256-{digest}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    # before all that it is about
+    assert [tag for tag, _ in tags][:4] == ["html", "head", "meta", "meta"]
+    assert tags[3][1]["http-equiv"] == "Content-Security-Policy"
+    # which it would forbid: a drawing's looks are attributes of SVG, and classes
+    assert not [a for _, a in tags if "style" in a or any(n.startswith("on") for n in a)]
 
 
 def test_names_are_text() -> None:

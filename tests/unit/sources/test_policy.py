@@ -59,6 +59,7 @@ def test_a_policy_with_every_key(tmp_path):
         scores_per_rank=0.25,
         cover=2,
         models=("mlp", "models:make"),
+        most_parameters=2_000_000,
         releases=Releases("clear", "never", "private", "clear"),
         privacy_unit=("customer",),
         rows_per_unit=7,
@@ -70,6 +71,7 @@ def test_a_policy_with_every_key(tmp_path):
         most_unmatched=0.25,
         approved_runs=("sha256:00",),
         queries_per_day=9,
+        query_seconds=77,
     )
     # one that this test does not write would go untested
     same = {key for key, rule in vars(policy).items() if rule == vars(Policy())[key]}
@@ -90,8 +92,10 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         scores_per_rank=0.5,
         cover=1,
         models=("linear", "mlp"),
+        most_parameters=1_000_000,
         most_unmatched=0.0,
         queries_per_day=100,
+        query_seconds=600,
         releases=Releases(models="sealed", scores="masked"),
     )
     assert source.min_count == 10

@@ -10,6 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import msgspec
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from tp_flower.arrays import FloatArray, blocks, blocks_of, in_threads
 from tp_flower.errors import SettingsError
 from tp_flower.features.sparse import EncodedRows, SparseRows, dense
-from tp_flower.methods import TREES
+from tp_flower.methods import MOST_LAYERS, TREES
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +71,7 @@ class ModelSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: str = "linear"
     outputs: Units = 1
     intercept: bool = False
-    hidden_sizes: tuple[Units, ...] = (16,)
+    hidden_sizes: Annotated[tuple[Units, ...], msgspec.Meta(max_length=MOST_LAYERS)] = (16,)
     output_scale: float = 1.0
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
@@ -246,6 +247,29 @@ def build_model(spec: ModelSpec, features: int, device: str = "auto") -> LocalMo
     from tp_flower.learning.models.neural import build_torch_model
 
     return build_torch_model(spec, features, device)
+
+
+def count_parameters(spec: ModelSpec, features: int) -> int:
+    """Return how many parameters a model has before it is trained, without allocating them.
+
+    Trees have none then: each round says how many leaves it grows (``Growth``).
+
+    >>> count_parameters(ModelSpec("mlp", hidden_sizes=(3,), intercept=True), features=2)
+    13
+    """
+    if spec.kind == TREES:
+        return 0
+    if spec.kind == "linear":
+        return (features + int(spec.intercept)) * spec.outputs
+    if spec.kind == CENTRES:
+        return features * spec.outputs
+    if spec.kind == "mlp":
+        widths = (features, *spec.hidden_sizes)
+        hidden = sum((below + 1) * width for below, width in pairwise(widths))
+        return hidden + (widths[-1] + int(spec.intercept)) * spec.outputs
+    from tp_flower.learning.models.neural import count_torch_parameters
+
+    return count_torch_parameters(spec, features)
 
 
 @dataclass(frozen=True)

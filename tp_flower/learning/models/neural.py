@@ -114,6 +114,13 @@ def build_torch_model(spec: local_model.ModelSpec, features: int, device: str) -
     return TorchModel(module.to(torch_device(local_model.resolve(device))), spec)
 
 
+def count_torch_parameters(spec: local_model.ModelSpec, features: int) -> int:
+    """Return how many parameters a factory's module has, from a copy without memory."""
+    with torch.device("meta"):
+        module = _from_factory(features, spec)
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 @dataclass(frozen=True)
 class FitBudget:
     """The steps of a fit: passes over the rows, at least ``least_steps``.

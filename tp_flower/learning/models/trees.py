@@ -38,6 +38,7 @@ PENALTY_ROWS: Final = 10
 BIN_ROWS: Final = 3
 """LightGBM's defaults, in joined rows: of a set of categories, of a category that splits may name
 and how far its mean is smoothed, in the penalty of sets, and of a bin."""
+HISTOGRAM_MEGABYTES: Final = 512  # beyond: made again where needed; 127 leaves of 1000 columns
 THREADED_ROWS: Final = 1 << 17  # with fewer, threads only spin: other sites here could not compute
 
 
@@ -167,6 +168,8 @@ def grow(
         "deterministic": True,
         "force_col_wise": True,
         "num_threads": _threads(trained),
+        # it holds one for every leaf from the start, however few rows there are
+        "histogram_pool_size": HISTOGRAM_MEGABYTES,
         "verbosity": -1,
     }
     if not model.binned:

@@ -4,6 +4,7 @@ import logging
 import re
 import sqlite3
 import threading
+import time
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
@@ -259,6 +260,7 @@ def _first_line(cause: Any) -> str:
 
 
 SECONDS_TO_CONNECT: Final = 30
+_SQLITE_STEPS: Final = 10_000  # instructions between two looks at the clock, some 0.1 ms
 
 # SQLAlchemy's loggers would print rows, users and the owner's SQL
 _SILENT: Final = "tp_flower"
@@ -357,6 +359,19 @@ class DatabaseSession:
         with _translated_errors(self.source, self.database):
             self.connection.exec_driver_sql(sql)
 
+    def limit(self, seconds: int) -> None:
+        """Let the database end a statement that takes longer, in SQLite all of them together."""
+        if self.dialect == "sqlite":
+            ends = time.monotonic() + seconds
+            driver: Any = self.connection.connection.driver_connection
+            driver.set_progress_handler(lambda: time.monotonic() > ends, _SQLITE_STEPS)
+        elif self.dialect == "postgresql":
+            self.execute(f"SET LOCAL statement_timeout = {1000 * seconds}")
+        elif getattr(self.connection.dialect, "is_mariadb", False):
+            self.execute(f"SET SESSION max_statement_time = {seconds}")
+        else:
+            self.execute(f"SET SESSION max_execution_time = {1000 * seconds}")
+
     def chunks(self, sql: str) -> Iterator[list[Sequence[Any]]]:
         """Yield the rows of a query in chunks, from a cursor on the server."""
         driver: Any = self.connection.connection.driver_connection
@@ -419,6 +434,8 @@ def open_session(source: ShardSource) -> Iterator[DatabaseSession]:
         with closing(session):
             for statement in _START[session.dialect]:
                 session.execute(statement)
+            if source.policy.query_seconds is not None:
+                session.limit(source.policy.query_seconds)
             yield session
 
 

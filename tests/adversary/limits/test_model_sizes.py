@@ -1,0 +1,81 @@
+"""A run that names a model larger than a site's memory: refused before it is made."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.operator import participant
+from tests.support.federated import run_query, write_site
+from tp_flower.errors import ModelError, SiteError
+from tp_flower.learning.models import trees
+from tp_flower.learning.models.local_model import ModelSpec, build_model, count_parameters
+
+ROWS = np.arange(60)
+LEFT = pd.DataFrame({"k": ROWS, "x": ROWS % 7 * 1.0, "y": ROWS % 3 == 0})
+RIGHT = pd.DataFrame({"k": ROWS, "z": ROWS % 11 * 1.0})
+SQL = "SELECT a.y AS label, a.x, b.z FROM a JOIN b ON a.k = b.k"
+NETWORKS = "tests.support.examples.networks"
+FACTORY = f"{NETWORKS}:wide_network"
+KINDS = f'\nmodels = ["linear", "mlp", "trees", "{FACTORY}"]'
+WIDE = (("a", "x", "hash(1048576)"), ("b", "z", "hash(1048576)"))
+SMALL = {
+    "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16,)},
+    "linear": {"encoders": (("a", "x", "hash(64)"), ("b", "z", "hash(64)"))},
+    "leaves": {"strategy_name": "boost", "leaves": 15, "trees_per_round": 10},
+}
+LARGE = {
+    "mlp": {"strategy_name": "admm", "model": "mlp", "hidden_sizes": (16_000, 16_000)},
+    "factory": {"strategy_name": "admm", "model": FACTORY},
+    "linear": {"encoders": WIDE},
+    "leaves": {"strategy_name": "boost", "leaves": 65_536, "trees_per_round": 100},
+}
+
+
+def made(*_):
+    raise ModelError("it is made")
+
+
+def ask_for(folder, monkeypatch, model, rules):
+    """Ask two sites of these rules for a model; ModelError says that one is made."""
+    settings = dict(model)
+    name = settings.pop("strategy_name", "cg")
+    monkeypatch.setattr(participant.local_model, "build_model", made)
+    if name == "boost":
+        monkeypatch.setattr(participant.local_model, "build_model", build_model)
+        monkeypatch.setattr("client_apps.handlers.boosting.grow", made)
+    sites = [
+        write_site(folder / site, {site: frame}, {site: rules + KINDS})
+        for site, frame in (("a", LEFT), ("b", RIGHT))
+    ]
+    run_query(SQL, sites, strategy=name, device="cpu", **settings)
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_model_beyond_the_policy_is_refused_before_it_is_made(tmp_path, monkeypatch, kind):
+    match = r"\(most-parameters = 1000000\) refuses: the run asks for a model of [0-9]+ "
+    with pytest.raises(SiteError, match=match):
+        ask_for(tmp_path, monkeypatch, LARGE[kind], "most-parameters = 1_000_000")
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_a_smaller_one_is_made(tmp_path, monkeypatch, kind):
+    with pytest.raises(Exception, match="it is made"):
+        ask_for(tmp_path, monkeypatch, SMALL[kind], "most-parameters = 1_000_000")
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_without_the_rule_it_is_made(tmp_path, monkeypatch, kind):
+    with pytest.raises(Exception, match="it is made"):
+        ask_for(tmp_path, monkeypatch, LARGE[kind], f"most-parameters = {10**12}")
+
+
+@pytest.mark.parametrize("kind", ["linear", "centres", "mlp", f"{NETWORKS}:network"])
+@pytest.mark.parametrize("intercept", [False, True])
+def test_the_count_is_the_length_of_the_parameters(kind, intercept):
+    spec = ModelSpec(kind, outputs=3, intercept=intercept, hidden_sizes=(5, 4))
+    assert count_parameters(spec, 6) == len(build_model(spec, 6, "cpu").parameters)
+
+
+def test_histograms_of_many_leaves_are_bounded():
+    """LightGBM holds one for every leaf and column from the start: 2.1 GB of 16,000 x 30."""
+    assert trees.HISTOGRAM_MEGABYTES * 2**20 < 16_000 * 30 * 255 * 16
