@@ -11,7 +11,6 @@ The `privacy` entry of `report.json`::
                adversary, mechanism or null, scope, site, per}, limit, used, ...}]}
     totals    [{site, table, source, per, features, models, scores, labels, delta,
                uncovered: [what]}]
-    readings  of a run over a join: see `strategies.score_readings`
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use, `used` the
 number of uses of the most used key, `limit` the planned number. A total has the epsilons of a
