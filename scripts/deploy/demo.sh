@@ -139,8 +139,8 @@ approved_run() {
   if (run_app "$1-refused" "$2") >"$work/log/$1-refused" 2>&1; then
     fail "a run that no owner has approved was carried out"
   fi
-  grep -om 1 "(approved-runs) refuses: the run sha256:[0-9a-f]* is not approved" "$work/log/run-$1-refused" ||
-    fail_with_log "run-$1-refused" "a run that no owner has approved failed for another reason"
+  grep -om 1 "(approved-runs) refuses: the run sha256:[0-9a-f]* is not approved" "$work/log/$1-refused" ||
+    fail_with_log "$1-refused" "a run that no owner has approved failed for another reason"
   proposal=$(sed -n 's/^Results will be in //p' "$work/log/run-$1-refused")/proposal.json
   for name in "${organisations[@]}"; do
     python -m tp_flower.command_line approve "$proposal" --yes --tables "$work/sites/$name/tables.toml" \
