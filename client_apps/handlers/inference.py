@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import are_masked, score_masks
+from client_apps.operator.masks import Masked, are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
@@ -73,7 +73,10 @@ def _scored(
     scores = site.releaser(number, plan).scores(model.scores(features))
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
-    sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
+    name = f"scores of round {site.round.number}"
+    sent = sent_scores(scores, masks, slice(None), name)
+    if masks is not None:
+        site.masked.append(Masked(number, name, sent))
     (use,) = plan.uses
     scope = "given the model and its encoder, which come from an earlier run"
     if use.mechanism is None:

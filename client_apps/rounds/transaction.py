@@ -2,11 +2,12 @@
 
 Lock the run; look up the committed round; repeat its reply, refuse, or carry out the
 request; commit the new state, the payments and the reply in one transaction; delete
-what is no longer needed; reply.
+what is no longer needed; count the commit in the file beside the database; reply.
 
     killed before    has happened               the same message again
     acting           nothing that anybody sees  acts again
     committing       nothing that anybody sees  acts again
+    counting         all                        gets the reply, once that is counted
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 
@@ -104,7 +105,10 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
     try:
         message = decode(request.action.request, request.packet)
         with site.store.locked():
-            return _answered_once(site, request, message, answer)
+            site.confirm()
+            reply = _answered_once(site, request, message, answer)
+            site.confirm()
+            return reply
     except errors.MessageError as error:
         if error.part is not None:
             site.changes.part = error.part
@@ -189,7 +193,9 @@ def _answered(
         if not site.is_simulated:
             # how long it takes to the microsecond tells of the rows
             seconds = math.ceil(10.0 * seconds) / 10.0
-        envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
+        envelope = ReplyEnvelope(
+            round=request.number, seconds=seconds, at=at, ledger_end=site.ledger_end
+        )
         content = pack(add_envelope(packet, envelope))
         if site.queries:
             sent = packet.payload_bytes()
@@ -215,7 +221,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, errors.PolicyError | errors.BudgetError):
+        if not isinstance(error, errors.PolicyError | errors.BudgetError | errors.MaskError):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]
@@ -226,6 +232,7 @@ def record_refusal(
     try:
         with site.store.together(site.features.make_room):
             site.ledger.record(site.store.run, REFUSE, lines, site.quotas)
+        site.confirm()
     except errors.TPFlowerError as failure:
         log_event(ERROR, "unrecorded", run=site.run, reason=str(failure))
         if not any("source" in query for query in queries):
