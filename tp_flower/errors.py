@@ -75,6 +75,10 @@ class BudgetError(SiteError):
     """A release would spend more than a site's privacy budget."""
 
 
+class MaskError(SiteError):
+    """Masks that have hidden some numbers would hide others, and so their difference."""
+
+
 class PolicyError(SiteError):
     """The policy of a site's table does not allow a request."""
 

@@ -20,8 +20,10 @@ from tp_flower.errors import LedgerError, SettingsError, SiteError
 from tp_flower.node_config import IN_MEMORY
 
 FILE: Final = "site.db"
-VERSION: Final = 2
-SCHEMA: Final = """
+VERSION: Final = 3
+START: Final = "0" * 32  # the ledger's checksum before its first line
+LABELS: Final = "labels"  # in place of a run's name: entries kept over all runs
+SCHEMA: Final = f"""
 CREATE TABLE entries (
     id INTEGER PRIMARY KEY AUTOINCREMENT,
     run TEXT NOT NULL,
@@ -52,7 +54,14 @@ CREATE TABLE ledger (
 CREATE INDEX ledger_of_run ON ledger (run, event, part, what, key, times);
 CREATE INDEX ledger_of_source ON ledger (source, event);
 CREATE INDEX ledger_of_ident ON ledger (ident);
-CREATE TABLE ledger_end (seq INTEGER NOT NULL, checksum TEXT NOT NULL);
+CREATE TABLE counter (changes INTEGER NOT NULL, seq INTEGER NOT NULL, checksum TEXT NOT NULL);
+INSERT INTO counter VALUES (0, 0, '{START}');
+CREATE TABLE masked (
+    run TEXT NOT NULL,
+    name TEXT NOT NULL,
+    digest BLOB NOT NULL,
+    PRIMARY KEY (run, name)
+) WITHOUT ROWID;
 """
 
 RUN_NAME: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+")
@@ -91,8 +100,9 @@ class Changes:
     """The changes that a message makes to the site's database: all of them or none.
 
     They are added within ``together``, and written in one transaction at its end.
-    ``is_durable`` changes, or all of them, survive a loss of power. The error of a
-    refused change names the ``part`` that was being worked on when it was added.
+    ``is_durable`` changes, or all of them, survive a loss of power; a transaction of all is
+    counted (``client_apps.data.counter``). The error of a refused change names the ``part``
+    that was being worked on when it was added.
     """
 
     def __init__(self, database: Database, *, is_durable: bool) -> None:
@@ -163,6 +173,8 @@ class Changes:
         try:
             self._write(is_durable=self._is_durable or any(c.is_durable for c in self._waiting))
             if self._is_begun:
+                if self._is_durable:
+                    self.database.write("UPDATE counter SET changes = changes + 1")
                 self._is_begun = False
                 self.database.commit()
         except BaseException:

@@ -5,7 +5,8 @@ plans, spends from the reservation with each message, and closes it: from then o
 counts. An open reservation counts in full, so that a crash can only make the account too high.
 
 Lines of the table ``ledger``, JSON (a release is an object with the fields of
-``Release``), each after ``seq``, which counts from 1, and ``time``::
+``Release``), each after ``seq``, which counts from 1, and ``time``, and before ``salt``,
+random digits: servers see checksums, and shall not try out what a line may say::
 
     "event": "reserve", "run", "release", "limit", "ident"
     "event": "spend",   "run", "part", "what", "key", "times", "ident"
@@ -22,10 +23,11 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
 
 *Chain.* A line's checksum is BLAKE2b (16 bytes) of the previous line's checksum (32
 zeros before the first) followed by the line, so that no line can be changed, removed or
-moved without breaking the chain; the table ``ledger_end`` holds the last checksum, so
-that no line can be cut off the end. It is not a signature: whoever can write the file
-can forge it. A process checks the whole chain before it first adds up what a source has
-spent, and only new lines after that; to spend from a reservation it checks the end.
+moved without breaking the chain; the table ``counter`` and a file beside the database
+(``counter.py``) hold the last checksum, so that no line can be cut off the end. It is not
+a signature: whoever can write the files can forge them. A process checks the whole chain
+before it first adds up what a source has spent, and only new lines after that; to spend
+from a reservation it checks the end.
 
 *Once.* A call with an ``ident`` takes effect once: repeated by a process that does not
 know whether the first call succeeded, it changes nothing.
@@ -36,6 +38,7 @@ never below what has left, wherever the process was killed (tested by killing it
 """
 
 import json
+import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,7 +52,8 @@ from typing import Any, Final, ParamSpec
 import msgspec
 from msgspec.structs import replace
 
-from client_apps.data.database import FILE, Changes, open_database
+from client_apps.data import counter
+from client_apps.data.database import FILE, LABELS, START, Changes, open_database
 from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
 from client_apps.data.score_counts import SCORES, ScoreLimit
 from tp_flower.errors import BudgetError, LedgerError
@@ -67,8 +71,8 @@ RESERVE, SPEND, CHARGE, NOTE = "reserve", "spend", "charge", "note"
 SETTLE, CLOSE, KEYS = "settle", "close", "keys"
 ANSWER, REFUSE = "answer", "refuse"
 
-_CHECKSUM_BYTES: Final = 16
-START: Final = "0" * (2 * _CHECKSUM_BYTES)  # the checksum before the first line
+_CHECKSUM_BYTES: Final = len(START) // 2
+_SALT_BYTES: Final = 8
 
 # a sum of many floating-point numbers may slightly exceed a budget that it meets
 _ROUNDING: Final = 1e-9
@@ -314,10 +318,16 @@ class Ledger:
                 yield f'{line.removesuffix("}")},"checksum":"{checksum}"}}'
 
     def begin_anew(self) -> None:
-        """Delete all lines, damaged or not, and thus the record of epsilon spent."""
+        """Delete all lines, damaged or not, and thus the record of epsilon spent.
+
+        The runs in flight end: if the lines are lost, so is what their masks have hidden.
+        """
         with open_database(self._root).transaction() as connection:
             connection.execute("DELETE FROM ledger")
-            connection.execute("DELETE FROM ledger_end")
+            connection.execute("DELETE FROM masked")
+            connection.execute("DELETE FROM entries WHERE run <> ?", (LABELS,))
+            mark = counter.set_back(self._root, connection)
+        counter.overwrite(self._root, mark)
         self._seen = self.end = (0, START)
         self._is_checked = False
 
@@ -351,7 +361,8 @@ class Ledger:
         rows = []
         for content in contents:
             seq += 1
-            entry = {"seq": seq, "time": now, **content}
+            salt = secrets.token_hex(_SALT_BYTES)
+            entry = {"seq": seq, "time": now, **content, "salt": salt}
             line = json.dumps(entry, separators=(",", ":"), allow_nan=False)
             if json.loads(line) != entry:
                 # an unreadable line would count as damage from then on
@@ -362,16 +373,16 @@ class Ledger:
             connection.executemany(
                 "INSERT INTO ledger (seq, checksum, line) VALUES (?, ?, ?)", rows
             )
-            connection.execute("DELETE FROM ledger_end")
-            connection.execute("INSERT INTO ledger_end VALUES (?, ?)", (seq, checksum))
+            connection.execute("UPDATE counter SET seq = ?, checksum = ?", (seq, checksum))
             self.end = seq, checksum
 
     def _check(self, connection: Connection, *, is_whole: bool) -> tuple[int, str]:
         """Return seq and checksum of the last line, after checking the chain."""
         seq, checksum = self._seen
-        if seq and _checksum_at(connection, seq) != checksum:
+        if counter.checksum_at(connection, seq) != checksum:
             raise self._damaged("earlier lines are missing")
-        end = connection.execute("SELECT seq, checksum FROM ledger_end").fetchall()
+        counter.check(self._root, connection)
+        _, *end = counter.Mark.read(connection)
         if is_whole and not self._is_checked:
             # the sums use the indices
             ((answer,), *_) = connection.execute("PRAGMA integrity_check(ledger)")
@@ -382,7 +393,7 @@ class Ledger:
             # invariant: a line is added only to an intact chain
             (last_seq,) = connection.execute("SELECT coalesce(max(seq), 0) FROM ledger")
             seq = max(last_seq[0] - 1, 0)
-            checksum = _checksum_at(connection, seq)
+            checksum = counter.checksum_at(connection, seq)
         rows = connection.execute(
             "SELECT seq, line, checksum FROM ledger WHERE seq > ? ORDER BY seq", (seq,)
         )
@@ -390,7 +401,7 @@ class Ledger:
             seq, checksum = seq + 1, checksum_of(line, checksum)
             if (number, stored) != (seq, checksum):
                 raise self._damaged(f"the checksum of line {seq} does not match")
-        if end != ([(seq, checksum)] if seq else []):
+        if end != [seq, checksum]:
             raise self._damaged("its last lines are missing")
         return seq, checksum
 
@@ -482,13 +493,6 @@ def summary(lines: Iterable[Line]) -> list[Line]:
 def checksum_of(line: str, previous: str) -> str:
     """Return the hexadecimal checksum of a line chained to the previous one's."""
     return blake2b((previous + line).encode(), digest_size=_CHECKSUM_BYTES).hexdigest()
-
-
-def _checksum_at(connection: Connection, seq: int) -> str:
-    if seq == 0:
-        return START
-    row = connection.execute("SELECT checksum FROM ledger WHERE seq = ?", (seq,)).fetchone()
-    return "" if row is None else str(row[0])
 
 
 def _has_done(connection: Connection, run: str, event: str, ident: str) -> bool:

@@ -30,9 +30,9 @@ from typing import Any, Final
 import numpy as np
 
 from client_apps.data.cache import STALE_SECONDS
-from client_apps.data.database import RUN_NAME, Changes, cannot_write, open_database
+from client_apps.data.database import LABELS, RUN_NAME, Changes, cannot_write, open_database
 from tp_flower.arrays import AnyArray
-from tp_flower.errors import LostStateError, SiteError
+from tp_flower.errors import LostStateError, MaskError, SiteError
 from tp_flower.events import log_event
 from tp_flower.files import PRIVATE, sync
 from tp_flower.node_config import IN_MEMORY
@@ -46,13 +46,15 @@ _SUFFIX: Final = ".npy"
 _ROUND, _REPLY = _WHOLE = ".round", ".reply"
 """Entries with the state and the reply of the committed round: their checksums also
 cover large arrays."""
-_LABELS: Final = "labels"  # in place of a run's name: entries kept over all runs
 _NUMBERS: Final = count(1)  # of entries that are in this process alone
 _MALFORMED: Final = (ValueError, KeyError, TypeError, AttributeError)
 _INSERT: Final = (
     "INSERT OR REPLACE INTO entries (run, name, touched, meta, layout, checksum, data) "
     "VALUES (?, ?, ?, ?, ?, ?, ?)"
 )
+
+
+_FORGET_MASKED: Final = "DELETE FROM masked WHERE run = ?"
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,7 @@ class SiteStore:
         for run in sorted(run for run, last in touched.items() if last < oldest):
             yield run
             folder = self._folder.parent / run
+            self.changes.add(partial(self._write, _FORGET_MASKED, run))
             self.changes.add(
                 partial(self._write, "DELETE FROM entries WHERE run = ?", run),
                 partial(shutil.rmtree, folder, ignore_errors=True),
@@ -206,6 +209,8 @@ class SiteStore:
         if last.is_over:
             for name in self.names():
                 self.drop(name)
+            # with the keys of the masks
+            self.changes.add(partial(self._write, _FORGET_MASKED, self.run))
         meta = {**vars(last)}
         del meta["arrays"]
         state = {f"{part}/{name}": array for (part, name), array in last.arrays.items()}
@@ -215,6 +220,23 @@ class SiteStore:
         }
         self._add(self.run, _ROUND, Entry(state, meta))
         self._add(self.run, _REPLY, Entry(pieces, {}))
+
+    def record_masked(self, part: int, name: str, digest: bytes) -> None:
+        """Record what leaves under the masks of a name, which hide nothing else from then on.
+
+        MaskError if they have hidden something else in this run.
+        """
+        query, key = "SELECT digest FROM masked WHERE run = ? AND name = ?", f"{part}/{name}"
+        before = self._database.fetch(query, self.run, key)
+        if not before:
+            insert = "INSERT INTO masked VALUES (?, ?, ?)"
+            self.changes.add(partial(self._write, insert, self.run, key, digest))
+        elif before != [(digest,)]:
+            raise MaskError(
+                f"the masks of {name} have hidden other numbers in this run, before the site "
+                "lost its state: requests, rows or settings have changed since, and the "
+                "difference would leave without a mask; start the run again"
+            )
 
     def forget_committed(self) -> None:
         """Forget the committed round, as if the site had answered no message."""
@@ -275,17 +297,17 @@ class SiteStore:
         """
         entry = self._pending_labels.get(name)
         try:
-            entry = entry or self._load(_LABELS, name)
+            entry = entry or self._load(LABELS, name)
         except _MALFORMED as error:
             raise SiteError(
                 f"the stored labels {name} are damaged: restore the site's database "
                 "from a copy, because drawing new ones would cost epsilon again"
             ) from error
         if entry is None:
-            entry = Entry({_LABELS: draw()}, {"ident": secrets.token_hex(16)})
-            self._add(_LABELS, name, entry)
+            entry = Entry({LABELS: draw()}, {"ident": secrets.token_hex(16)})
+            self._add(LABELS, name, entry)
             self._pending_labels[name] = entry
-        return entry.arrays[_LABELS], str(entry.meta["ident"])
+        return entry.arrays[LABELS], str(entry.meta["ident"])
 
     @property
     def memory(self) -> dict[str, Entry]:
@@ -326,7 +348,7 @@ class SiteStore:
         return next((number for (number,) in rows), None)
 
     def _add(self, run: str, name: str, entry: Entry) -> None:
-        if self._folder is None and run != _LABELS:
+        if self._folder is None and run != LABELS:
             # nobody else reads it
             keep = partial(self._keep, run, name, entry=entry)
             self.changes.add(then=lambda: keep(next(_NUMBERS)))
@@ -334,7 +356,7 @@ class SiteStore:
         row, numbers = self._row(run, name, entry), [0]
 
         def write() -> None:
-            if run == _LABELS and self._id(run, name) is not None:
+            if run == LABELS and self._id(run, name) is not None:
                 # or both draws would leave; a retry of this run takes the other draw
                 error = OSError(errno.EAGAIN, "another run has just drawn these labels")
                 raise cannot_write(Path(self._root), error) from error
@@ -346,12 +368,12 @@ class SiteStore:
             numbers[0] = self._write(_INSERT, run, name, time.time(), *row)
 
         self.changes.add(
-            write, lambda: self._keep(run, name, numbers[0], entry), is_durable=run == _LABELS
+            write, lambda: self._keep(run, name, numbers[0], entry), is_durable=run == LABELS
         )
 
     def _keep(self, run: str, name: str, number: int, entry: Entry) -> None:
         """Keep an entry in this process if it is read again or stored nowhere else."""
-        if self._folder is None or (run != _LABELS and name not in _WHOLE):
+        if self._folder is None or (run != LABELS and name not in _WHOLE):
             _CACHE[self._root, run].entries[name] = number, entry
 
     def _load(self, run: str, name: str) -> Entry | None:
@@ -385,7 +407,7 @@ class SiteStore:
                 raise ValueError(f"{key}: an array of objects needs allow_pickle=False")
             place: int | str = len(data)
             # noisy labels belong to no run, so they cannot be in a run's folder
-            if array.nbytes >= LARGE_BYTES and run != _LABELS:
+            if array.nbytes >= LARGE_BYTES and run != LABELS:
                 place = self._write_file(f"{name}-{key.replace('/', '-')}", array)
                 large.append(array)
             else:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from client_apps.handlers.admm import step_of
+from client_apps.operator.masks import Masked
 from client_apps.operator.participant import DESCENT, DIRECTION, GRADIENT, Participant
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -109,9 +110,10 @@ def _direct(
             raise MessageError(f"'place' is {place}, of {terms.tables} tables")
         # the masks cancel over the tables
         secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
-        context = f"scores {terms.scores_number}".encode()
-        masks = pair_masks(secret, place, terms.tables, len(products), context)
+        name = f"scores {terms.scores_number}"
+        masks = pair_masks(secret, place, terms.tables, len(products), name.encode())
         fixed = fixed_words(products / terms.product_unit, terms.tables, data.table)
         words = fixed.view(np.uint64) + masks
+        part.releaser.masked.append(Masked(part.number, f"products of {name}", words))
     part.vectors[GRADIENT], part.vectors[DESCENT] = gradient, descent
     return scores, words

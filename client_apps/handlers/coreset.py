@@ -18,6 +18,7 @@ import numpy as np
 from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.training_rows import read_multiplicity
+from client_apps.operator.masks import Masked
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
@@ -266,6 +267,8 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
+        name = f"sensitivities of {context.decode()}"
+        site.masked.append(Masked(number, name, parts[number].masked))
         note(site, number, MASKED)
         _count_scores(site, number)
         for state in ("measured", "drawn"):

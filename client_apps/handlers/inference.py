@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import MaskedRows, score_masks
+from client_apps.operator.masks import Masked, MaskedRows, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_model, check_plan, check_rows
@@ -27,7 +27,7 @@ from client_apps.privacy.proposal_checks import (
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
-from tp_flower.arrays import FloatArray
+from tp_flower.arrays import FloatArray, IntArray
 from tp_flower.errors import MessageError, ModelError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
@@ -67,15 +67,10 @@ def _scored(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
-    source, extracted = site.source(number), site.extracted(number)
-    sides = site.terms.join_sides(number)
+    source, sides = site.source(number), site.terms.join_sides(number)
     is_masked = request.masking is not None and bool(sides)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
-    is_scored = unpack_bits(body.rows, extracted.rows)
-    rows = np.flatnonzero(is_scored)
-    check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
-    agree_in_rows(site, number, SCORED, is_scored)
-    check_unmatched(site, number, body.unmatched)
+    rows = _rows(site, number, body)
     saved, model = _loaded(site, number, body, request)
     is_private = request.privacy.covers_predictions
     scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
@@ -91,13 +86,27 @@ def _scored(
     scores = site.releaser(number, plan).scores(model.scores(features))
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
-    sent = sent_scores(scores, masks, slice(None), f"scores of round {site.round.number}")
+    name = f"scores of round {site.round.number}"
+    sent = sent_scores(scores, masks, slice(None), name)
+    if masks is not None:
+        site.masked.append(Masked(number, name, sent))
     (use,) = plan.uses
     scope = f"given {GIVEN_SAVED_MODEL}"
     if use.mechanism is None:
         scope = ledger_entries.score_scope(masks)
     planned = ledger_entries.release(site, number, Action.SCORE, use.what, scope, use.mechanism)
     return ScoredPart(rows=len(rows), scores=sent), planned
+
+
+def _rows(site: Site, number: int, body: ScorePart) -> IntArray:
+    """Return the positions of the rows to score, which are the same in all messages of the run."""
+    extracted = site.extracted(number)
+    is_scored = unpack_bits(body.rows, extracted.rows)
+    rows = np.flatnonzero(is_scored)
+    check_rows(site.source(number), len(rows), f"the scores of table {extracted.table!r}")
+    agree_in_rows(site, number, SCORED, is_scored)
+    check_unmatched(site, number, body.unmatched)
+    return rows
 
 
 def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:

@@ -1,12 +1,14 @@
 """The masks of a participant's scores: made when its rows are named, kept with them.
 
 A site masks by every join key of its fragment. What it keeps is a tag per distinct key,
-and which of them each row has; the keys of the masks stay with the run's other secrets.
+and which of them each row has; the keys of the masks stay with the run's other secrets, and so
+does a digest of the words that have left under each name: no name's masks hide others.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +31,25 @@ _CODES: Final = "mask-codes-{}"
 _POINT: Final = "mask-point"
 _SIDES: Final = "mask-sides"
 _TAG_PURPOSE: Final = "tags of score masks"
+
+
+class Masked(NamedTuple):
+    """Words that leave under the masks of a name, at a participant.
+
+    >>> Masked(0, "sum 1", np.zeros(2, np.uint64)).digest.hex()[:8]
+    'f91e3c49'
+    """
+
+    part: int
+    name: str
+    words: AnyArray
+
+    @property
+    def digest(self) -> bytes:
+        """A digest of the words: no others may leave under these masks."""
+        digest = hashlib.sha256(f"{self.words.dtype.str} {self.words.shape} ".encode())
+        digest.update(np.ascontiguousarray(self.words).data if self.words.size else b"")
+        return digest.digest()
 
 
 def masks_entry(masks: ScoreMasks) -> Entry:

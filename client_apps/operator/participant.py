@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
 from client_apps.data.score_counts import ScoreLimit
-from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
+from client_apps.operator.masks import GroupKeys, Masked, masks_entry, read_masks
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.learning.models import local_model
@@ -345,8 +345,12 @@ class Participant:
     def _encoded(
         self, scores: FloatArray, masks: ScoreMasks | None, rows: RowIndex, name: str
     ) -> AnyArray:
-        number = 0 if masks is None else int(self.vectors[SCORES_NUMBER][0])
-        return sent_scores(scores, masks, rows, f"{number} {name}")
+        if masks is None:
+            return sent_scores(scores, None, rows, name)
+        number = int(self.vectors[SCORES_NUMBER][0])
+        words = sent_scores(scores, masks, rows, f"{number} {name}")
+        self.releaser.masked.append(Masked(self.number, f"{name} {number}", words))
+        return words
 
     def begin_scores(self, number: int) -> None:
         """Take the number of the scores of this message, which names their masks.
@@ -381,7 +385,10 @@ class Participant:
                 f"the run was proposed with {self.data.most_sums} sums over the shards of table "
                 f"{self.data.table!r}, and the request asks for {count}"
             )
-        return self.union.share(numbers, self._last_sum, unit)
+        share = self.union.share(numbers, self._last_sum, unit)
+        if self.union.is_sealed:
+            self.releaser.masked.append(Masked(self.number, f"sum {self._last_sum}", share))
+        return share
 
     def total(self, shares: AnyArray | None, unit: float = 1.0) -> FloatArray:
         """Return the sum of the arrays whose shares left last, flat."""
@@ -487,8 +494,8 @@ class Participant:
 class Releaser:
     """The releases of one participant, with the noise of its plan.
 
-    ``uses`` are those that the plan covers, ``scored`` how many score vectors leave without noise,
-    by part, where a policy limits them.
+    ``uses`` and ``masked`` are those of the message that the site is answering, ``scored`` how
+    many score vectors leave in it without noise, by part, where a policy limits them.
     """
 
     number: int
@@ -496,6 +503,7 @@ class Releaser:
     noise: NoiseSource = field(repr=False)
     uses: list[Spend] = field(default_factory=list)
     scored: Counter[tuple[int, ScoreLimit]] = field(default_factory=Counter)
+    masked: list[Masked] = field(default_factory=list, repr=False)
 
     def check_clear(self, what: str) -> None:
         """Refuse to compute something without noise in a run that protects models.

@@ -22,11 +22,13 @@ import numpy as np
 from flwr.app import Context
 from msgspec import convert, to_builtins
 
+from client_apps.data import counter
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator import participant
+from client_apps.operator.masks import Masked
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
@@ -109,7 +111,9 @@ class Site:
 
     In deployment every message starts a process: modules that read tables, parse
     queries or write models are imported by the messages that need them. Nothing is kept
-    in Flower's context. ``uses`` are the covered releases that leave with the reply.
+    in Flower's context. ``uses`` are the covered releases that leave with the reply,
+    ``masked`` what leaves in it under masks. ``ledger_end`` is the checksum of the ledger's
+    last line, once :meth:`confirm` has read it.
     ``queries`` are the ledger's lines about the fragments of the request, by part, with
     a ``source`` once rows are read; ``quotas`` are those of these sources.
     """
@@ -123,6 +127,8 @@ class Site:
         self.features = CachedFeatures(root, cache_limit(context.node_config), self.store)
         self.uses: list[Spend] = []
         self.scored: Counter[tuple[int, ScoreLimit]] = Counter()
+        self.masked: list[Masked] = []
+        self.ledger_end: str | None = None
         self.queries: dict[int, Line] = {}
         self.quotas: dict[str, int] = {}
         self._round: Round | None = None
@@ -177,6 +183,15 @@ class Site:
         """Store the proposal of the run, and the public keys of its sites."""
         meta = {"proposal": to_builtins(proposal, str_keys=True), "public_keys": public_keys}
         self.store.save(PROPOSAL, Entry({}, meta))
+
+    def confirm(self) -> None:
+        """Check that the database is not behind its counter, which then has what it has.
+
+        Called before a message is answered and before its reply leaves. LedgerError if
+        the database is behind.
+        """
+        if not self.is_simulated:
+            self.ledger_end = counter.confirm(self._root).checksum
 
     def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
@@ -329,13 +344,15 @@ class Site:
 
     def releaser(self, number: int, plan: PartPlan) -> participant.Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return participant.Releaser(number, plan, self.round.noise, self.uses, self.scored)
+        return participant.Releaser(
+            number, plan, self.round.noise, self.uses, self.scored, self.masked
+        )
 
     def pay(self) -> None:
-        """Record this message's releases in the ledger, with the round's commit.
+        """Record this message's releases, and what masks hide, with the round's commit.
 
         A release beyond the reservation refuses the round, as does a score vector beyond
-        those that a policy allows: nothing leaves.
+        those that a policy allows, or masks that have hidden something else: nothing leaves.
         """
         if self.scored:
             self.ledger.count_scores(self.store.run, self.scored.copy(), self.round.payment)
@@ -343,6 +360,12 @@ class Site:
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()
+        # the masks of a simulation are no secret
+        for item in () if self.is_simulated else self.masked:
+            self.changes.part = item.part
+            self.store.record_masked(item.part, item.name, item.digest)
+        self.changes.part = None
+        self.masked.clear()
 
     def start(
         self, part: participant.Participant, arrays: Mapping[str, AnyArray], **meta: object

@@ -2,11 +2,12 @@
 
 Lock the run; look up the committed round; repeat its reply, refuse, or carry out the
 request; commit the new state, the payments and the reply in one transaction; delete
-what is no longer needed; reply.
+what is no longer needed; count the commit in the file beside the database; reply.
 
     killed before    has happened               the same message again
     acting           nothing that anybody sees  acts again
     committing       nothing that anybody sees  acts again
+    counting         all                        gets the reply, once that is counted
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 
@@ -53,6 +54,8 @@ Answer = Callable[[Site, Any], Any]
 """A handler: takes the site and a request, returns the reply; rerun after a crash."""
 
 MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
+_IN_LEDGER: Final = (errors.PolicyError, errors.BudgetError, errors.ProposalError, errors.MaskError)
+"""Refusals that an owner finds in the ledger, whatever the message."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,10 @@ def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordD
     try:
         message = decode(request.action.request, request.packet)
         with site.store.locked():
-            return _answered_once(site, request, message, answer)
+            site.confirm()
+            reply = _answered_once(site, request, message, answer)
+            site.confirm()
+            return reply
     except errors.MessageError as error:
         if error.part is not None:
             site.changes.part = error.part
@@ -191,7 +197,9 @@ def _answered(
             # how long it takes to the microsecond tells of the rows
             per_second = 1.0 if site.has_rules else 10.0
             seconds = math.ceil(per_second * seconds) / per_second
-        envelope = ReplyEnvelope(round=request.number, seconds=seconds, at=at)
+        envelope = ReplyEnvelope(
+            round=request.number, seconds=seconds, at=at, ledger_end=site.ledger_end
+        )
         content = pack(add_envelope(packet, envelope))
         if site.queries:
             sent = packet.payload_bytes()
@@ -217,7 +225,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, errors.PolicyError | errors.BudgetError | errors.ProposalError):
+        if not isinstance(error, _IN_LEDGER):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]
@@ -228,6 +236,7 @@ def record_refusal(
     try:
         with site.store.together(site.features.make_room):
             site.ledger.record(site.store.run, REFUSE, lines, site.quotas)
+        site.confirm()
     except errors.TPFlowerError as failure:
         log_event(ERROR, "unrecorded", run=site.run, reason=str(failure))
         if not any("source" in query for query in queries):

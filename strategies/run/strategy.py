@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from logging import INFO, WARNING
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.common.logger import log
@@ -116,6 +116,7 @@ MOST_RECORDS: Final = 1000
 """Records of single rounds: they grow with a run, as do report.json and its page."""
 
 RoundListener = Callable[[RoundReport], None]
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -127,6 +128,7 @@ class _Progress:
     result: EpochResult | None = None
     history: list[RoundReport] = field(default_factory=list)
     ledgers: dict[int, list[Document]] = field(default_factory=dict)
+    ledger_ends: dict[int, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     sent: list[Message] = field(default_factory=list)
     sent_at: float = 0.0
@@ -210,11 +212,11 @@ class RoundStrategy(Strategy):
     @property
     def ledgers(self) -> dict[str, list[Document]]:
         """By site, its latest account of what the run's releases have cost."""
+        return self._by_site(self._progress.ledgers)
+
+    def _by_site(self, by_node: Mapping[int, Value]) -> dict[str, Value]:
         names = self.inventory.site_names
-        return {
-            names.get(node, f"node {node}"): account
-            for node, account in sorted(self._progress.ledgers.items())
-        }
+        return {names.get(node, f"node {node}"): value for node, value in sorted(by_node.items())}
 
     @property
     def seconds(self) -> float:
@@ -229,6 +231,7 @@ class RoundStrategy(Strategy):
             "query": self.query.to_sql(),
             "history": self.history,
             "warnings": self.warnings,
+            "ledger_ends": self._by_site(self._progress.ledger_ends),
             "output_dir": self.settings.output_dir,
             # ISO 8601, UTC
             "started": self.started_at.isoformat(timespec="seconds"),
@@ -308,6 +311,8 @@ class RoundStrategy(Strategy):
         for node, answer in replies.answers.items():
             if (account := getattr(answer.message, "ledger", None)) is not None:
                 self._progress.ledgers[node] = account
+            if answer.envelope.ledger_end is not None:
+                self._progress.ledger_ends[node] = answer.envelope.ledger_end
         if self._progress.method is None:
             return
         try:

@@ -67,7 +67,7 @@ KEPT = (
     "SELECT id, run, name, meta, layout, checksum, data FROM entries ORDER BY id",
     "SELECT seq, checksum, line FROM ledger ORDER BY seq",
 )
-CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync")
+CHANGING = ("mkdir", "rename", "replace", "unlink", "rmdir", "write", "fsync", "fdatasync")
 
 
 def bytes_of(message: Message) -> bytes:
@@ -314,8 +314,9 @@ def test_a_site_that_lost_its_state_is_told_all_again(tmp_path):
 def assert_same(again: Packet, first: Packet):
     for packet in (again, first):
         del packet.header["seconds"]
-        # a ledger's account has grown since
+        # a ledger has grown since
         packet.header.pop("ledger", None)
+        packet.header.pop("ledger-end", None)
     assert again.header == first.header
     assert again.arrays.keys() == first.arrays.keys()
     for key, array in first.arrays.items():
@@ -338,8 +339,8 @@ def test_a_damaged_reply_is_not_sent(tmp_path):
     assert "reply of the last round is damaged" in answer.header["error"]
 
 
-def check_restored(folder, check_as_plain, take, put):
-    """Assert that a site whose state is an older copy says so, and says all again."""
+def restore_old(take, put, check):
+    """Put a copy of a site's state, two rounds old, in its place, and call ``check``."""
     copies: list = []
 
     def restore(grid, message):
@@ -348,31 +349,38 @@ def check_restored(folder, check_as_plain, take, put):
             return
         copies.append(copy)
         if len(copies) == 7:
-            entries = [row[:2] for row in grid.committed(US)]
             forget_processes()
             put(grid, copies[4])
-            answer, asked = grid.answer(message), grid.asked[US]
-            assert answer.header["kind"] == "behind"
-            assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
-            for earlier, reply in asked[-2:]:
-                assert_same(grid.answer(earlier), unpack(reply.content))
-            assert [row[:2] for row in grid.committed(US)] == entries
+            check(grid, message)
 
-    grid, strategy = run(folder, "covered", before=restore)
-    assert len(copies) > 7
-    check_as_plain(grid, strategy, "covered")
+    return restore
 
 
 def test_a_state_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_plain):
+    restored = []
+
     def put(grid, rows):
+        restored.append([row[:2] for row in grid.committed(US)])
         for row in rows:
             change_row(grid.database(US), row, row[-1])
 
-    check_restored(tmp_path, check_as_plain, lambda grid: grid.committed(US), put)
+    def check(grid, message):
+        answer, asked = grid.answer(message), grid.asked[US]
+        assert answer.header["kind"] == "behind"
+        assert answer.header["at"] == unpack(asked[-3][0].content).header["round"]
+        for earlier, reply in asked[-2:]:
+            assert_same(grid.answer(earlier), unpack(reply.content))
+        assert [row[:2] for row in grid.committed(US)] == restored[0]
+
+    before = restore_old(lambda grid: grid.committed(US), put, check)
+    grid, strategy = run(tmp_path, "covered", before=before)
+    assert restored
+    check_as_plain(grid, strategy, "covered")
 
 
-def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_plain):
-    """Its ledger is as old as its state: what is said again is paid for again there."""
+def test_a_database_that_was_restored_from_a_copy_answers_nothing(tmp_path):
+    """Its ledger has forgotten what was spent since, and its masks what they have hidden."""
+    answers = []
 
     def take(grid):
         close_databases()
@@ -382,7 +390,18 @@ def test_a_database_that_was_restored_from_a_copy_is_behind(tmp_path, check_as_p
     def put(grid, data):
         grid.database(US).write_bytes(data)
 
-    check_restored(tmp_path, check_as_plain, take, put)
+    def check(grid, message):
+        before = grid.kept(US)
+        answers.extend(grid.answer(own) for own, _ in [*grid.asked[US], (message, None)])
+        assert grid.kept(US) == before
+
+    with pytest.raises(SiteError, match=r"'us'.* failed: the site's database site.db is behind"):
+        run(tmp_path, "covered", before=restore_old(take, put, check))
+    assert len(answers) == 8
+    for answer in answers:
+        assert answer.header["kind"] == "refused"
+        assert "behind site.counter: it is an older copy" in answer.header["error"]
+        assert not answer.arrays
 
 
 class KilledError(BaseException):

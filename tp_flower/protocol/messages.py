@@ -97,11 +97,14 @@ class ReplyEnvelope(Body, frozen=True, kw_only=True):
         seconds: computing time of the site; None for a failure.
         at: for ``describe``, and for a site that lacks rounds: the last round that it
             has answered; None for none.
+        ledger_end: checksum of the last line of the site's ledger before this request; who
+            keeps it can ask the site's owner for the line. None for simulated sites.
     """
 
     round: Count | None = None
     seconds: Annotated[float, between(0, 1e9)] | None = None
     at: Count | None = None
+    ledger_end: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{32}\Z")] | None = None
 
 
 class Failure(Reply, frozen=True, kw_only=True):
@@ -114,5 +117,7 @@ class Failure(Reply, frozen=True, kw_only=True):
     schedule = ("error", "kind", "part")
 
 
-ENVELOPE: Final = frozenset({*RequestEnvelope.__struct_fields__, *ReplyEnvelope.__struct_fields__})
+ENVELOPE: Final = frozenset(
+    {*RequestEnvelope.__struct_encode_fields__, *ReplyEnvelope.__struct_encode_fields__}
+)
 """Fields of a header that do not belong to the message itself."""

@@ -13,6 +13,8 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
                 of the joined rows, rounded up; null where a policy hides them
     joined-rows {train, test}
     warnings  [text]   what a user should know about the result
+    ledger-ends {site: checksum}   of the last line that the ledger of each real site had
+                before its last answer: an owner's ledger must have that line ever after
     split     {name, validation-rows}   of the rows not trained on
     join-steps  [{table, rows, on, is-outer, rows-before, fan-out-min, fan-out-median,
                 fan-out-max, unmatched-before, unmatched-rows, lost-label-rows,
@@ -139,6 +141,7 @@ class RunRecord:
     join_steps: Sequence[JoinStep]
     history: Sequence[RoundReport]
     warnings: Sequence[str] = ()
+    ledger_ends: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes_up(self) -> int:

@@ -68,7 +68,10 @@ def make_site(folder, run=7, policy="", state="state"):
     )
     state_dir = state if state == ":memory:" else str(folder / state)
     node = {"tables": str(file), "state-dir": state_dir}
-    return Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
+    site = Site(Context(run, 1, node, RecordDict(), {}), f"{run:032x}")
+    # as before every message
+    site.confirm()
+    return site
 
 
 def bind(site, fragment=FRAGMENT):

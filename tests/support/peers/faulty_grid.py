@@ -359,4 +359,5 @@ def virtual_time() -> Iterator[None]:
         for module in (exchange, inventory):
             patches.enter_context(patch.object(module, "time", own))
         patches.enter_context(patch.object(os, "fsync", lambda _: None))
+        patches.enter_context(patch.object(os, "fdatasync", lambda _: None))
         yield

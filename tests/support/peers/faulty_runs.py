@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 import safetensors.numpy
 
+from client_apps.data.counter import COUNTER_FILE
 from client_apps.data.database import FILE
 from strategies import STRATEGIES
 from tests.support.federated import write_site
@@ -193,7 +194,8 @@ class Federation:
     def check_nothing_left(self) -> None:
         """Assert that all is over but what is to stay."""
         assert not self.can_be_resumed
-        stays = {"cache", "row-order-key", "models", *(FILE + e for e in OF_DATABASE)}
+        stays = {"cache", "row-order-key", "models", COUNTER_FILE}
+        stays |= {FILE + ending for ending in OF_DATABASE}
         for site in self._method.sites:
             assert {path.name for path in (self.state / site).iterdir()} <= stays
             query = "SELECT name FROM entries WHERE run <> 'labels'"

@@ -18,6 +18,7 @@ import pandas as pd
 from flwr.app import ConfigRecord, Context, Message
 
 from client_apps.app import app
+from client_apps.data.counter import COUNTER_FILE
 from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
@@ -64,6 +65,7 @@ GONE = object()
 Change = Callable[[Packet], Packet]
 ENTRIES = f"SELECT {COLUMNS} FROM entries WHERE run <> 'labels'"
 LEDGER = "SELECT seq, line FROM ledger ORDER BY seq"
+MASKED = "SELECT run, name, digest FROM masked ORDER BY run, name"
 WRONG = (
     *(None, True, -1, 10**6, 10**400, 0.5, float("nan"), float("inf"), "", "x"),
     *("\u0000", [], [1], [None], {}, {"x": 1}, [[["x"]]]),
@@ -180,11 +182,11 @@ class HostileGrid(InProcessGrid):
 
 
 def files(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The files of a site beside its database, but for locks: their size and time."""
+    """The files of a site but for its database, with its counter, and locks: size and time."""
     return {
         path: (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith((FILE, ".lock"))
+        if path.is_file() and not path.name.startswith((FILE, COUNTER_FILE, ".lock"))
     }
 
 
@@ -197,7 +199,7 @@ class Kept:
         self._files, self._rows = files(self.folder), self._read_rows()
 
     def _read_rows(self) -> list[list[tuple]]:
-        queries = (f"{ENTRIES} ORDER BY id", LEDGER)
+        queries = (f"{ENTRIES} ORDER BY id", LEDGER, MASKED)
         return [rows_in(self.folder / FILE, query) for query in queries]
 
     def changed(self, what: object) -> set[Path]:
@@ -205,8 +207,8 @@ class Kept:
 
         The ledger may have lines about refusals since.
         """
-        entries, lines = self._read_rows()
-        assert entries == self._rows[0], what
+        entries, lines, masked = self._read_rows()
+        assert (entries, masked) == (self._rows[0], self._rows[2]), what
         before = self._rows[1]
         assert lines[: len(before)] == before, what
         events = {json.loads(line)["event"] for _, line in lines[len(before) :]}
@@ -214,7 +216,7 @@ class Kept:
         return {path for path, _ in files(self.folder).items() ^ self._files.items()}
 
     def restore(self) -> None:
-        """Put it back; the ledger, and labels that are paid for, only grow."""
+        """Put it back, as no attacker could; the ledger, and labels that are paid for, grow."""
         for path in files(self.folder):
             if path not in self.contents:
                 path.unlink()
@@ -227,6 +229,9 @@ class Kept:
         rows_in(self.folder / FILE, "DELETE FROM entries WHERE run <> 'labels'")
         for row in self._rows[0]:
             change_row(self.folder / FILE, row, row[-1])
+        rows_in(self.folder / FILE, "DELETE FROM masked")
+        for row in self._rows[2]:
+            rows_in(self.folder / FILE, "INSERT INTO masked VALUES (?, ?, ?)", *row)
         self._files, self._rows = files(self.folder), self._read_rows()
 
 

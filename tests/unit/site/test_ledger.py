@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from client_apps.data import database
+from client_apps.data import counter, database
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.ledger import START, Ledger, RoundLedger, checksum_of, open_ledger
 from tests.support.peers.faulty_grid import forget_processes, rows_in
@@ -383,7 +383,7 @@ def test_lines_that_a_process_knows_must_stay(root, tmp_path):
     ledger = example(root)
     rows = rows_of(root)
     gone = "earlier lines are missing"
-    end = "UPDATE ledger_end SET seq = ?, checksum = ?"
+    end = "UPDATE counter SET seq = ?, checksum = ?"
     change(root, "DELETE FROM ledger WHERE seq = 7")
     change(root, end, *rows[5][:2])
     with pytest.raises(LedgerError, match=gone):
@@ -414,6 +414,7 @@ def test_a_rolled_back_line_is_not_missed(root):
     """A process takes for gone only what was there."""
     ledger, changes = example(root), Changes(open_database(root), is_durable=True)
     spent = ledger.spent("F")
+    counter.confirm(root)
     of_round = RoundLedger(ledger, changes)
     refused = pytest.raises(BudgetError)
     with refused, changes.together(lambda _: False):

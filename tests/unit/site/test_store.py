@@ -117,7 +117,7 @@ def test_only_the_user_may_open_the_database_and_have_made_it(tmp_path, monkeypa
     save(at(tmp_path))
     path = tmp_path / FILE
     rows_in(path, "PRAGMA user_version = 9")
-    refuses("has version 9, expected 2")
+    refuses("has version 9, expected 3")
     for mode in (0o640, 0o604, 0o620, 0o602):
         path.chmod(mode)
         refuses(rf"may be read or changed by others .*\(mode {mode:04o}\): chmod")
