@@ -26,7 +26,7 @@ from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
-from tp_flower.errors import MessageError, SiteError
+from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
@@ -205,7 +205,7 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
             clusters = importance.ShardClusters(*(measured.arrays[n] for n in _OF_CLUSTERS))
             cost = clusters.cost if body.cost is None else body.cost  # of all shards
             if cost < clusters.cost * (1.0 - TOLERANCE):
-                raise MessageError("'cost' is below the cost of this shard alone")
+                raise OfRowsError("'cost' is below the cost of this shard alone")
             scores = body.scale * importance.kmeans_scores(clusters, cost)
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
@@ -237,7 +237,7 @@ def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | 
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = importance.leverages(rows, basis)
     if (measured.arrays["multiplicity"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
-        raise MessageError("array 'gram' is not a sum that includes this shard")
+        raise OfRowsError("array 'gram' is not a sum that includes this shard")
     return scores
 
 

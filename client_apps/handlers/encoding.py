@@ -14,7 +14,7 @@ import numpy as np
 
 from client_apps.data.run_store import Entry
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_rows, visible_schema
+from client_apps.privacy.guard import check_rows, counts_evenly, visible_schema
 from client_apps.privacy.ledger_entries import note
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
@@ -88,12 +88,8 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
 
 
 def _may_describe(policy: Policy, body: StatisticsPart) -> bool:
-    """Return whether facts about rows may leave without noise, besides the encoder.
-
-    They would be those of a single row if it counted for nearly all: ``min-rows`` limits that.
-    """
-    counts = body.multiplicity
-    is_even = counts is None or int(counts.max(initial=0)) * policy.min_rows <= int(counts.sum())
+    """Return whether facts about rows may leave without noise, besides the encoder."""
+    is_even = counts_evenly(policy, body.multiplicity)
     return policy.epsilon is None and policy.releases.statistics != NEVER and is_even
 
 

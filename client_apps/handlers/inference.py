@@ -20,7 +20,7 @@ from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import MessageError, ModelError
+from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
@@ -94,7 +94,7 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
     remedy = ""
     if masks is not None:
         remedy = f', or set privacy.scores = "{CLEAR}" if the policies allow it'
-    raise ModelError(
+    raise ScoreRangeError(
         f"a score is out of range, which for this model is up to {limit:.4g}: a row is far "
         "outside of those that the model was trained on. Look for a column whose unit or kind "
         f"has changed, and for extreme values; leave such rows out by WHERE{remedy}"

@@ -21,7 +21,7 @@ from client_apps.handlers.encoding import fitted_encoder
 from client_apps.operator import participant
 from client_apps.operator.masks import are_masked, score_masks
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_plan
+from client_apps.privacy.guard import check_plan, counts_evenly
 from client_apps.privacy.keys import run_key
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
@@ -74,6 +74,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     for number, (part, encoder) in site.each(prepared):
         columns, is_exact = encoder.encoder.columns, not method.only_model
         start, solver = _start(part, columns, is_exact=is_exact)
+        if start.mean_curvature and not part.data.is_even:
+            # else it would be the squared norm of one row
+            typical = _typical_curvature(part, columns + int(part.data.spec.intercept))
+            start = msgspec.structs.replace(start, **typical)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
             scores = part.release_scores(part.data.features, slice(None), "scores")
@@ -158,6 +162,7 @@ def _prepare_part(
         units=rows.units_of(extracted.units) if is_private else None,
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
+        is_even=counts_evenly(source.policy, rows.counts),
     )
     vectors, releaser = participant.initial_vectors(model, update), site.releaser(number, plan)
     return participant.Participant(number, data, model, vectors, releaser), encoder
@@ -438,10 +443,11 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
                     part.model.scores(part.data.trained), part.data.multiplicity
                 )
-            digest = _keep(site, model, part)
-            parts[part.number] = FinishedPart(
-                digest, _coefficients(site, part), part.vectors.get(participant.SCORE_SUMS)
-            )
+            digest, sums = _keep(site, model, part), part.vectors.get(participant.SCORE_SUMS)
+            if not part.data.is_even:
+                # else they would be one row's score
+                sums = None
+            parts[part.number] = FinishedPart(digest, _coefficients(site, part), sums)
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
     site.round.arrays.clear()

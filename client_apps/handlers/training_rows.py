@@ -61,6 +61,13 @@ class TrainingRows:
         """Rows of the table that are trained on."""
         return self.trained if self.place is None else count_distinct(self.place[: self.trained])
 
+    @property
+    def counts(self) -> IntArray | FloatArray:
+        """How often each of the table's rows counts in sums over the trained ones."""
+        if self.place is None:
+            return self.multiplicity
+        return np.bincount(self.place[: self.trained], self.multiplicity)
+
     def units_of(self, codes: AnyArray | None) -> Units | None:
         """Return the units of privacy of the trained rows, by those of the table's."""
         return None if codes is None else Units(codes[self.positions[: self.trained]])

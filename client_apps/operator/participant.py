@@ -56,7 +56,7 @@ BEST_SUMS: Final = "best_sums"
 
 SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
-_VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
+_VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale", "is_even")
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
@@ -129,6 +129,7 @@ class ShardData:
         units: of the trained rows, if clips are of the table's units of privacy.
         union: the table's shards; None if nothing is summed.
         label_scale: size of the loss's derivatives, the unit of what is summed.
+        is_even: whether no row counts for most of a sum over the trained rows.
         binned: the trained rows as trees read them, once they have.
     """
 
@@ -149,6 +150,7 @@ class ShardData:
     units: Units | None = None
     union: ShardUnion | None = None
     label_scale: float = 1.0
+    is_even: bool = True
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
