@@ -56,7 +56,10 @@ BEST_SUMS: Final = "best_sums"
 
 SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
-_VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale", "is_even")
+_VALUES: Final = (
+    *("table", "joined_rows", "l2", "device", "label_scale"),
+    *("most_scores", "most_sums", "is_even"),
+)
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
@@ -130,6 +133,8 @@ class ShardData:
         union: the table's shards; None if nothing is summed.
         label_scale: size of the loss's derivatives, the unit of what is summed.
         is_even: whether no row counts for most of a sum over the trained rows.
+        most_scores: the highest number of scores in the run, by its proposal.
+        most_sums: how many arrays are summed in it.
         binned: the trained rows as trees read them, once they have.
     """
 
@@ -151,6 +156,8 @@ class ShardData:
     union: ShardUnion | None = None
     label_scale: float = 1.0
     is_even: bool = True
+    most_scores: int = 0
+    most_sums: int = 0
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
@@ -308,6 +315,11 @@ class Participant:
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
             raise errors.MessageError(f"'scores-number' is {number}; the run is at {before[0]:.0f}")
+        if number > self.data.most_scores:
+            raise errors.ProposalError(
+                f"'scores-number': the run was proposed with {self.data.most_scores} at most, and "
+                f"the request says {number}"
+            )
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
 
     @property
@@ -323,6 +335,11 @@ class Participant:
         No two have one name. All shards of a table take part in the same rounds, hence count alike.
         """
         self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
+        if (count := int(self.vectors[SUMS][0])) > self.data.most_sums:
+            raise errors.ProposalError(
+                f"the run was proposed with {self.data.most_sums} sums over the shards of table "
+                f"{self.data.table!r}, and the request asks for {count}"
+            )
         return self.union.share(numbers, self._last_sum, unit)
 
     def total(self, shares: AnyArray | None, unit: float = 1.0) -> FloatArray:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
+from msgspec import convert, to_builtins
 
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
@@ -39,10 +40,13 @@ from tp_flower.sources.entries import MEMORY_PREFIX, TABLES_THERE
 if TYPE_CHECKING:
     from client_apps.data.tables import SiteTables
     from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+    from tp_flower.protocol.proposal import Proposal
     from tp_flower.query import Fragment
     from tp_flower.sources.shards import ShardSource
+    from tp_flower.terms.run_terms import RunTerms
 
 SECRET: Final = "secret"
+PROPOSAL: Final = "proposal"
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
@@ -143,6 +147,33 @@ class Site:
         """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
 
+    @property
+    def terms(self) -> "RunTerms":
+        """The terms of the run, by the proposal that the site was sent; a process reads it once."""
+        from tp_flower.protocol.proposal import Proposal
+        from tp_flower.terms.run_terms import RunTerms
+
+        if not self.store.has(PROPOSAL):
+            raise MessageError("no run has been proposed to this site, or not at this point of it")
+        entry, cached = self.store.load(PROPOSAL), self.store.memory.get(PROPOSAL)
+        if cached is None or cached.meta["entry"] is not entry:
+            proposal = convert(entry.meta["proposal"], Proposal, str_keys=True)
+            cached = Entry({}, {"entry": entry, "terms": RunTerms(proposal)})
+            self.store.memory[PROPOSAL] = cached
+        terms: RunTerms = cached.meta["terms"]
+        return terms
+
+    @property
+    def public_keys(self) -> Mapping[str, str]:
+        """The public keys of the run's sites, by node."""
+        keys: Mapping[str, str] = self.store.load(PROPOSAL).meta["public_keys"]
+        return keys
+
+    def keep_proposal(self, proposal: "Proposal", public_keys: Mapping[str, str]) -> None:
+        """Store the proposal of the run, and the public keys of its sites."""
+        meta = {"proposal": to_builtins(proposal, str_keys=True), "public_keys": public_keys}
+        self.store.save(PROPOSAL, Entry({}, meta))
+
     def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
         meta = {"position": position, "fragment": fragment.to_json(), "join_keys": join_keys}
@@ -239,8 +270,7 @@ class Site:
         """Return the keyed hash of the join keys of one group.
 
         Keys of one group are compared across the run's tables; keys of different groups
-        are unrelated. The server names the groups, as it names the joins: by naming two
-        columns alike in a request it can learn which of their values are equal.
+        are unrelated. The groups follow from the joins of the run's proposal.
         """
         return self.hasher().purpose(f"join keys {group}")
 

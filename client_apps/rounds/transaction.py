@@ -236,7 +236,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, errors.PolicyError | errors.BudgetError):
+        if not isinstance(error, errors.PolicyError | errors.BudgetError | errors.ProposalError):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]

@@ -1,6 +1,6 @@
 """Scores of joined rows by a saved model, whose parts are at the sites."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,15 +49,10 @@ class Joined:
 
 
 def join_rows(
-    bound: BoundQuery,
-    columns: Columns,
-    missing: Missing,
-    settings: Settings,
-    inventory: Inventory,
-    row_key: Sequence[str] = (),
+    bound: BoundQuery, columns: Columns, missing: Missing, settings: Settings, inventory: Inventory
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
-    extracted = yield from extract(bound, settings, inventory, columns, row_key)
+    extracted = yield from extract(bound, settings, inventory, columns)
     lacking = missing.of_joined(bound.label_table).sites
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
@@ -106,7 +101,6 @@ def score(
                 model_part=part_numbers[part.number].number,
                 digest=part_numbers[part.number].digest,
                 rows=pack_bits(masks[part.number]),
-                joins=masking.sides.get(part.table, []),
                 unmatched=masking.unmatched.get(part.number, {}),
             )
             for part in parts

@@ -25,7 +25,7 @@ from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProbl
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.base import JoinStrategy
 from strategies.training.outcome import Outcome
-from strategies.training.prepare import Preparation, model_seed
+from strategies.training.prepare import Preparation
 from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
 from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
@@ -44,6 +44,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings import training as defaults
 from tp_flower.settings.run import AUTO, STOP
 from tp_flower.splits import TRAIN
+from tp_flower.terms.run_terms import model_seed
 
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
@@ -355,7 +356,7 @@ class TablePuppetBoost(JoinStrategy):
             leaves=settings.leaves or defaults.leaves_by_rows(self._joined_rows, most),
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
-            seed=model_seed(settings, "trees") >> 1,
+            seed=model_seed(settings.seed, "trees") >> 1,
         )
 
     @property

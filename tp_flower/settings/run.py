@@ -86,6 +86,7 @@ class RunSettings:
         "Name that the trained models are saved under; to predict or evaluate also "
         '"name@version" ("name" = the latest).',
         Form("name, name@version", model_name),
+        is_operational=True,
     )
     row_key: str = setting(
         "",
@@ -100,8 +101,11 @@ class RunSettings:
         'Where sites train torch models (linear ones need no GPU): "cpu", "cuda", or '
         '"auto": CUDA where there is one.',
         OneOf((AUTO, "cpu", "cuda")),
+        is_operational=True,
     )
-    output_dir: str = setting("", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.')
+    output_dir: str = setting(
+        "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.', is_operational=True
+    )
     progress: bool = setting(True, "One console line per epoch.", may_change=True)
     track: str = setting(
         "",
@@ -209,6 +213,8 @@ class DataSettings:
         "",
         "The training set: SELECT <label> AS label, <features> FROM ... JOIN ... ON "
         '... WHERE ... "" = the built-in flights query.',
+        # a proposal has the query itself, as it was read
+        is_operational=True,
     )
     task: str = setting(
         AUTO,
@@ -224,7 +230,10 @@ class DataSettings:
         may_change=True,
     )
     max_joined_rows: int = setting(
-        200_000_000, "A join of more rows than this is refused before it is built.", Range(1)
+        200_000_000,
+        "A join of more rows than this is refused before it is built.",
+        Range(1),
+        is_operational=True,
     )
     sample: float = setting(
         1.0,

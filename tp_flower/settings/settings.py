@@ -377,6 +377,11 @@ class Settings(SettingValues):
         private = declare.render_values(PRIVACY_SETTINGS, self.privacy)
         return declare.render_values(PLAIN_SETTINGS, self) | private
 
+    def proposed(self) -> dict[str, object]:
+        """Return the part of the run config that the tables' owners are asked to agree to."""
+        config = self.to_dict()
+        return {item.key: config[item.key] for item in SETTINGS if not item.is_operational}
+
 
 SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("test-size", "test-share", "holdout"), "test-fraction"),

@@ -104,6 +104,8 @@ class Policy:
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
         budget_name: "" to use the location of the rows.
+        partners: the sites that may take part in a run besides the table's own, by the names that
+            its owner has given their keys; None for all whose keys are pinned.
     """
 
     columns: Texts | None = None
@@ -128,6 +130,7 @@ class Policy:
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
     approved_queries: Texts | None = None
+    partners: Texts | None = None
     queries_per_day: Count | None = None
 
     @property
@@ -238,6 +241,25 @@ class Policy:
                 f"its owner has to review and list this:\n{text}",
             )
 
+    def check_partner(self, name: str) -> None:
+        """Refuse a run in which a site takes part that the owner has not named."""
+        if self.partners is not None and name not in self.partners:
+            raise _refused(
+                "partners",
+                f"site {name!r} takes part in the run",
+                f"its owner allows {', '.join(self.partners) or 'no other site'}",
+            )
+
+    def check_pinned(self, *, is_pinned: bool) -> None:
+        """Refuse partners of whose keys nobody knows whose they are."""
+        if self.partners is not None and not is_pinned:
+            raise _refused(
+                "partners",
+                "this site does not pin the keys of others, and cannot tell who they are",
+                'its owner writes allowed-keys = "FILE" into the node config, with a line for '
+                "each partner: its name and its public key (`tp-flower site-key` prints a site's)",
+            )
+
     def check_rows(self, rows: int, what: str) -> None:
         """Raise PolicyError for a result from too few rows.
 
@@ -312,6 +334,7 @@ class Policy:
         raise _refused(rule, request, allowed)
 
 
+ANY: Final = "any"  # as partners: all sites whose keys are pinned
 OPEN: Final = "open"  # what an owner writes as a policy that allows everything but rows
 SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
 """The policy of tables that whoever runs the server has, too."""
@@ -363,6 +386,7 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
+    merged = {key: value for key, value in merged.items() if (key, value) != ("partners", ANY)}
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
     merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}

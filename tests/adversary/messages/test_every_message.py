@@ -86,7 +86,7 @@ RUNS = {
 TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
 JOINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
-NO_JOINS = header(*PART, "joins", value=[])
+NO_JOINS = header("masking", value=None)
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
@@ -101,8 +101,8 @@ ATTACKS = {
     Action.STATISTICS: (SHOP, JOINED_1, "min-rows.* the statistics of table 'o'"),
     # the encoder of some shards alone, to see what another one adds
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
-    # a table in no join has no mask of its scores
-    Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
+    # scores without the masks that were proposed
+    Action.PREPARE: (US, NO_JOINS, "'masking': the run was proposed with True"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's

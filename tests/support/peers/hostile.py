@@ -239,7 +239,10 @@ def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
 
 
 def header(*path, value=GONE) -> Change:
-    """Put a value at a place in the header, or take away what is there."""
+    """Put a value at a place in the header, or take away what is there.
+
+    Of a fragment the server proposes the same, or the site would see that it does not.
+    """
 
     def change(packet):
         changed = copy.deepcopy(packet.header)
@@ -248,9 +251,22 @@ def header(*path, value=GONE) -> Change:
             del place[path[-1]]
         else:
             place[path[-1]] = value
+        propose_fragments(changed)
         return Packet(changed, packet.arrays)
 
     return change
+
+
+def propose_fragments(header: dict) -> None:
+    """Let the proposal of a request for rows have the fragments that its parts have."""
+    proposal, parts = header.get("proposal"), header.get("parts")
+    if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
+        return
+    for part in parts if isinstance(parts, list) else ():
+        is_whole = isinstance(part, dict) and {"id", "fragment"} <= part.keys()
+        proposed = proposal["parts"].get(str(part["id"])) if is_whole else None
+        if isinstance(proposed, dict):
+            proposed["fragment"] = part["fragment"]
 
 
 def array(part, name, function=None) -> Change:
