@@ -21,7 +21,14 @@ from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
-from client_apps.privacy.proposal_checks import TRAINED, agree, agree_in_rows, check_begins
+from client_apps.privacy.proposal_checks import (
+    TRAINED,
+    agree,
+    agree_in_rows,
+    check_begins,
+    check_summed,
+    contradiction,
+)
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
@@ -101,6 +108,7 @@ def _measure(
     site: Site, number: int, body: messages.MeasurePart, request: messages.MeasureRequest
 ) -> tuple[Entry, messages.MeasuredPart]:
     source, extracted = site.source(number), site.extracted(number)
+    agree("is-shard", site.terms.shards_of(number) is not None, body.is_shard)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
@@ -209,6 +217,9 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     parts: dict[int, messages.DrawnPart] = {}
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
+        if body.count > site.terms.settings.coreset_rows:
+            # the frequencies of many draws tell each row's sensitivity
+            raise contradiction("count", site.terms.settings.coreset_rows, body.count)
         if measured.meta["of"] == importance.CLUSTERS:
             clusters = importance.ShardClusters(*(measured.arrays[n] for n in _OF_CLUSTERS))
             cost = clusters.cost if body.cost is None else body.cost  # of all shards
@@ -260,6 +271,7 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
     parts: dict[int, messages.WeighedPart] = {}
     for number, body in site.each(request.parts):
         sampled = _sampled_scores(body.rows, _load(site, "drawn", number).arrays["scores"])
+        check_summed(site, number, request.summed, body.place)
         place, summed, size = body.place, request.summed, len(sampled)
         masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)

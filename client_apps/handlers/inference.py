@@ -22,6 +22,7 @@ from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
     check_begins,
+    check_named,
     check_protection,
     check_unmatched,
 )
@@ -54,6 +55,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _scored(site, number, body, request) for number, body in site.each(request.parts)
     }
     check_protection(site, request.privacy, request.masking)
+    check_named(site, request.model_name, request.model_version)
     ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
     return ScoreReply(

@@ -17,7 +17,7 @@ import pandas as pd
 from msgspec.structs import fields as declared_fields
 
 from client_apps.app import app
-from client_apps.data.key_files import site_key
+from client_apps.data.key_files import ROW_ORDER_KEY, site_key
 from client_apps.rounds.site import Site
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import write_site
@@ -34,7 +34,9 @@ Changes = Mapping[tuple[str, int], Sequence[Change]]  # by action and node
 Tried = Callable[[str, int, Packet], Iterable["Lie"]]
 Run = Callable[[InProcessGrid], Any]  # runs a strategy on a grid, and returns it
 
-FIRST_NODE = 2
+MOST_OTHERS = 3  # values of a field elsewhere in the run
+BITS = {"trained", "tested", "rows", "unmatched"}
+"""Arrays of a bit for each row; of ``train.weigh``, "rows" are row numbers."""
 
 
 class Place(NamedTuple):
@@ -106,7 +108,6 @@ class LyingGrid(InProcessGrid):
         self.record.replies.append((action, node, _copied(unpack(reply.content))))
         return reply
 
-
     def _try(self, message, lie: Lie) -> None:
         kept, told = Kept(self.contexts[lie.place.node]), self.record.told
         message = copy.deepcopy(message)
@@ -151,26 +152,12 @@ class Federation:
         self._runs += 1
         place = self.folder / f"run-{self._runs}"
         shutil.copytree(self._template, place)
-        is_real = self.policies is not None
-        sites = {
-            site: place / site / "tables.toml" if is_real else frames
-            for site, frames in self.tables.items()
-        }
-        grid = LyingGrid(sites, lies or {}, tried)
-        names = dict(zip(self.tables, grid.contexts, strict=True))
-        keys = {}
-        for number, node in enumerate(names.values()):
-            config = grid.contexts[node].node_config
-            state = place / "state" / str(number)
-            config["state-dir"] = str(state)
-            if is_real:
-                keys[node] = site_key(state).public.hex()
-        for node, own in keys.items():
-            lines = [f"site-{n} {key}" for n, key in keys.items() if key != own]
-            file = place / f"allowed-{node}"
-            file.write_text("\n".join(lines))
-            file.chmod(0o600)
-            grid.contexts[node].node_config["allowed-keys"] = str(file)
+        grid = LyingGrid(self._sites(place), lies or {}, tried)
+        states = {node: place / "state" / str(n) for n, node in enumerate(grid.contexts)}
+        for node, state in states.items():
+            grid.contexts[node].node_config["state-dir"] = str(state)
+        if self.policies is not None:
+            self._pin(grid, states)
         record = grid.record
         with watch() as record.told:
             try:
@@ -178,18 +165,33 @@ class Federation:
             except TPFlowerError as error:
                 record.error = str(error)
             finally:
-                record.told.learn_keys(
-                    [Site(context, grid.run_name) for context in grid.contexts.values()]
-                )
+                sites = [Site(context, grid.run_name) for context in grid.contexts.values()]
+                record.told.learn_keys(sites)
                 grid.close()
-        for number in range(len(names)):
-            # the next run's rows have the order of this one's
-            order = place / "state" / str(number) / "row-order-key"
-            kept = self._template / "state" / str(number) / "row-order-key"
-            if order.exists() and not kept.exists():
-                shutil.copy2(order, kept)
+        self._keep_orders(states)
         shutil.rmtree(place)
         return record
+
+    def _sites(self, place: Path) -> dict[str, Any]:
+        if self.policies is None:
+            return dict(self.tables)
+        return {site: place / site / "tables.toml" for site in self.tables}
+
+    def _pin(self, grid: InProcessGrid, states: Mapping[int, Path]) -> None:
+        keys = {node: site_key(state).public.hex() for node, state in states.items()}
+        for node, own in keys.items():
+            lines = [f"site-{n} {key}" for n, key in keys.items() if key != own]
+            file = states[node].parent / f"allowed-{node}"
+            file.write_text("\n".join(lines))
+            file.chmod(0o600)
+            grid.contexts[node].node_config["allowed-keys"] = str(file)
+
+    def _keep_orders(self, states: Mapping[int, Path]) -> None:
+        """Let the next run's rows have the order of this one's."""
+        for state in states.values():
+            kept = self._template / "state" / state.name / ROW_ORDER_KEY
+            if (state / ROW_ORDER_KEY).exists() and not kept.exists():
+                shutil.copy2(state / ROW_ORDER_KEY, kept)
 
 
 def joined_rows(record: Record) -> set[frozenset[Row]]:
@@ -299,27 +301,28 @@ def with_array(path: Path_, array: np.ndarray) -> Callable[[Packet], Packet]:
     return lambda packet: Packet(packet.header, {**packet.arrays, path: array})
 
 
-def lies(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, Any]]:
+def lies(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, Change]]:
     """Yield what the field could say instead: in words, and as a change of the request."""
     if place.is_array:
         for what, array in _arrays(place, packet, honest):
             yield what, with_array(place.path, array)
         return
-    value, seen = value_at(packet, place.path), []
-    for other in _others(place, honest):
-        if other != value and other not in seen:
-            seen.append(other)
-    for other in seen[:3]:
-        yield f"of another message: {other!r:.60}", with_value(place.path, other)
-    for other in _values(value):
-        yield f"= {other!r:.60}", with_value(place.path, other)
-    for other in WORDS.get(place.field, ()):
+    value = value_at(packet, place.path)
+    for what, other in _alternatives(place, value, honest):
         if other != value:
-            yield f"= {other!r:.60}", with_value(place.path, other)
+            yield what, with_value(place.path, other)
+
+
+def _alternatives(place: Place, value: Any, honest: Record) -> Iterator[tuple[str, Any]]:
+    seen: list[Any] = []
+    for other in _others(place, honest):
+        if other != value and other not in seen and len(seen) < MOST_OTHERS:
+            seen.append(other)
+            yield f"of another message: {other!r:.60}", other
+    for other in (*_values(value), *WORDS.get(place.field, ())):
+        yield f"= {other!r:.60}", other
     for what, change in CHANGES.get(place.field, ()) if value is not None else ():
-        changed = change(copy.deepcopy(value))
-        if changed != value:
-            yield what, with_value(place.path, changed)
+        yield what, change(copy.deepcopy(value))
 
 
 def _others(place: Place, honest: Record) -> Iterator[Any]:
@@ -349,64 +352,49 @@ def _values(value: Any) -> Iterator[Any]:
 
 
 def _arrays(place: Place, packet: Packet, honest: Record) -> Iterator[tuple[str, np.ndarray]]:
-    number, name = place.path
-    if place.path not in packet.arrays:
-        yield "though absent", ABSENT[place.field][1](problem_rows(honest, int(number)))
+    part, name = int(place.path[0]), str(place.path[1])
+    if (part, name) not in packet.arrays:
+        yield "though absent", ABSENT[place.field][1](problem_rows(honest, part))
         return
-    array = packet.arrays[place.path]
-    if array.dtype == np.uint8:
-        rows = problem_rows(honest, int(number)) if len(array) < 100 else 0
-        if rows and len(array) == -(-rows // 8):
-            chosen = unpack_bits(array, rows)
-            fewer, single = chosen.copy(), np.zeros(rows, bool)
-            fewer[np.flatnonzero(chosen)[:1]] = False
-            single[np.flatnonzero(chosen)[:1]] = True
-            for what, bits in (
-                ("one row fewer", fewer),
-                ("one row", single),
-                ("all rows", np.ones(rows, bool)),
-                ("the others", ~chosen),
-            ):
-                if not np.array_equal(bits, chosen):
-                    yield what, pack_bits(bits)
-            return
+    array, family = packet.arrays[part, name], name.partition("/")[0]
+    if family in BITS and array.dtype == np.uint8:
+        yield from _bits(unpack_bits(array, problem_rows(honest, part)))
+        return
     for key, other in packet.arrays.items():
-        alike = key != place.path and other.dtype == array.dtype and other.shape == array.shape
-        if alike and key[1].partition("/")[0] == str(name).partition("/")[0]:
+        is_alike = other.dtype == array.dtype and other.shape == array.shape
+        if is_alike and key != (part, name) and key[1].partition("/")[0] == family:
             yield f"that of {key}", other
     if array.dtype.kind == "u" or not array.size:
         yield "changed", array + np.ones(1, array.dtype)
-        return
-    heavy = array.copy()
-    heavy.reshape(-1)[0] = 1000 if array.dtype.kind == "i" else 100.0 * (np.abs(array).max() or 1.0)
+    else:
+        yield from _numbers(array)
+
+
+def _bits(chosen: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield other selections of rows."""
+    fewer, single = chosen.copy(), np.zeros(len(chosen), bool)
+    fewer[np.flatnonzero(chosen)[:1]] = False
+    single[np.flatnonzero(chosen)[:1]] = True
+    others = {"one row fewer": fewer, "one row": single}
+    others |= {"all rows": np.ones(len(chosen), bool), "the others": ~chosen}
+    for what, rows in others.items():
+        if not np.array_equal(rows, chosen):
+            yield what, pack_bits(rows)
+
+
+def _numbers(array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield numbers of which one counts for most, or all, or the others."""
+    is_whole, largest = array.dtype.kind == "i", np.abs(array).max() or 1
+    heavy, only = array.copy(), np.zeros_like(array)
+    heavy.reshape(-1)[0] = 1000 if is_whole else 100 * largest
+    only.reshape(-1)[0] = largest
     yield "of one row", heavy
-    if array.dtype.kind == "i":
+    if is_whole:
         yield "all the least", np.full_like(array, array.min())
     else:
-        only = np.zeros_like(array)
-        only.reshape(-1)[0] = np.abs(array).max() or 1.0
         yield "of one row alone", only
         yield "nothing", np.zeros_like(array)
     yield "the other way round", array[::-1].copy()
-
-
-def _first(path: tuple[str | int, ...], value: Any) -> Callable[[Any], Any]:
-    def change(document: Any) -> Any:
-        place = document
-        for step in path[:-1]:
-            place = place[step]
-        place[path[-1]] = value
-        return document
-
-    return change
-
-
-def _cancelling(sides: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sides + [{**side, "is-positive": not side["is-positive"]} for side in sides]
-
-
-def _of_group(name: str) -> Callable[[Any], Any]:
-    return lambda sides: [{**side, "group": name} for side in sides]
 
 
 def _one_group(groups: Any) -> Any:
@@ -418,17 +406,6 @@ def _same_number(shards: Any) -> Any:
 
 
 CHANGES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
-    "PreparePart.joins": [
-        ("each side twice, with both signs", _cancelling),
-        ("under the key of all sites", _of_group("run")),
-        ("under the key of another join", _of_group("join-1")),
-        ("without masks", lambda _: []),
-    ],
-    "ScorePart.joins": [
-        ("each side twice, with both signs", _cancelling),
-        ("under the key of all sites", _of_group("run")),
-        ("without masks", lambda _: []),
-    ],
     "PrepareRequest.masking": [("in the clear", lambda _: None)],
     "ScoreRequest.masking": [("in the clear", lambda _: None)],
     "PreparePart.union": [("in the clear", lambda u: {k: u[k] for k in u if k != "group"})],
@@ -441,10 +418,7 @@ CHANGES: dict[str, list[tuple[str, Callable[[Any], Any]]]] = {
         ("another key", lambda f: {**f, "keys": f["keys"][::-1]}),
     ],
     "StatisticsPart.encoders": [
-        (
-            "constants",
-            lambda e: {**e, "specs": dict.fromkeys(e["specs"], "range(1000, 1001)")},
-        ),
+        ("constants", lambda e: {**e, "specs": dict.fromkeys(e["specs"], "range(1000, 1001)")}),
         ("fewest", lambda e: {**e, "specs": dict(list(e["specs"].items())[:1])}),
     ],
     "PreparePart.model": [

@@ -7,7 +7,7 @@ are the joined rows, and nothing else.
 
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
@@ -43,6 +43,7 @@ class Told:
         shares: (key, shards, name, shard) of sealed sums, and their numbers; key b"" in the clear.
         sealed: (key, document, part) of what shards seal for each other.
         keys: by key, the nodes that have it.
+        rows, scored: by part, the positions of its rows in training, and in prediction.
     """
 
     words: defaultdict[str, list[Word]] = field(default_factory=lambda: defaultdict(list))
@@ -52,17 +53,16 @@ class Told:
     shares: list[tuple[tuple[Any, ...], bytes]] = field(default_factory=list)
     sealed: set[tuple[bytes, str, int]] = field(default_factory=set)
     keys: defaultdict[bytes, set[int]] = field(default_factory=lambda: defaultdict(set))
-    groups: dict[bytes, str] = field(default_factory=dict)
     is_paused: bool = False
     rows: dict[int, np.ndarray] = field(default_factory=dict)
+    scored: dict[int, np.ndarray] = field(default_factory=dict)
 
     def learn_keys(self, sites: list[Site]) -> None:
         """Note which nodes have which keys, after a run's secrets are distributed."""
         for site in sites:
             if site.store.has("secret"):
-                for group, key in site.store.load("secret").arrays.items():
+                for key in site.store.load("secret").arrays.values():
                     self.keys[key.tobytes()].add(site.context.node_id)
-                    self.groups[key.tobytes()] = group
 
     def note_scores(self, part: int, positions: Any, masks: Any, scores: Any, index: Any) -> Any:
         """Note scores of rows at their positions in the table."""
@@ -83,90 +83,116 @@ class Told:
             self.words["" if masks is None else name].append(word)
 
 
-@contextmanager
-def watch() -> Iterator[Told]:
-    """Note what leaves the sites of this process in the block."""
-    told = Told()
-    current: list[int] = []
-    originals = {
-        "prepare": prepare._prepare_part,
-        "score": inference._scored,
-        "encode": Participant._encoded,
-        "share": ShardUnion.share,
-        "seal": ShardSeal.seal,
-    }
+_PREPARE, _SCORE = prepare._prepare_part, inference._scored
+_ENCODE, _SHARE, _SEAL = Participant._encoded, ShardUnion.share, ShardSeal.seal
 
-    def in_part(name):
+
+class _Watcher:
+    """Notes what sites make, in place of the functions that make it."""
+
+    def __init__(self, told: Told) -> None:
+        self.told = told
+        self._parts: list[int] = []
+
+    def in_part(self, function):
+        """Know which part is being worked on."""
+
         def call(site, number, *arguments):
-            current.append(number)
+            self._parts.append(number)
             try:
-                return originals[name](site, number, *arguments)
+                return function(site, number, *arguments)
             finally:
-                current.pop()
+                self._parts.pop()
 
         return call
 
-    def masks_of(function):
-        def call(masking, body, join_keys, rows, keys):
-            if not told.is_paused:
-                told.rows[current[-1]] = np.asarray(rows)
-            return function(masking, body, join_keys, rows, keys)
+    def masks_of(self, function, rows):
+        """Note where the rows that get masks are in their table."""
+
+        def call(masking, masked, keys):
+            if not self.told.is_paused:
+                rows[self._parts[-1]] = np.asarray(masked.rows)
+            return function(masking, masked, keys)
 
         return call
 
-    def encoded(part, scores, masks, rows, name):
-        if told.is_paused:
-            return originals["encode"](part, scores, masks, rows, name)
-        number = 0 if masks is None else int(part.vectors["scores_number"][0])
-        base = np.arange(len(told.rows[part.number]))
-        if masks is not None and masks is not part.data.masks:
-            base = part.data.batch_rows
-        positions = told.rows[part.number][base[rows]]
-        told.note_scores(part.number, positions, masks, scores, (f"{number} {name}", rows))
-        return originals["encode"](part, scores, masks, rows, name)
+    def encoded(self, part, scores, masks, rows, name):
+        """Note scores in training."""
+        if not self.told.is_paused:
+            number = 0 if masks is None else int(part.vectors["scores_number"][0])
+            base = np.arange(len(self.told.rows[part.number]))
+            if masks is not None and masks is not part.data.masks:
+                base = part.data.batch_rows
+            positions = self.told.rows[part.number][base[rows]]
+            self.told.note_scores(part.number, positions, masks, scores, (f"{number} {name}", rows))
+        return _ENCODE(part, scores, masks, rows, name)
 
-    def sent(function):
+    def sent(self, function):
+        """Note scores of a saved model."""
+
         def call(scores, masks, rows, name):
-            part = current[-1]
-            if not told.is_paused:
-                told.note_scores(part, told.rows[part][rows], masks, scores, (name, rows))
+            part = self._parts[-1]
+            if not self.told.is_paused:
+                positions = self.told.scored[part][rows]
+                self.told.note_scores(part, positions, masks, scores, (name, rows))
             return function(scores, masks, rows, name)
 
         return call
 
-    def pairs(function, purpose):
+    def pairs(self, function, purpose):
+        """Note numbers under pairwise masks."""
+
         def call(secret, place, size, count, context):
-            if not told.is_paused:
-                told.products[f"{purpose} {context.decode()}"].append((place, size, secret))
+            if not self.told.is_paused:
+                key = f"{purpose} {context.decode()}"
+                self.told.products[key].append((place, size, secret))
             return function(secret, place, size, count, context)
 
         return call
 
-    def share(union, numbers, name, unit=1.0):
-        place = union.key, union.shards, name, union.shard
-        if not told.is_paused:
-            told.shares.append((place, np.asarray(numbers).tobytes()))
-        return originals["share"](union, numbers, name, unit)
+    def share(self, union, numbers, name, unit=1.0):
+        """Note a share of a sum."""
+        if not self.told.is_paused:
+            place = union.key, union.shards, name, union.shard
+            self.told.shares.append((place, np.asarray(numbers).tobytes()))
+        return _SHARE(union, numbers, name, unit)
 
-    def seal(own, text, document, shard, request):
-        if not told.is_paused:
-            told.sealed.add((own.key, document, shard))
-        return originals["seal"](own, text, document, shard, request)
+    def seal(self, seal, text, document, shard, request):
+        """Note a document that shards seal for each other."""
+        if not self.told.is_paused:
+            self.told.sealed.add((seal.key, document, shard))
+        return _SEAL(seal, text, document, shard, request)
 
-    with (
-        patch.object(prepare, "_prepare_part", in_part("prepare")),
-        patch.object(inference, "_scored", in_part("score")),
-        patch.object(prepare, "score_masks", masks_of(prepare.score_masks)),
-        patch.object(inference, "score_masks", masks_of(inference.score_masks)),
-        patch.object(inference, "sent_scores", sent(inference.sent_scores)),
-        patch.object(Participant, "_encoded", encoded),
-        patch.object(
-            conjugate_gradients, "pair_masks", pairs(conjugate_gradients.pair_masks, "products")
-        ),
-        patch.object(coreset, "pair_masks", pairs(coreset.pair_masks, "sensitivities")),
-        patch.object(ShardUnion, "share", share),
-        patch.object(ShardSeal, "seal", seal),
-    ):
+
+def _function(method):
+    """Return a function: a class binds it to its objects, as it does not a bound method."""
+
+    def call(*given):
+        return method(*given)
+
+    return call
+
+
+@contextmanager
+def watch() -> Iterator[Told]:
+    """Note what leaves the sites of this process in the block."""
+    told = Told()
+    watcher, descent = _Watcher(told), conjugate_gradients
+    places = (
+        (prepare, "_prepare_part", watcher.in_part(_PREPARE)),
+        (inference, "_scored", watcher.in_part(_SCORE)),
+        (prepare, "score_masks", watcher.masks_of(prepare.score_masks, told.rows)),
+        (inference, "score_masks", watcher.masks_of(inference.score_masks, told.scored)),
+        (inference, "sent_scores", watcher.sent(inference.sent_scores)),
+        (Participant, "_encoded", _function(watcher.encoded)),
+        (descent, "pair_masks", watcher.pairs(descent.pair_masks, "products")),
+        (coreset, "pair_masks", watcher.pairs(coreset.pair_masks, "sensitivities")),
+        (ShardUnion, "share", _function(watcher.share)),
+        (ShardSeal, "seal", _function(watcher.seal)),
+    )
+    with ExitStack() as stack:
+        for place in places:
+            stack.enter_context(patch.object(*place))
         yield told
 
 
@@ -181,18 +207,26 @@ def sums_without_masks(words: list[Word]) -> np.ndarray:
 
 
 def foreign(words: list[Word], joined_rows: set[frozenset[Row]]) -> int:
-    """Return how many independent sums of words have no mask and are none of joined rows."""
-    known = {word.row: place for place, word in enumerate(words)}
-    if len(known) < len(words):
-        # a row twice under one name: equal scores are the same word again
-        words = list({(word.row, word.value, word.masks): word for word in words}.values())
-        known = {word.row: place for place, word in enumerate(words)}
-    bare = sums_without_masks(words)
-    allowed = np.zeros((len(joined_rows), len(words)))
+    """Return how many independent sums of words have no mask, and are none of joined rows.
+
+    A row twice under one name with another score is a word of its own, that no joined row has.
+    """
+    words = list({(word.row, word.value, word.masks): word for word in words}.values())
+    columns: dict[object, int] = {}
+    for word in words:
+        first = word.row if word.row not in columns else (word.row, word.value)
+        columns.setdefault(first, len(columns))
+    own = len(columns)
+    for row in sorted({row for rows in joined_rows for row in rows}):
+        columns.setdefault(row, len(columns))
+    bare = np.zeros((0, len(columns)))
+    if own:
+        kernel = sums_without_masks(words)
+        bare = np.hstack([kernel, np.zeros((len(kernel), len(columns) - own))])
+    told = np.zeros((len(joined_rows), len(columns)))
     for place, rows in enumerate(joined_rows):
-        if rows <= known.keys():
-            allowed[place, [known[row] for row in rows]] = 1.0
-    return _rank(np.vstack([bare, allowed])) - _rank(allowed)
+        told[place, [columns[row] for row in rows]] = 1.0
+    return _rank(np.vstack([bare, told])) - _rank(told)
 
 
 def _kernel(matrix: np.ndarray) -> np.ndarray:
