@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 import textwrap
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, get_args, get_origin
@@ -20,8 +21,9 @@ import msgspec
 
 from client_apps.app import ANSWERS
 from tp_flower.methods import METHODS
-from tp_flower.protocol.fields import Body, Message, layout_of
-from tp_flower.protocol.messages import Action
+from tp_flower.protocol.fields import PARTS, Body, Message, PartBody, layout_of
+from tp_flower.protocol.messages import Action, Failure, ReplyEnvelope, RequestEnvelope
+from tp_flower.protocol.setup_messages import ShardStatistics
 from tp_flower.settings import GROUPS, PrivacySettings
 from tp_flower.settings.declare import Setting, declared
 
@@ -64,7 +66,8 @@ MESSAGES_HEAD: Final = """# Messages
 Every request that the server may send and every reply that a site may give, as
 `tp_flower/protocol` declares them; `scripts/render_pages.py` writes this page. What
 is not declared can be neither sent nor read. A name in the shape of an array is a size
-that both ends know; `n/8` is a bit for each of n.
+that both ends know; `n/8` is a bit for each of n. At the end is
+[who could gain by a lie](#who-could-gain-by-a-lie) in each field.
 """
 LEAVES_HEAD: Final = """## What leaves
 
@@ -72,6 +75,21 @@ What reaches the server, from the declarations that both sides check; italics ar
 a run. [Mechanisms](mechanisms.md#what-covers-what) says what covers what, a
 [policy](policies.md) what may leave, and [PRIVACY.md](../../PRIVACY.md) what follows from it.
 """
+AUDIT: Final = ROOT / "tp_flower/protocol/audit.toml"
+AUDIT_HEAD: Final = """## Who could gain by a lie
+
+What a server that departs from the protocol could gain by a wrong value in each field of its
+requests, if nothing were checked; or a site in a field of its replies, at the server, at the
+table's other shards for what is sealed, and in the model. Then what the receiver checks, besides
+the field's type and range; *as proposed*: the site compares it with what follows from the run's
+proposal. The last column is what a liar gains in spite of that: it is in PRIVACY.md, and nothing
+here prevents it. `tests/adversary/fields` lies in every field of every request.
+"""
+AUDIT_COLUMNS: Final = "| field | a lie would gain | the receiver checks | what remains |"
+AUDIT_KEYS: Final = ("lie", "check", "inherent")
+ENVELOPES: Final = (RequestEnvelope, ReplyEnvelope, Failure)
+SEALED: Final = {Action.STATISTICS: (ShardStatistics,)}
+"""What sites tell each other in a message, sealed."""
 
 
 def render_pages() -> dict[str, str]:
@@ -167,7 +185,59 @@ def render_messages() -> str:
     for action in Action:
         sections.append(f"## `{action}`\n")
         sections += [_section(message) for message in action.messages]
-    return "\n".join(sections)
+    return "\n".join([*sections, AUDIT_HEAD, *_audit_tables()])
+
+
+def audited() -> dict[str, list[type[Body]]]:
+    """Return the structures whose fields are audited, by the message that they are first in."""
+    structures: dict[str, list[type[Body]]] = {"every message": []}
+    listed: set[type[Body]] = set()
+
+    def add(where: str, kind: type[Body]) -> None:
+        if kind not in listed:
+            listed.add(kind)
+            structures.setdefault(where, []).append(kind)
+            for field in msgspec.structs.fields(kind):
+                for inner in _structures_in(field.type):
+                    add(where, inner)
+
+    for envelope in ENVELOPES:
+        add("every message", envelope)
+    for action in Action:
+        for message in (*action.messages, *SEALED.get(action, ())):
+            add(f"`{action}`", message)
+    return structures
+
+
+def audited_fields(kind: type[Body]) -> list[str]:
+    """Return the fields of a structure that say something themselves."""
+    return [f.encode_name for f in msgspec.structs.fields(kind) if _is_own(f)]
+
+
+def _is_own(field: msgspec.structs.FieldInfo) -> bool:
+    # the parts of a message are structures of their own
+    return field.name != PARTS or not any(
+        issubclass(kind, PartBody) for kind in _structures_in(field.type)
+    )
+
+
+def _structures_in(hint: Any) -> Iterator[type[Body]]:
+    if isinstance(hint, type) and issubclass(hint, Body):
+        yield hint
+    for argument in get_args(hint):
+        yield from _structures_in(argument)
+
+
+def _audit_tables() -> Iterator[str]:
+    entries = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
+    for where, kinds in audited().items():
+        rows = [
+            (f"`{kind.__name__}` `{name}`", *(entry.get(key, "") for key in AUDIT_KEYS))
+            for kind in kinds
+            for name, entry in entries.get(kind.__name__, {}).items()
+        ]
+        if rows:
+            yield f"### Lies in {where}\n\n{_table(AUDIT_COLUMNS, rows)}\n"
 
 
 def disclosure_table() -> str:

@@ -103,12 +103,23 @@ class LostStateError(SiteError):
     """A site's state of a run is missing or damaged."""
 
 
-class DivergedError(SiteError):
+class OfRowsError(SiteError):
+    """A site refuses numbers for what they are together with its rows.
+
+    It does so once in a run: a server that may try again finds the rows' numbers by bisection.
+    """
+
+
+class DivergedError(OfRowsError):
     """A site's part of the model is no longer finite; ``nodes`` have not taken the round."""
 
     def __init__(self, text: str, nodes: Collection[int] = ()) -> None:
         super().__init__(text)
         self.nodes = frozenset(nodes)
+
+
+class ScoreRangeError(ModelError, OfRowsError):
+    """A score of a saved model is out of the range that can be sent."""
 
 
 def closest(name: str, choices: Collection[str]) -> str:

@@ -8,6 +8,7 @@ from client_apps.handlers.encoding import shared
 from client_apps.operator.participant import SCORE_SUMS, SCORES_NUMBER, Participant, score_sums
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_growth
+from client_apps.privacy.proposal_checks import agree_in_growth
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, PolicyError
@@ -51,6 +52,7 @@ def boost(site: Site, request: BoostRequest) -> BoostReply:
             part.mark_best()
         body = request.parts.get(part.number)
         if body is not None:
+            agree_in_growth(site, part.data.table, request)
             part.begin_scores(request.scores_number)
             seal, growth, table = None, request.growth, part.data.table
             check_growth(site.source(part.number), growth, part.model.outputs)
@@ -75,6 +77,7 @@ def bag(site: Site, request: BagRequest) -> BagReply:
     for part in site.parts():
         body = request.parts.get(part.number)
         if body is not None:
+            agree_in_growth(site, part.data.table, request)
             part.vectors[VALUES.format(BAGGED)] = values = _together(site, part, request)
             part.begin_scores(request.scores_number)
             updates[part.number] = BagUpdate(part.release_values(values))

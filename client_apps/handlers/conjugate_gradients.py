@@ -13,6 +13,7 @@ import numpy as np
 from client_apps.handlers.admm import step_of
 from client_apps.operator.masks import Masked
 from client_apps.operator.participant import DESCENT, DIRECTION, GRADIENT, Participant
+from client_apps.privacy.proposal_checks import check_products
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError
@@ -106,8 +107,7 @@ def _direct(
             ]
         )
         part.releaser.check_clear(PRODUCTS)
-        if place >= terms.tables:
-            raise MessageError(f"'place' is {place}, of {terms.tables} tables")
+        check_products(site, part.number, terms.tables, place)
         # the masks cancel over the tables
         secret = site.hasher().purpose(PRODUCTS_PURPOSE).secret
         name = f"scores {terms.scores_number}"

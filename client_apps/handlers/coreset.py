@@ -22,14 +22,21 @@ from client_apps.operator.masks import Masked
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
-from client_apps.privacy.proposal_checks import TRAINED, agree, agree_in_rows, check_begins
+from client_apps.privacy.proposal_checks import (
+    TRAINED,
+    agree,
+    agree_in_rows,
+    check_begins,
+    check_summed,
+    contradiction,
+)
 from client_apps.privacy.score_limits import EncodedPart, check_limit, rule_of, score_limit
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
 from tp_flower.coresets.sampling import draw_rows
 from tp_flower.coresets.solvers import nearest, weighted_kmeans
-from tp_flower.errors import MessageError, SiteError
+from tp_flower.errors import MessageError, OfRowsError, SiteError
 from tp_flower.features.sparse import EncodedRows, dense
 from tp_flower.learning.models.local_model import on_host
 from tp_flower.learning.solvers import gram
@@ -103,6 +110,7 @@ def _measure(
     site: Site, number: int, body: messages.MeasurePart, request: messages.MeasureRequest
 ) -> tuple[Entry, messages.MeasuredPart]:
     source, extracted = site.source(number), site.extracted(number)
+    agree("is-shard", site.terms.shards_of(number) is not None, body.is_shard)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []
@@ -212,11 +220,14 @@ def draw(site: Site, request: messages.DrawRequest) -> messages.DrawReply:
     parts: dict[int, messages.DrawnPart] = {}
     for number, body in site.each(request.parts):
         measured = _load(site, "measured", number)
+        if body.count > site.terms.settings.coreset_rows:
+            # the frequencies of many draws tell each row's sensitivity
+            raise contradiction("count", site.terms.settings.coreset_rows, body.count)
         if measured.meta["of"] == importance.CLUSTERS:
             clusters = importance.ShardClusters(*(measured.arrays[n] for n in _OF_CLUSTERS))
             cost = clusters.cost if body.cost is None else body.cost  # of all shards
             if cost < clusters.cost * (1.0 - TOLERANCE):
-                raise MessageError("'cost' is below the cost of this shard alone")
+                raise OfRowsError("'cost' is below the cost of this shard alone")
             scores = body.scale * importance.kmeans_scores(clusters, cost)
         else:
             scores = body.scale * _leverages(site, number, measured, body.gram)
@@ -248,7 +259,7 @@ def _leverages(site: Site, number: int, measured: Entry, whole_gram: AnyArray | 
     for block, rows in _Columns(features, label, classes).blocks():
         scores[block] = importance.leverages(rows, basis)
     if (measured.arrays["multiplicity"] * scores).max(initial=0.0) > 1.0 + TOLERANCE:
-        raise MessageError("array 'gram' is not a sum that includes this shard")
+        raise OfRowsError("array 'gram' is not a sum that includes this shard")
     return scores
 
 
@@ -263,6 +274,7 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
     parts: dict[int, messages.WeighedPart] = {}
     for number, body in site.each(request.parts):
         sampled = _sampled_scores(body.rows, _load(site, "drawn", number).arrays["scores"])
+        check_summed(site, number, request.summed, body.place)
         place, summed, size = body.place, request.summed, len(sampled)
         masks = _computed(pair_masks, secret, place, summed, size, context)
         fixed = _computed(to_fixed, sampled, request.joined_rows)

@@ -22,13 +22,14 @@ from client_apps.privacy.proposal_checks import (
     SCORED,
     agree_in_rows,
     check_begins,
+    check_named,
     check_protection,
     check_unmatched,
 )
 from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray, IntArray
-from tp_flower.errors import MessageError, ModelError
+from tp_flower.errors import MessageError, ModelError, ScoreRangeError
 from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
 from tp_flower.files import PRIVATE
 from tp_flower.keyed_hash import HashArray, KeyedHasher, hex_texts
@@ -55,6 +56,7 @@ def score(site: Site, request: ScoreRequest) -> ScoreReply:
         number: _scored(site, number, body, request) for number, body in site.each(request.parts)
     }
     check_protection(site, request.privacy, request.masking)
+    check_named(site, request.model_name, request.model_version)
     ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
     return ScoreReply(
@@ -121,7 +123,7 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
     remedy = ""
     if masks is not None:
         remedy = f', or set privacy.scores = "{CLEAR}" if the policies allow it'
-    raise ModelError(
+    raise ScoreRangeError(
         f"a score is out of range, which for this model is up to {limit:.4g}: a row is far "
         "outside of those that the model was trained on. Look for a column whose unit or kind "
         f"has changed, and for extreme values; leave such rows out by WHERE{remedy}"

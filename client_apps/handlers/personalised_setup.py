@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from client_apps.data.features import forget, place
+from client_apps.data.run_store import Entry
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.handlers.personalised import LOCAL_LABELS, PersonalisedModel, personalised_models
 from client_apps.operator.participant import Participant, ShardData, make_model
@@ -96,6 +97,7 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
 
 LABEL_SUMS: Final = "label-sums"
 SUMMARY: Final = "summaries"
+_SUMMARISED: Final = "summarised"  # entry: the site has answered ``train.summarise``
 
 _ACTIONS: Final = {
     LABEL_SUMS: Action.PERSONALISE,
@@ -240,7 +242,13 @@ MOST_TORCH_STEPS: Final = 300  # an MLP alone takes about as many as with others
 
 
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
-    """Reply with the metrics of the model trained alone, and the graph's summary."""
+    """Reply with the metrics of the model trained alone, and the graph's summary.
+
+    A summary leaves once: those of other random features would tell more of the rows.
+    """
+    if site.store.has(_SUMMARISED):
+        raise SiteError("the site has been summarised in this run")
+    site.store.save(_SUMMARISED, Entry({}, {}))
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
         kind = model.summary if request.summaries else ""

@@ -21,7 +21,7 @@ from client_apps.handlers.encoding import fitted_encoder
 from client_apps.operator import participant
 from client_apps.operator.masks import MaskedRows, score_masks
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_model, check_plan
+from client_apps.privacy.guard import check_model, check_plan, counts_evenly
 from client_apps.privacy.keys import run_key
 from client_apps.privacy.proposal_checks import (
     agree_in_all,
@@ -92,6 +92,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     for number, (part, encoder) in site.each(prepared):
         columns, is_exact = encoder.encoder.columns, not method.only_model
         start, solver = _start(part, columns, is_exact=is_exact)
+        if start.mean_curvature and not part.data.is_even:
+            # else it would be the squared norm of one row
+            typical = _typical_curvature(part, columns + int(part.data.spec.intercept))
+            start = msgspec.structs.replace(start, **typical)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
             if part.data.spec.kind in NUMPY_KINDS:
@@ -189,6 +193,7 @@ def _prepare_part(
         label_scale=body.label_scale,
         limit=limit,
         table_rows=None if limit is None else rows.place,
+        is_even=counts_evenly(source.policy, rows.counts),
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
     )
@@ -468,10 +473,11 @@ def finish(site: Site, request: FinishRequest) -> FinishReply:
                 part.vectors[participant.SCORE_SUMS] = participant.score_sums(
                     part.model.scores(part.data.trained), part.data.multiplicity
                 )
-            digest = _keep(site, model, part)
-            parts[part.number] = FinishedPart(
-                digest, _coefficients(site, part), part.vectors.get(participant.SCORE_SUMS)
-            )
+            digest, sums = _keep(site, model, part), part.vectors.get(participant.SCORE_SUMS)
+            if not part.data.is_even:
+                # else they would be one row's score
+                sums = None
+            parts[part.number] = FinishedPart(digest, _coefficients(site, part), sums)
     site.ledger.close(site.store.run)
     account = site.ledger.lines(site.store.run)
     site.round.arrays.clear()

@@ -66,6 +66,13 @@ class TrainingRows:
         """Rows of the table that are trained on."""
         return self.trained if self.place is None else count_distinct(self.place[: self.trained])
 
+    @property
+    def counts(self) -> IntArray | FloatArray:
+        """How often each of the table's rows counts in sums over the trained ones."""
+        if self.place is None:
+            return self.multiplicity
+        return np.bincount(self.place[: self.trained], self.multiplicity)
+
     def table_rows(self, rows: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return which of the table's rows are trained on, and which held out, (rows,) each."""
         is_trained, is_tested = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)

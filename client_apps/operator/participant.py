@@ -63,7 +63,7 @@ SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
 _VALUES: Final = (
     *("table", "joined_rows", "l2", "device", "label_scale"),
-    *("most_scores", "most_sums"),
+    *("most_scores", "most_sums", "is_even"),
 )
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
@@ -140,6 +140,7 @@ class ShardData:
         label_scale: size of the loss's derivatives, the unit of what is summed.
         limit: on the score vectors that leave without noise; None where no policy sets one.
         table_rows: with a limit, the table's row behind each row, where they are repeated, (n,).
+        is_even: whether no row counts for most of a sum over the trained rows.
         most_scores: the highest number of scores in the run, by its proposal.
         most_sums: how many arrays are summed in it.
         binned: the trained rows as trees read them, once they have.
@@ -164,6 +165,7 @@ class ShardData:
     label_scale: float = 1.0
     limit: ScoreLimit | None = None
     table_rows: IntArray | None = None
+    is_even: bool = True
     most_scores: int = 0
     most_sums: int = 0
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)

@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from client_apps.privacy import approval
 from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray
 from tp_flower.errors import PolicyError, SiteError, SourceError
 from tp_flower.learning.models.local_model import ModelSpec, count_parameters
 from tp_flower.methods import Growth
@@ -19,7 +20,7 @@ from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
-from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
+from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS, Policy
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
 
@@ -144,6 +145,15 @@ def check_rows(source: ShardSource, rows: int, what: str) -> None:
     """Refuse to compute ``what`` of too few rows; the server has chosen the rows."""
     if rows:
         source.policy.check_rows(rows, what)
+
+
+def counts_evenly(policy: Policy, counts: AnyArray | None) -> bool:
+    """Return whether no row counts for more than one in ``min-rows`` of all rows that count.
+
+    ``counts`` (n,) are the server's: how many joined rows each row is in, None if each is in one.
+    A sum over rows of which one counts for nearly all tells that row.
+    """
+    return counts is None or bool(counts.max(initial=0) * policy.min_rows <= counts.sum())
 
 
 def check_plan(

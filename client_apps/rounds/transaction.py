@@ -11,6 +11,9 @@ what is no longer needed; count the commit in the file beside the database; repl
     forgetting       all                        gets the reply, and forgets
     replying         all                        gets the reply
 
+A refusal changes nothing, but for one that depends on the rows (``OfRowsError``): after it
+the site answers only the same request again and the end of the run.
+
 An older request is refused, because the site's state has moved on. The server says
 which round it believes the site has answered last: a site that has answered fewer says
 so, and is sent the rounds that it lacks.
@@ -36,7 +39,7 @@ from typing import Any, Final, Self
 from flwr.app import RecordDict
 
 from client_apps.data.ledger import ANSWER, REFUSE, Line
-from client_apps.data.run_store import CommittedRound
+from client_apps.data.run_store import CommittedRound, Entry
 from client_apps.rounds.site import Site
 from tp_flower import errors
 from tp_flower.events import Value, is_printed, log_event
@@ -56,6 +59,8 @@ Answer = Callable[[Site, Any], Any]
 MOST_CHARACTERS: Final = 20_000  # of a text in the line of a refusal
 _IN_LEDGER: Final = (errors.PolicyError, errors.BudgetError, errors.ProposalError, errors.MaskError)
 """Refusals that an owner finds in the ledger, whatever the message."""
+STOPPED: Final = "stopped"
+"""Entry: the digest of the request that was refused for the rows."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ class IncomingRequest:
 def answer_once(site: Site, request: IncomingRequest, answer: Answer) -> RecordDict:
     """Return the reply to a request; all but descriptions are carried out once.
 
-    If this raises, nothing has changed.
+    If this raises, nothing has changed, but that the run may be ``STOPPED``.
     """
     try:
         message = decode(request.action.request, request.packet)
@@ -131,8 +136,13 @@ def _answered_once(
             reply = open_parcel(site.store.reply())
             is_over = last is not None and last.is_over
         else:
+            _check_not_stopped(site, request, message)
             reply = _answered(site, request, message, answer, last)
             is_over = site.round.is_over
+    except errors.OfRowsError:
+        with site.store.together(site.features.make_room):
+            site.store.save(STOPPED, Entry({}, {"request": request.digest}))
+        raise
     except errors.LostStateError as error:
         if last is None:
             raise
@@ -175,6 +185,17 @@ def _is_answered(request: IncomingRequest, message: Request, last: CommittedRoun
             at,
         )
     return False
+
+
+def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -> None:
+    """Refuse all but the end of a run that a refusal has told of the rows."""
+    if isinstance(message, FinishRequest) or not site.store.has(STOPPED):
+        return
+    if site.store.load(STOPPED).meta["request"] != request.digest:
+        raise errors.SiteError(
+            "the site has refused a request of this run because of its rows, and answers nothing "
+            "but that request again and the end of the run: many such refusals would tell the rows"
+        )
 
 
 def _answered(

@@ -77,8 +77,9 @@ def coefficients_of(replies: Replies, table: TrainedTable) -> FloatArray | None:
 
 
 def score_sums_of(replies: Replies, table: TrainedTable) -> FloatArray | None:
-    """Return the sums of a table's scores; None where a shard has not answered."""
-    if not all(part.number in replies.parts for part in table.parts):
+    """Return the sums of a table's scores; None where a shard has not sent them."""
+    bodies = (replies.parts.get(part.number) for part in table.parts)
+    if any(getattr(body, "score_sums", None) is None for body in bodies):
         return None
     shape = (2, table.outputs)
     sums = [array_of(replies, part, "score_sums", shape) for part in table.parts]

@@ -48,13 +48,13 @@ def fixed_words(numbers: FloatArray, addends: int, table: str) -> IntArray:
         DivergedError: a number is out of range.
     """
     limit = 2.0 ** (SUM_BITS - BITS) / addends
-    largest = float(np.abs(numbers).max(initial=0.0))
     # false for NaN
-    if not largest < limit:
+    if not np.abs(numbers).max(initial=0.0) < limit:
+        # the server reads this, and states the unit: the number would tell what seals hide
         raise DivergedError(
-            f"table {table}: a number to be summed blindly is "
-            f"{largest:g} times its unit; sealed sums allow up to {limit:g}: "
-            "training diverged, or a feature has no scale: encode numbers as 'standard'"
+            f"table {table}: a number to be summed blindly is out of range; sealed sums allow up "
+            f"to {limit:g} times its unit: training diverged, or a feature has no scale: encode "
+            "numbers as 'standard'"
         )
     return np.rint(numbers * 2.0**BITS).astype(np.int64)
 

@@ -111,7 +111,11 @@ ATTACKS = {
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
-    Action.DESCENT: (SHOP, header(*PART, "place", value=7), "'place' is 7, of 2"),
+    Action.DESCENT: (
+        SHOP,
+        header(*PART, "place", value=7),
+        "'place': the run was proposed with 0, and",
+    ),
     # another sum than the shards', to read the gradient that one of them adds
     Action.DIRECTION: (UK, array(UK_PART, "sum", lambda words: words + 1), SUM),
     # the masks of an earlier round again, for the difference of two scores

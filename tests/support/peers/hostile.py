@@ -23,6 +23,7 @@ from client_apps.data.database import FILE
 from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
 from client_apps.rounds.site import Site
+from client_apps.rounds.transaction import STOPPED
 from strategies import TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support import federated
@@ -159,7 +160,8 @@ class HostileGrid(InProcessGrid):
             answer = Answer(asked, node, what, reply.header, reply.arrays)
             self.answers.append(answer)
             # whatever becomes of it, only its first request for rows is answered
-            if not answer.error or action == Action.EXTRACT:
+            # nor any more after a refusal that tells of rows
+            if not answer.error or action == Action.EXTRACT or kept.is_stopped:
                 kept.restore()
         if changes and self._stops:
             raise StoppedError
@@ -214,6 +216,11 @@ class Kept:
         events = {json.loads(line)["event"] for _, line in lines[len(before) :]}
         assert events <= {"refuse"}, what
         return {path for path, _ in files(self.folder).items() ^ self._files.items()}
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the site has refused a request for its rows, and answers no more."""
+        return bool(rows_in(self.folder / FILE, "SELECT 1 FROM entries WHERE name = ?", STOPPED))
 
     def restore(self) -> None:
         """Put it back, as no attacker could; the ledger, and labels that are paid for, grow."""

@@ -1,0 +1,231 @@
+"""A dishonest server sends each field of each message wrong: nothing leaves that was not told.
+
+What was told is what an honest run tells. A lie is refused, or makes no difference to what can be
+read: all replies in the clear are the honest ones, all sums of scores that have no mask left are
+those of joined rows, and nobody else has the key of a mask or a seal.
+"""
+
+import os
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import cache, partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from scripts.render_pages import AUDIT
+from strategies import Personalised
+from strategies.inference.predict import Predict
+from strategies.training.saving import make_manifest
+from tests.support import federated
+from tests.support.peers import lying
+from tests.support.peers.lying import Federation, Lie, Record
+from tests.support.peers.more_told import clear_facts, hidden_facts
+from tp_flower.protocol.messages import Action
+from tp_flower.query import Query
+
+AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
+
+ORDERS = 16
+SQL = (
+    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders o "
+    "JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
+)
+MOST = 3
+"""Lies of a field, besides those that follow from what it means."""
+
+
+def customers(*ids: int) -> pd.DataFrame:
+    columns = {
+        "id": ids,
+        "age": [20.0 + 7 * k * k for k in ids],
+        "kind": [f"k{k % 2}" for k in ids],
+    }
+    return pd.DataFrame({**columns, "pay": [1.5 * k for k in ids]})
+
+
+def tables() -> dict[str, dict[str, pd.DataFrame]]:
+    rng, row = np.random.default_rng(3), np.arange(ORDERS)
+    orders = {"cust": row % 8, "friend": row * 3 % 8, "item": row % 5}
+    numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
+    items = {name: rng.normal(size=5) for name in ("cost", "size")}
+    return {
+        "shop": {"orders": pd.DataFrame({**orders, **numbers, "day": rng.integers(1, 29, ORDERS)})},
+        "us": {"customers": customers(0, 1, 2, 3)},
+        "uk": {"customers": customers(4, 5, 6, 7)},
+        "lab": {"items": pd.DataFrame({"item": np.arange(5), **items})},
+    }
+
+
+RULES = 'min-rows = 3\nreleases = { models = "sealed", scores = "masked", statistics = "moments" }'
+STRICT = {
+    "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'
+    f"most-unmatched = 0\n{RULES}",
+    "customers": f"most-unmatched = 0\n{RULES}",
+    "items": f"most-unmatched = 0\n{RULES}",
+}
+TRAINING = {
+    "cg": {"num_epochs": 2},
+    "admm": {"num_epochs": 1},
+    "sgd": {"num_epochs": 1, "batch_size": 8},
+    "boost": {"num_epochs": 1, "min_rows_per_leaf": 1},
+    "coreset-ridge": {"num_epochs": 1, "coreset_kind": "uniform", "coreset_size": 10},
+    "drawing": {"num_epochs": 1, "coreset_size": 8},
+}
+BOTH = ("default", "strict")
+ATTACKED: dict[str, tuple[tuple[str, ...], tuple[Action, ...]]] = {
+    "cg": (
+        BOTH,
+        (
+            *(Action.DESCRIBE, Action.SEAL, Action.EXTRACT, Action.STATISTICS, Action.FIT),
+            *(Action.PREPARE, Action.DESCENT, Action.DIRECTION, Action.FINISH),
+        ),
+    ),
+    "admm": (BOTH, (Action.ADMM, Action.CONSENSUS)),
+    "sgd": (BOTH, (Action.SGD, Action.STEP)),
+    "boost": (BOTH, (Action.BOOST, Action.BAG)),
+    "drawing": (("default",), (Action.MEASURE, Action.DRAW, Action.WEIGH)),
+    "coreset-ridge": (("default",), (Action.ROWS,)),
+    "personalised": (("default",), (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)),
+    "predict": (BOTH, (Action.SCORE,)),
+}
+"""By run, the policies that it is run under, and the messages that are attacked in it."""
+
+
+@cache
+def federation(folder: Path, kind: str) -> Federation:
+    return Federation(folder / kind, tables(), STRICT if kind == "strict" else None)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    return tmp_path_factory.mktemp("sites")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, caplog):
+    caplog.set_level("CRITICAL", "flwr")
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+def run(name: str):
+    """Return how a run is run on a grid; it returns the strategy that trained."""
+    if name == "predict":
+        return trained_and_scored
+    if name == "personalised":
+        sql = "SELECT c.age AS label, c.pay, c.kind FROM customers c"
+        return partial(
+            federated.train,
+            sql=sql,
+            method=Personalised,
+            num_epochs=1,
+            graph="data",
+            test_fraction=0.4,
+        )
+    method = "admm" if name == "drawing" else name
+    return partial(federated.train, sql=SQL, method=method, **TRAINING[name])
+
+
+def trained_and_scored(grid):
+    trained = federated.train(grid, SQL, "cg", num_epochs=1)
+    query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
+    Predict(query, make_manifest(trained), mode="predict", row_key="price").start(grid)
+    return trained
+
+
+HONEST: dict[tuple[Path, str, str], Record] = {}
+
+
+def honest_run(place, kind, name) -> Record:
+    if (place, kind, name) not in HONEST:
+        HONEST[place, kind, name] = record = federation(place, kind).run(run(name))
+        assert not record.error
+    return HONEST[place, kind, name]
+
+
+def tried(honest: Record, actions: set[str]):
+    """Return what each field of the first such request to each node could say instead."""
+    seen: Counter[str] = Counter()
+
+    def lies(action: str, node: int, packet):
+        for field in lying.places(action, node, packet) if action in actions else ():
+            seen[field.field] += 1
+            most = {1: MOST, 2: 1}.get(seen[field.field], 0)
+            is_special = field.field in lying.CHANGES or field.field in lying.WORDS
+            for number, (what, change) in enumerate(lying.lies(field, packet, honest)):
+                if number < most or (is_special and most):
+                    yield Lie(field, what, change)
+
+    return lies
+
+
+CASES = [(name, kind) for name, (kinds, _) in ATTACKED.items() for kind in kinds]
+
+
+def joined_rows(place, kind):
+    """Return the joined rows of the query, whatever of them a run trains on."""
+    return lying.joined_rows(honest_run(place, kind, "cg"))
+
+
+def answered_lies(place, kind, name) -> tuple[Record, list[Lie], int]:
+    """Return the honest run, the lies that its sites answer, and how many they refuse."""
+    honest = honest_run(place, kind, name)
+    sent = federation(place, kind).run(run(name), tried=tried(honest, {*ATTACKED[name][1]}))
+    assert not sent.error
+    return honest, sent.answered, len(sent.refused)
+
+
+def gains(honest: Record, record: Record, joined, lies: Sequence[Lie]) -> list[str]:
+    """Return what a run with lies has told beyond the honest one."""
+    more = list(hidden_facts(honest, record, joined))
+    if not any(is_inherent(lie.place.field) for lie in lies):
+        more += clear_facts(honest, record)
+    return more
+
+
+def is_inherent(field: str) -> bool:
+    """Whether the audit says that a lie in the field gains something all the same."""
+    structure, _, name = field.partition(".")
+    return "inherent" in AUDITED[structure][name]
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_lie_in_any_field_gains_nothing(place, name, kind):
+    honest, answered, refused = answered_lies(place, kind, name)
+    joined = joined_rows(place, kind)
+    found, fields = [], Counter()
+    for lie in answered:
+        fields[lie.place.field] += 1
+        if fields[lie.place.field] > 1 and lie.place.field not in lying.CHANGES:
+            continue
+        changes = {(lie.place.action, lie.place.node): [lie.change]}
+        record = federation(place, kind).run(run(name), changes)
+        if more := gains(honest, record, joined, [lie]):
+            found.append(f"{lie.place.field} at {lie.place.node} {lie.what}: {'; '.join(more)}")
+    assert not found, "\n".join(found)
+    assert refused
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_two_lies_at_once_gain_nothing_either(place, kind):
+    honest, answered, _ = answered_lies(place, kind, "cg")
+    joined = joined_rows(place, kind)
+
+    @settings(derandomize=True, max_examples=10, deadline=None, database=None)
+    @given(lies=st.lists(st.sampled_from(answered), min_size=2, max_size=3))
+    def check(lies):
+        changes = defaultdict(list)
+        for lie in lies:
+            changes[lie.place.action, lie.place.node].append(lie.change)
+        try:
+            record = federation(place, kind).run(run("cg"), changes)
+        except (KeyError, TypeError, IndexError):
+            reject()  # the first lie has taken away what the second one changes
+        assert not gains(honest, record, joined, lies), [lie[:2] for lie in lies]
+
+    check()

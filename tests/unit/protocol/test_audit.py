@@ -1,0 +1,41 @@
+"""Every field of every message says who could gain by a lie in it, and what is checked."""
+
+import tomllib
+
+import pytest
+
+from scripts.render_pages import AUDIT, AUDIT_KEYS, audited, audited_fields
+from tp_flower.protocol.fields import SITES, Request
+from tp_flower.protocol.messages import Action
+
+ENTRIES = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
+STRUCTURES = {kind.__name__: kind for kinds in audited().values() for kind in kinds}
+
+
+def test_every_field_has_an_entry_and_every_entry_a_field():
+    declared = {name: set(audited_fields(kind)) for name, kind in STRUCTURES.items()}
+    written = {name: set(fields) for name, fields in ENTRIES.items()}
+    lacking = {name: fields - written.get(name, set()) for name, fields in declared.items()}
+    left = {name: fields - declared.get(name, set()) for name, fields in written.items()}
+    assert {name: fields for name, fields in lacking.items() if fields} == {}
+    assert {name: fields for name, fields in left.items() if fields} == {}
+
+
+def test_no_two_structures_have_one_name():
+    kinds = [kind.__name__ for kinds in audited().values() for kind in kinds]
+    assert len(kinds) == len(set(kinds))
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_an_entry_says_what_is_gained_and_what_is_checked(name):
+    for field, entry in ENTRIES[name].items():
+        assert {"lie", "check"} <= entry.keys() <= set(AUDIT_KEYS), field
+        assert entry["lie"], field
+        # a lie that gains something is checked, or said to be inherent
+        gains = not entry["lie"].startswith(("nothing", "See "))
+        assert not gains or entry["check"] or entry.get("inherent"), field
+
+
+def test_whoever_reads_a_message_is_known():
+    assert {action.request.reader for action in Action} == {SITES}
+    assert all(issubclass(action.request, Request) for action in Action)
