@@ -92,6 +92,7 @@ def _digest(head: str, key: str) -> blocks.Column:
 
 
 QUERY = _digest("query", "digest")
+WHOLE = _digest("whole run", "proposal")
 PLACE = [blocks.text_column("time", "time"), blocks.Column("table", _place, is_text=True)]
 ORIGIN = [
     blocks.Column("run", lambda item: item.text("run")[:SHOWN_DIGITS], is_text=True),
@@ -99,10 +100,11 @@ ORIGIN = [
     _digest("policy", "policy"),
     _digest("app", "app"),
 ]
-REFUSALS = [*PLACE, blocks.Column("reason", _reason, is_text=True), QUERY, *ORIGIN]
+REFUSALS = [*PLACE, blocks.Column("reason", _reason, is_text=True), QUERY, WHOLE, *ORIGIN]
 ANSWERS = [
     *PLACE,
     QUERY,
+    WHOLE,
     blocks.count_column("rows", "rows"),
     blocks.Column("bytes", lambda item: format_bytes(item.amount("bytes"))),
     *ORIGIN,

@@ -35,6 +35,7 @@ ANSWERS: Final[Mapping[Action, str]] = {
     Action.EXTRACT: "handlers.setup:extract_rows",
     Action.STATISTICS: "handlers.encoding:statistics",
     Action.FIT: "handlers.encoding:fit_shards",
+    Action.RANK: "handlers.ranks:rank",
     Action.MEASURE: "handlers.coreset:measure",
     Action.DRAW: "handlers.coreset:draw",
     Action.WEIGH: "handlers.coreset:weigh",

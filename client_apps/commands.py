@@ -9,8 +9,8 @@ knows the digests of its parts, not their parameters.
 
 import json
 import os
-import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import Context, RecordDict
@@ -21,20 +21,23 @@ from rich.text import Text
 from client_apps.account_page import account_page
 from client_apps.data.ledger import open_ledger
 from client_apps.data.saved_models import SavedModel, parts_of
+from client_apps.privacy.approval import add_approval, lacking, read_proposal, refused_proposals
 from client_apps.privacy.first_policy import first_policies
 from client_apps.privacy.guard import budgets, source_id
 from client_apps.rounds.site import Site
 from tp_flower import model_names
-from tp_flower.errors import ModelError, SiteError, SourceError
+from tp_flower.errors import ModelError, SiteError, SourceError, TPFlowerError
 from tp_flower.files import PRIVATE, write_file
 from tp_flower.node_config import STATE_DIR, TABLES
 from tp_flower.privacy.mechanisms import SCORES_TELL
-from tp_flower.query.fragment_text import text_digest
+from tp_flower.query.fragment_text import printable
 from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Cells, Record
 from tp_flower.reports.console import format_bytes, format_count, text_table
+from tp_flower.sources.entries import quoted
 from tp_flower.sources.policy import DEFAULT_DELTA
 from tp_flower.sources.shards import load_tables
+from tp_flower.terms.proposal_text import proposal_text
 
 ACCOUNT = ("table at site", "spent epsilon", "per", "of", "delta")
 
@@ -77,18 +80,43 @@ def ledger_lines(root: str) -> list[Record]:
     return [Record(json.loads(line)) for line in ledger.export()]
 
 
-def approvals(root: str, tables: str) -> Iterator[str]:
-    """Yield the queries in the ledger that the approvals of their table lack."""
-    policies = {(s.table, s.site): s.policy for s in _site(root, tables).shards}
-    lines = [item.content for item in ledger_lines(root)]
-    for query in {line["digest"]: line for line in lines if "digest" in line}.values():
-        policy = policies.get((query["table"], query["site"]))
-        approved = None if policy is None else policy.approved_queries
-        if approved is not None and query["digest"] not in approved:
-            text = query["query"]
-            if text_digest(text) != query["digest"]:
-                text = "(longer than the ledger keeps: ask for it)"
-            yield f"{query['digest']}\n{textwrap.indent(text, '    ')}"
+@dataclass(frozen=True)
+class RunToApprove:
+    """A run that the policies of some tables do not list, and its text.
+
+    Without tables it cannot be approved.
+    """
+
+    text: str
+    digest: str
+    tables: tuple[str, ...]
+    file: Path
+
+    def approve(self) -> str:
+        """Add the run to the policies in the tables file; return a line that says so."""
+        add_approval(self.file, self.digest, self.tables)
+        policies = ", ".join(f"[tables.{quoted(table)}.policy]" for table in self.tables)
+        return f"Approved: approved-runs of {policies} in {self.file} has it now."
+
+
+def runs_to_approve(root: str, tables: str, file: Path | None) -> Iterator[RunToApprove]:
+    """Yield the refused runs in the ledger, or the one of a file, that policies do not list."""
+    shards = _site(root, tables).shards
+    sites = {shard.site for shard in shards}
+    if file is None:
+        proposals = refused_proposals(item.content for item in ledger_lines(root))
+    else:
+        proposals = [read_proposal(file)]
+    for proposal in proposals:
+        policies = lacking(proposal, shards)
+        if not policies:
+            continue
+        try:
+            text = proposal_text(proposal, sites)
+        except TPFlowerError as error:
+            # one that cannot be explained is not to be approved, nor hide the others
+            text, policies = f"RUN {proposal.digest}\nrefused: {printable(str(error))}", []
+        yield RunToApprove(text, proposal.digest, tuple(policies), Path(tables))
 
 
 def _site(root: str, tables: str) -> Site:

@@ -270,6 +270,7 @@ def _protections(exposure: Exposure) -> dict[str, str]:
         "noise": table_scores,
         "messages": messages,
         "shards": f"sealed from shard to shard (ChaCha20-Poly1305{key}",
+        "sites": f"sealed from site to site (ChaCha20-Poly1305{key}",
         "sealed": _SEALED.get(exposure.keys, NOTHING),
         "masked": "masked pairwise (ChaCha20): an honest server sees only the sum",
         "summaries": summaries,

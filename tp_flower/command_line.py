@@ -177,10 +177,27 @@ def account(
 
 
 @app.command()
-def approvals(tables: SiteTables, state_dir: StateDir = "") -> None:
-    """Print the queries that wait for a policy's approved-queries."""
-    for query in load(f"{SITE}:approvals")(_state_of(state_dir), tables):
-        typer.echo(query)
+def approve(
+    tables: SiteTables,
+    proposal: Annotated[
+        Path | None,
+        typer.Argument(help="proposal.json of a run. [default: the runs that were refused]"),
+    ] = None,
+    state_dir: StateDir = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Approve PROPOSAL without a question.")
+    ] = False,
+) -> None:
+    """Show what whole runs ask for, and list those that you approve in approved-runs."""
+    if yes and proposal is None:
+        raise typer.BadParameter("--yes approves the run of a file: name its proposal.json")
+    runs = list(load(f"{SITE}:runs_to_approve")(_state_of(state_dir), tables, proposal))
+    for run in runs:
+        typer.echo(run.text)
+        if run.tables and (yes or typer.confirm("Approve this run?")):
+            typer.echo(run.approve())
+    if not runs:
+        typer.echo("No run waits for an approval.")
 
 
 @app.command("site-key")

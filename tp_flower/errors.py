@@ -79,6 +79,10 @@ class PolicyError(SiteError):
     """The policy of a site's table does not allow a request."""
 
 
+class ProposalError(SiteError):
+    """A request contradicts the proposal of its run, or the proposal itself or the site."""
+
+
 class ModelError(TPFlowerError):
     """A saved model is unknown, damaged, of another version, or badly named."""
 

@@ -11,6 +11,7 @@ Lines of the table ``ledger``, JSON (a release is an object with the fields of
     "event": "spend",   "run", "part", "what", "key", "times", "ident"
     "event": "charge",  "run", "release", "times", "ident"
     "event": "note",    "run", "release"
+    "event": "scores",  "run", "source", "part", "columns", "times", "allowed", "ident"
     "event": "settle",  "run", "release", "times"        final cost of a reservation
     "event": "close",   "run"
     "event": "keys",    "run", "groups"     who has its secrets, by group (fingerprints)
@@ -50,6 +51,7 @@ from msgspec.structs import replace
 
 from client_apps.data.database import FILE, Changes, open_database
 from client_apps.data.query_quota import TIME, Quotas, check_quota, is_recorded
+from client_apps.data.score_counts import SCORES, ScoreLimit
 from tp_flower.errors import BudgetError, LedgerError
 from tp_flower.node_config import IN_MEMORY
 from tp_flower.privacy import mechanisms
@@ -205,6 +207,26 @@ class Ledger:
             line = {"event": NOTE, "run": run}
             lines = [{**line, "release": msgspec.to_builtins(item)} for item in new.values()]
             self._append(connection, lines)
+
+    def count_scores(
+        self, run: str, counted: Mapping[tuple[int, ScoreLimit], int], ident: str = ""
+    ) -> None:
+        """Count score vectors without noise, by part and limit.
+
+        PolicyError beyond a limit; then nothing is written.
+        """
+        with self._transaction(is_whole=True) as connection:
+            if _has_done(connection, run, SCORES, ident):
+                return
+            common = {"event": SCORES, "run": run, "ident": ident}
+            for (part, limit), vectors in counted.items():
+                line = limit.line(connection, vectors)
+                self._append(connection, [{**common, "part": part, **line}])
+
+    def scores_used(self, limit: ScoreLimit) -> int:
+        """Return how many score vectors have left of those that a limit allows."""
+        with self._transaction(is_whole=True) as connection:
+            return limit.used(connection)
 
     def record_keys(self, run: str, groups: Mapping[str, Sequence[str]]) -> None:
         """Record the fingerprints of the public keys that secrets were sealed to."""
@@ -380,10 +402,11 @@ class RoundLedger:
         self.spend = self._with_round(ledger.spend)
         self.charge = self._with_round(ledger.charge)
         self.note = self._with_round(ledger.note)
+        self.count_scores = self._with_round(ledger.count_scores)
         self.record_keys = self._with_round(ledger.record_keys)
         self.close = self._with_round(ledger.close)
         self.record = self._with_round(ledger.record)
-        self.check_quota = ledger.check_quota
+        self.check_quota, self.scores_used = ledger.check_quota, ledger.scores_used
 
     def lines(self, run: str) -> list[Line]:
         """Return the lines of the run, with those that the round has added."""

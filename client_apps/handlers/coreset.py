@@ -21,6 +21,8 @@ from client_apps.handlers.training_rows import read_multiplicity
 from client_apps.operator.participant import Participant
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import DRAWN, MASKED, SENSITIVITIES, note
+from client_apps.privacy.proposal_checks import TRAINED, agree, agree_in_rows, check_begins
+from client_apps.privacy.score_limits import EncodedPart, check_limit, rule_of, score_limit
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray, IntArray, blocks
 from tp_flower.coresets import importance
@@ -34,6 +36,7 @@ from tp_flower.privacy.key_agreement import pair_masks, to_fixed
 from tp_flower.privacy.plan import CENTRES, SAMPLED_ROWS
 from tp_flower.protocol import coreset_messages as messages
 from tp_flower.protocol.codec import check_sizes, parse, required
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import row_numbers, unpack_bits
 from tp_flower.randomness import Stream, generator
 from tp_flower.sources.policy import LABELS, MODELS, ROWS, SCORES
@@ -52,6 +55,8 @@ _OF_CLUSTERS: Final = ("labels", "distances", "multiplicity", "centres")
 
 def rows(site: Site, request: messages.RowsRequest) -> messages.RowsReply:
     """Reply with every participant's sampled rows, or with their local clusters."""
+    agree("seed", site.terms.settings.seed, request.seed)
+    agree("clusters", site.terms.settings.clusters, request.clusters)
     return messages.RowsReply({p.number: _sampled(site, p, request) for p in site.parts()})
 
 
@@ -83,6 +88,8 @@ def measure(site: Site, request: messages.MeasureRequest) -> messages.MeasureRep
     If the table has several shards, the reply has what the total is computed from: a
     shard's Gram matrix, or the cost of its clusters.
     """
+    check_begins(site, Action.MEASURE)
+    agree("clusters", site.terms.settings.clusters, request.clusters)
     parts: dict[int, messages.MeasuredPart] = {}
     for number, body in site.each(request.parts):
         entry, parts[number] = _measure(site, number, body, request)
@@ -100,13 +107,15 @@ def _measure(
     kinds += [LABELS] if body.label is not None else []
     # of the sensitivities the server reads sums over joined rows, and totals
     check_plan(source, kinds, is_masked=True)
-    positions = np.flatnonzero(unpack_bits(body.trained, extracted.rows))
+    is_trained = unpack_bits(body.trained, extracted.rows)
+    positions = np.flatnonzero(is_trained)
     weights: FloatArray = np.ones(len(positions))
     if body.multiplicity is not None or body.masses is not None:
         check_sizes(body, trained=len(positions))
         multiplicity = read_multiplicity(body.multiplicity, body.masses, request.joined_rows)
         weights = multiplicity.astype(np.float64)
     check_rows(source, len(positions), f"the sensitivities of table {extracted.table!r}")
+    agree_in_rows(site, number, TRAINED, is_trained)
     features = site.tables.encode(number, fitted_encoder(site, number, body.encoder), positions)
     if request.sensitivities == importance.CLUSTERS:
         rng = site.round.noise.generator()
@@ -115,6 +124,7 @@ def _measure(
         cost, count = clusters.cost, clusters.used
         of_shard = messages.MeasuredPart(cost=cost, clusters=count)
         of_table = messages.MeasuredPart(total=importance.kmeans_total(cost, cost, count))
+        arrays["positions"] = positions
         return Entry(arrays, {"of": importance.CLUSTERS}), of_shard if body.is_shard else of_table
     label, classes = None, 0
     if body.label is not None:
@@ -257,9 +267,25 @@ def weigh(site: Site, request: messages.WeighRequest) -> messages.WeighReply:
         fixed = _computed(to_fixed, sampled, request.joined_rows)
         parts[number] = messages.WeighedPart(fixed + masks)
         note(site, number, MASKED)
+        _count_scores(site, number)
         for state in ("measured", "drawn"):
             site.store.drop(f"{state}-{number}")
     return messages.WeighReply(parts)
+
+
+def _count_scores(site: Site, number: int) -> None:
+    """Count the sensitivities of a part's rows, which are made of its features, as scores are."""
+    # before any site has stated how much its rows vary
+    site.source(number).policy.check_cover(site.fragment(number).table, 0)
+    if rule_of(site, site.source(number)) is None:
+        return
+    positions = _load(site, "measured", number).arrays["positions"]
+    encoder = fitted_encoder(site, number)
+    features = site.tables.encode(number, encoder, positions)
+    limit = score_limit(site, number, EncodedPart(encoder.encoder, features, positions))
+    check_limit(site, limit, 1)
+    if limit is not None:
+        site.scored[number, limit] += 1
 
 
 def _sampled_scores(rows: AnyArray, scores: FloatArray) -> FloatArray:

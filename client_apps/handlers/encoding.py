@@ -16,6 +16,13 @@ from client_apps.data.run_store import Entry
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_rows, visible_schema
 from client_apps.privacy.ledger_entries import note
+from client_apps.privacy.proposal_checks import (
+    TRAINED,
+    agree_in_rows,
+    check_aliases,
+    check_begins,
+    check_encoders,
+)
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.duckdb_engine import quote_name
@@ -34,6 +41,7 @@ from tp_flower.features.statistics import (
 from tp_flower.features.statistics_codec import from_wire, summary_of, to_wire
 from tp_flower.privacy.shard_seals import ENCODER, STATISTICS, ShardSeal
 from tp_flower.protocol.codec import check_sizes, decode, encode, parse, required
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import bytes_of, packet_of, unpack_bits
 from tp_flower.protocol.setup_messages import (
     EncodedColumns,
@@ -62,7 +70,9 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
     A shard does so for one choice of rows in a run: the columns of encoders that were
     fitted to different rows would tell the server how these differ.
     """
+    check_begins(site, Action.STATISTICS)
     parts = {n: _statistics_of(site, n, body) for n, body in site.each(request.parts)}
+    check_aliases(site, request.parts)
     return StatisticsReply(parts)
 
 
@@ -72,6 +82,7 @@ def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
         raise SiteError("another request has already fitted this run's encoders")
     choice = _choice(body.encoders)
     computed = _computed(site, number, body, choice)
+    check_encoders(site, number, choice, body)
     shards = msgspec.to_builtins(body.shards)
     meta = {"request": digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
@@ -106,6 +117,8 @@ def _computed(site: Site, number: int, body: StatisticsPart, choice: TableChoice
     source, extracted = site.source(number), site.extracted(number)
     sample = _counted_rows(site, number, body)
     rows = sample.rows
+    is_trained = np.ones(extracted.rows, np.bool_) if rows is None else rows
+    agree_in_rows(site, number, TRAINED, is_trained)
     kinds = _kinds(site, number, choice)
     fitted = [name for name, kind in kinds.items() if not choice.is_declared(name, kind)]
     is_shard = body.shards is not None

@@ -14,10 +14,18 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import are_masked, score_masks
+from client_apps.operator.masks import MaskedRows, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan, check_rows
+from client_apps.privacy.proposal_checks import (
+    SCORED,
+    agree_in_rows,
+    check_begins,
+    check_protection,
+    check_unmatched,
+)
+from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, ModelError
@@ -42,9 +50,11 @@ from tp_flower.sources.policy import SCORES
 
 def score(site: Site, request: ScoreRequest) -> ScoreReply:
     """Reply with the local scores of the requested rows, one each."""
+    check_begins(site, Action.SCORE)
     scored = {
         number: _scored(site, number, body, request) for number, body in site.each(request.parts)
     }
+    check_protection(site, request.privacy, request.masking)
     ledger_entries.set_aside(site, ((planned, 1) for _, planned in scored.values()))
     site.pay()
     return ScoreReply(
@@ -58,18 +68,26 @@ def _scored(
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
     source, extracted = site.source(number), site.extracted(number)
-    check_plan(source, (SCORES,), request.privacy, is_masked=are_masked(request.masking, body))
-    rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
+    sides = site.terms.join_sides(number)
+    is_masked = request.masking is not None and bool(sides)
+    check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
+    is_scored = unpack_bits(body.rows, extracted.rows)
+    rows = np.flatnonzero(is_scored)
     check_rows(source, len(rows), f"the scores of table {extracted.table!r}")
+    agree_in_rows(site, number, SCORED, is_scored)
+    check_unmatched(site, number, body.unmatched)
     saved, model = _loaded(site, number, body, request)
     is_private = request.privacy.covers_predictions
-    if is_private:
-        check_scores(model, saved.encoder.encoder.width)
     scale, rows_per_unit = saved.spec.output_scale or 1.0, source.policy.rows_per_unit
     plan = plan_prediction(request.privacy, scale, rows_per_unit)
-    masks = score_masks(request.masking, body, site.join_keys(number), rows, site.group_key)
+    masked = MaskedRows(rows, site.join_keys(number), sides, body.unmatched)
+    masks = score_masks(request.masking, masked, site.group_key)
     ledger_entries.note_unmatched(site, number, masks)
     features = site.tables.encode(number, saved.encoder, rows, is_private=is_private)
+    encoded, outputs = EncodedPart(saved.encoder.encoder, features, rows), saved.spec.outputs
+    limit = admit_scores(site, number, encoded, body.cover, outputs, has_noise=is_private)
+    if limit is not None:
+        site.scored[number, limit] += outputs
     scores = site.releaser(number, plan).scores(model.scores(features))
     check_range(scores, masks)
     # a run may score by several models: no two rounds have the same masks
@@ -104,22 +122,32 @@ def check_range(scores: FloatArray, masks: ScoreMasks | None) -> None:
 def _loaded(
     site: Site, number: int, body: ScorePart, request: ScoreRequest
 ) -> tuple[SavedModel, LocalModel]:
-    root = site.state_folder
     version = ModelVersion(request.model_name, request.model_version)
+    saved = saved_part(site, number, version, body.model_part, body.digest)
+    site.source(number).policy.check_model(saved.spec.kind)
+    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
+    model.parameters = saved.parameters
+    if request.privacy.covers_predictions:
+        check_scores(model, saved.encoder.encoder.width)
+    return saved, model
+
+
+def saved_part(
+    site: Site, number: int, version: ModelVersion, part: int, digest: str
+) -> SavedModel:
+    """Return a part of a saved model, which must fit a part of the run."""
+    root = site.state_folder
     if root is None:
         raise ModelError(
             "this site keeps no models: its state-dir is ':memory:'; give it a folder "
             "(in Python, InProcessGrid(..., state=folder))"
         )
-    folder = part_folder(root, version, body.model_part)
+    folder = part_folder(root, version, part)
     if not folder.is_dir():
-        raise ModelError(f"this site has no part {body.model_part} of model {version}")
-    saved = SavedModel.load(folder, body.digest)
+        raise ModelError(f"this site has no part {part} of model {version}")
+    saved = SavedModel.load(folder, digest)
     _check_fits(saved, site.fragment(number))
-    site.source(number).policy.check_model(saved.spec.kind)
-    model = make_model(saved.spec, saved.encoder.encoder.width, request.device)
-    model.parameters = saved.parameters
-    return saved, model
+    return saved
 
 
 def _check_fits(saved: SavedModel, fragment: Fragment) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 from client_apps.operator.participant import Participant, body_of
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
-from tp_flower.errors import DivergedError, MessageError
+from tp_flower.errors import DivergedError, MessageError, ProposalError
 from tp_flower.losses import LOSSES
 from tp_flower.personalised.sites import SiteObjective
 from tp_flower.personalised.update_codec import encode_update
@@ -25,6 +25,7 @@ from tp_flower.protocol.packet import row_numbers
 from tp_flower.randomness import Stream, generator
 
 LOCAL_LABELS: Final = "labels"  # in a participant's entry: the labels of its rows, (n,)
+_ROUNDS: Final = "rounds"  # state vector: how many there were, (1,)
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def personal(site: Site, request: messages.PersonalRequest) -> messages.Personal
     parts: dict[int, messages.TrackUpdates] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
+        _count_round(part, site.terms.settings.epochs + 1)
         body = body_of(request.parts, part)
         check_sizes(body, parameters=len(part.model.penalised))
         parts[part.number] = _track_updates(personalised, body, request)
@@ -87,6 +89,15 @@ def personal(site: Site, request: messages.PersonalRequest) -> messages.Personal
         part.model.parameters = body.personal.astype(np.float64)
         site.save(part)
     return messages.PersonalReply(parts)
+
+
+def _count_round(part: Participant, most: int) -> None:
+    """Count a round of parameters; the last of a run brings metrics alone."""
+    rounds = part.vectors[_ROUNDS] = part.vectors.get(_ROUNDS, np.zeros(1)) + 1.0
+    if rounds[0] > most:
+        raise ProposalError(
+            f"the run was proposed with {most} rounds of parameters, and the request is one more"
+        )
 
 
 def _track_updates(

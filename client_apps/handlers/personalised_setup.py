@@ -18,6 +18,7 @@ from client_apps.handlers.personalised import LOCAL_LABELS, PersonalisedModel, p
 from client_apps.operator.participant import Participant, ShardData, make_model
 from client_apps.privacy.guard import check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
+from client_apps.privacy.proposal_checks import agree, check_begins, check_model, check_trained
 from client_apps.rounds.site import Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
@@ -119,6 +120,7 @@ _NOTES: Final[Mapping[str, str]] = {
 
 def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     """Encode the features, keep the labels, make the model; reply with sums."""
+    check_begins(site, Action.PERSONALISE)
     multiplier = _summary_noise(request)
     numbers = (number for number, _ in site.each(request.parts))
     planned = (_planned(site, n, request.graph, multiplier) for n in numbers)
@@ -128,6 +130,10 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
         number: _start(site, number, body, request, multiplier)
         for number, body in site.each(request.parts)
     }
+    settings = site.terms.settings
+    agree("graph", site.terms.graph, request.graph)
+    agree("graph-epsilon", settings.graph_epsilon, request.graph_epsilon)
+    agree("delta", settings.privacy.delta, request.delta)
     return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
@@ -170,12 +176,14 @@ def _start(
     count = int(np.count_nonzero(trained))
     check_rows(source, count, f"the model of table {extracted.table!r}")
     check_rows(source, len(rows) - count, f"the metrics of table {extracted.table!r}")
+    check_trained(site, number, (trained, tested))
     encoder = fitted_encoder(site, number, body.encoder)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     source.policy.check_model(spec.kind)
     loss = parse(len(request.classes), "classes", partial(make_loss, request.loss))
     if spec.outputs != loss.outputs:
         raise MessageError(f"'model' must have {loss.outputs} outputs")
+    check_model(site, number, spec, body.l2)
     labels = _labels(extracted.label, request.classes)[rows]
     features = site.tables.encode(number, encoder, rows)
     model = make_model(spec, features.shape[1], body.device)

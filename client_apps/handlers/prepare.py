@@ -19,10 +19,18 @@ from client_apps.handlers import training_rows
 from client_apps.handlers.boosting import add_trees
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.operator import participant
-from client_apps.operator.masks import are_masked, score_masks
+from client_apps.operator.masks import MaskedRows, score_masks
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_plan
 from client_apps.privacy.keys import run_key
+from client_apps.privacy.proposal_checks import (
+    agree_in_all,
+    check_begins,
+    check_prepared,
+    check_protection,
+    check_trained,
+)
+from client_apps.privacy.score_limits import EncodedPart, admit_scores
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
@@ -40,6 +48,7 @@ from tp_flower.privacy.sealed_sums import ShardUnion, split_gram
 from tp_flower.privacy.statistics_update import usable_gram
 from tp_flower.protocol.codec import parse, required
 from tp_flower.protocol.inference_messages import FinishedPart, FinishReply, FinishRequest
+from tp_flower.protocol.messages import Action
 from tp_flower.protocol.training_messages import (
     LEAST_SCALE,
     Outline,
@@ -57,11 +66,14 @@ from tp_flower.sources.policy import MODELS, ROWS, SCORES, Policy
 def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     """Encode the features and make the models; reply with the start of training."""
     privacy, method = request.privacy, METHODS[request.outline.strategy]
+    check_begins(site, Action.PREPARE)
     _check_accounts(method, privacy)
     prepared = {
         number: _prepare_part(site, number, body, request)
         for number, body in site.each(request.parts)
     }
+    agree_in_all(site.terms.outline, request.outline)
+    check_protection(site, privacy, request.masking)
     fitted = {n for n, (_, encoder) in prepared.items() if encoder.encoder.fitted}
     parts = {n: part for n, (part, _) in prepared.items()}
     ledger_entries.set_aside(
@@ -76,7 +88,10 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
         start, solver = _start(part, columns, is_exact=is_exact)
         if _sends_first_scores(request, part.data.spec):
             part.begin_scores(0)
-            scores = part.release_scores(part.data.features, slice(None), "scores")
+            if part.data.spec.kind in NUMPY_KINDS:
+                scores = part.release_zeros()
+            else:
+                scores = part.release_scores(part.data.features, slice(None), "scores")
             start = msgspec.structs.replace(start, scores=scores)
         starts[number] = start
         site.start(replace(part, data=replace(part.data, solver=solver)), {})
@@ -84,17 +99,32 @@ def prepare(site: Site, request: PrepareRequest) -> PrepareReply:
     return PrepareReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
 
+def _model(
+    spec: ModelSpec, width: int, device: str, encoder: SiteEncoder, privacy: PrivacyTerms
+) -> LocalModel:
+    """Return the untrained model of a part, which fits the run's noise."""
+    model = participant.make_model(spec, width, device)
+    if isinstance(model, TreeModel):
+        model.start(encoder.encoder.coded)
+    if privacy.features == DP_SGD:
+        check_per_row(model, width)
+    elif privacy.covers_predictions:
+        check_scores(model, width)
+    return model
+
+
 def _prepare_part(
     site: Site, number: int, body: PreparePart, request: PrepareRequest
 ) -> tuple[participant.Participant, SiteEncoder]:
     source, extracted = site.source(number), site.extracted(number)
+    sides = site.terms.join_sides(number)
     outline, privacy, update = request.outline, request.privacy, body.update
     sends_rows = update is Update.GIVEN and outline.sends == privacy_plan.SAMPLED_ROWS
     check_plan(
         source,
         (ROWS if sends_rows else MODELS, SCORES),
         privacy,
-        is_masked=are_masked(request.masking, body),
+        is_masked=request.masking is not None and bool(sides),
         # nothing is summed of a table in one shard
         is_sealed=update is Update.LOCAL
         or (body.union is not None and body.union.group is not None),
@@ -111,18 +141,16 @@ def _prepare_part(
         sends_sums=update is Update.SUM and not privacy.covers_features,
     )
     features = site.tables.encode(number, encoder, rows.positions, is_private=is_private)
+    encoded = EncodedPart(encoder.encoder, features, rows.positions)
     if rows.place is not None:
         features = site.tables.repeat(number, features, rows.place)
     spec = parse(body.model, "model", partial(msgspec.convert, type=ModelSpec))
     _check_model(source.policy, outline, privacy, update, spec)
-    width = features.shape[1]
-    model = participant.make_model(spec, width, body.device)
-    if isinstance(model, TreeModel):
-        model.start(encoder.encoder.coded)
-    if privacy.features == DP_SGD:
-        check_per_row(model, width)
-    elif privacy.covers_predictions:
-        check_scores(model, width)
+    check_prepared(site, number, body, spec)
+    check_trained(site, number, rows.table_rows(extracted.rows))
+    has_noise = privacy.covers_predictions
+    limit = admit_scores(site, number, encoded, body.cover, spec.outputs, has_noise=has_noise)
+    model = _model(spec, features.shape[1], body.device, encoder, privacy)
     plan = privacy_plan.plan_part(
         privacy,
         replace(
@@ -133,13 +161,7 @@ def _prepare_part(
         sends=_clear_releases(outline, update),
         is_linear=spec.kind == "linear",
     )
-    masks = score_masks(
-        request.masking,
-        body,
-        site.join_keys(number),
-        rows.positions if rows.place is None else rows.positions[rows.place],
-        site.group_key,
-    )
+    masked = MaskedRows(rows.behind, site.join_keys(number), sides, body.unmatched)
     forget(site.store, number)
     data = participant.ShardData(
         features=place(site.store, number, features, body.device, spec.kind),
@@ -154,10 +176,14 @@ def _prepare_part(
         update=update,
         plan=plan,
         device=body.device,
-        masks=masks,
+        masks=score_masks(request.masking, masked, site.group_key),
         units=rows.units_of(extracted.units) if is_private else None,
         union=_union(site, number, body, extracted.table, trained=rows.trained),
         label_scale=body.label_scale,
+        limit=limit,
+        table_rows=None if limit is None else rows.place,
+        most_scores=site.terms.most_scores(batches.count),
+        most_sums=site.terms.most_sums(batches.count),
     )
     vectors, releaser = participant.initial_vectors(model, update), site.releaser(number, plan)
     return participant.Participant(number, data, model, vectors, releaser), encoder
@@ -214,7 +240,7 @@ def _schedule(
         epochs=outline.epochs,
         sends_gradients=METHODS[outline.strategy].sends_gradients,
         exchanges=required(outline.exchanges, "exchanges") if has_exchanges else 1,
-        batches=len(batches.start) - 1,
+        batches=batches.count,
         # counted in the server's batch plan, which the server cannot understate
         row_batches=int(np.bincount(batches.rows).max(initial=0)),
         has_first_scores=_sends_first_scores(request, spec),

@@ -16,6 +16,7 @@ from client_apps.privacy import guard, ledger_entries
 from client_apps.privacy.keys import key_fields, key_source, take_secrets
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.noisy_labels import released_label
+from client_apps.privacy.proposal_checks import check_extract, check_proposal
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, SiteError
@@ -75,6 +76,7 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
                 absent=[name for name in source.absent if name in schema.columns],
                 texts=texts,
                 unread=schema.unread,
+                ranks=source.policy.asks_ranks,
             )
         )
     return setup_messages.DescribeReply(
@@ -88,7 +90,9 @@ def describe(site: Site, request: setup_messages.DescribeRequest) -> setup_messa
 
 def extract_rows(site: Site, request: setup_messages.ExtractRequest) -> setup_messages.ExtractReply:
     """Run the query's fragments; reply with hashed join keys and labels."""
+    site.keep_proposal(request.proposal, request.public_keys)
     take_secrets(site, request)
+    check_proposal(site, request)
     parts = {n: _extract_part(site, n, body) for n, body in site.each(request.parts)}
     guard.check_selections(site, parts)
     return setup_messages.ExtractReply(parts)
@@ -106,6 +110,7 @@ def _extract_part(
     groups = _checked_keys(site, source, body, fragment)
     source = _with_types(site, source, body.types)
     source = replace(source, readings=_checked_readings(source, body.readings))
+    check_extract(site, number, body)
     guard.admit_query(site, number, source)
     extracted = site.tables.extract(number, source, fragment)
     site.queries[number]["rows"] = extracted.rows

@@ -52,6 +52,11 @@ class TrainingRows:
             )
 
     @property
+    def behind(self) -> IntArray:
+        """(n,), the table's row of each row that takes part."""
+        return self.positions if self.place is None else self.positions[self.place]
+
+    @property
     def trained(self) -> int:
         """Rows that are trained on."""
         return len(self.multiplicity)
@@ -60,6 +65,13 @@ class TrainingRows:
     def trained_positions(self) -> int:
         """Rows of the table that are trained on."""
         return self.trained if self.place is None else count_distinct(self.place[: self.trained])
+
+    def table_rows(self, rows: int) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return which of the table's rows are trained on, and which held out, (rows,) each."""
+        is_trained, is_tested = np.zeros(rows, np.bool_), np.zeros(rows, np.bool_)
+        is_trained[self.behind[: self.trained]] = True
+        is_tested[self.behind[self.tested]] = True
+        return is_trained, is_tested
 
     def units_of(self, codes: AnyArray | None) -> Units | None:
         """Return the units of privacy of the trained rows, by those of the table's."""
@@ -81,6 +93,11 @@ class Batches:
 
     start: IntArray
     rows: IntArray
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return len(self.start) - 1
 
 
 def read_rows(body: PreparePart, rows: int, *, is_private: bool) -> TrainingRows:

@@ -4,7 +4,8 @@ A site masks by every join key of its fragment. What it keeps is a tag per disti
 and which of them each row has; the keys of the masks stay with the run's other secrets.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,12 +16,12 @@ from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError
 from tp_flower.keyed_hash import KeyedHasher
 from tp_flower.privacy.score_masks import NO_MASK, FixedPoint, JoinMask, ScoreMasks
-from tp_flower.protocol.inference_messages import ScorePart
 from tp_flower.protocol.packet import unpack_bits
-from tp_flower.protocol.training_messages import Masking, PreparePart
+from tp_flower.protocol.training_messages import Masking
 
 if TYPE_CHECKING:
     from tp_flower.extraction.extracted import ExtractedKey
+    from tp_flower.terms.groups import JoinSide
 
 GroupKeys = Callable[[str], bytes]  # returns the key of a group of sites
 _TAGS: Final = "mask-tags-{}"
@@ -59,36 +60,34 @@ def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
     return ScoreMasks(FixedPoint(*meta[_POINT]), joins)
 
 
-def are_masked(masking: Masking | None, body: PreparePart | ScorePart) -> bool:
-    """Return whether masks hide the scores; a table without joins has none."""
-    return masking is not None and bool(body.joins)
+@dataclass(frozen=True)
+class MaskedRows:
+    """The rows of a part whose scores leave, and by what they are masked.
+
+    Attributes:
+        rows: (n,), positions in the table.
+        join_keys: of the fragment, those that joins compare.
+        sides: of the run's joins.
+        unmatched: by group, the rows that a LEFT JOIN finds no partner for, a bit each.
+    """
+
+    rows: npt.NDArray[np.integer]
+    join_keys: "Sequence[ExtractedKey]"
+    sides: "Sequence[JoinSide]"
+    unmatched: Mapping[str, AnyArray]
 
 
-def score_masks(
-    masking: Masking | None,
-    body: PreparePart | ScorePart,
-    join_keys: "Sequence[ExtractedKey]",
-    rows: npt.NDArray[np.integer],
-    keys: GroupKeys,
-) -> ScoreMasks | None:
-    """Return the masks of rows (n,), positions in the table; None without masking.
-
-    ``join_keys`` are those of the fragment that joins compare. The body of the request
-    has the sides of the joins, and the rows that a LEFT JOIN finds no partner for.
+def score_masks(masking: Masking | None, masked: MaskedRows, keys: GroupKeys) -> ScoreMasks | None:
+    """Return the masks of the scores of a part's rows; None without masking.
 
     Raises:
-        MessageError: a join key has no mask, or a row lacks the key of a join.
+        MessageError: a row lacks the key of a join.
     """
     if masking is None:
         return None
-    sides, unmatched = body.joins, body.unmatched
-    if bare := sorted(set(range(len(join_keys))) - {side.key for side in sides}):
-        raise MessageError(f"'joins' has no side of join keys {bare}: they mask nothing")
-    masks = []
-    for side in sides:
-        if side.key >= len(join_keys):
-            raise MessageError(f"'joins' names join key {side.key}; the table has {len(join_keys)}")
-        key, group_key = join_keys[side.key], keys(side.group)
+    rows, unmatched, masks = masked.rows, masked.unmatched, []
+    for side in masked.sides:
+        key, group_key = masked.join_keys[side.key], keys(side.group)
         codes, hashes = key.hashed_whole(KeyedHasher(group_key).purpose(_TAG_PURPOSE))
         codes = codes[rows]
         if side.group in unmatched:

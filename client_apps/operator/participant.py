@@ -10,6 +10,7 @@ Notation:
     theta    ``model.parameters``  (p,)        w, u  ``consensus``, ``consensus_duals``
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from client_apps.data.run_store import Entry
+from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator.masks import GroupKeys, masks_entry, read_masks
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
@@ -44,6 +46,9 @@ AnyBody = TypeVar("AnyBody", bound=PartBody)
 
 SCORE_SUMS: Final = "score_sums"  # state: sums of the scores that left last, (2, d_c)
 SCORES_NUMBER: Final = "scores_number"  # state: of the last scores that left
+RELEASED: Final = (
+    "released"  # state: how often scores of each row have left, where rows differ in it, (n,)
+)
 MOST_KEPT = 1 << 24  # values of a batch kept for the next message: 64 MiB
 
 DESCENT: Final = "descent"
@@ -56,11 +61,15 @@ BEST_SUMS: Final = "best_sums"
 
 SUMS: Final = "sums"  # state vector: how many shares have left, (1,)
 _ARRAYS: Final = ("multiplicity", "tested", "batch_start", "batch_rows")
-_VALUES: Final = ("table", "joined_rows", "l2", "device", "label_scale")
+_VALUES: Final = (
+    *("table", "joined_rows", "l2", "device", "label_scale"),
+    *("most_scores", "most_sums"),
+)
 _UNION: Final = ("group", "shards", "shard", "table")
 _FACTORS: Final = ("eigenvalues", "eigenvectors", "mean", "block")
 _DIAGONAL: Final = ("mean", "diagonal")
 _UNITS: Final = "units"
+_TABLE_ROWS: Final = "table-rows"
 
 
 def solver_entry(solver: Solver) -> Entry:
@@ -129,6 +138,10 @@ class ShardData:
         units: of the trained rows, if clips are of the table's units of privacy.
         union: the table's shards; None if nothing is summed.
         label_scale: size of the loss's derivatives, the unit of what is summed.
+        limit: on the score vectors that leave without noise; None where no policy sets one.
+        table_rows: with a limit, the table's row behind each row, where they are repeated, (n,).
+        most_scores: the highest number of scores in the run, by its proposal.
+        most_sums: how many arrays are summed in it.
         binned: the trained rows as trees read them, once they have.
     """
 
@@ -149,6 +162,10 @@ class ShardData:
     units: Units | None = None
     union: ShardUnion | None = None
     label_scale: float = 1.0
+    limit: ScoreLimit | None = None
+    table_rows: IntArray | None = None
+    most_scores: int = 0
+    most_sums: int = 0
     binned: "list[lightgbm.Dataset]" = field(default_factory=list, repr=False)
     _gathered: dict[int, local_model.Features] = field(default_factory=dict, repr=False)
 
@@ -172,6 +189,8 @@ class ShardData:
             masks=read_masks(entry, keys),
             units=Units(arrays[_UNITS]) if _UNITS in arrays else None,
             union=union,
+            limit=msgspec.convert(meta["limit"], ScoreLimit) if "limit" in meta else None,
+            table_rows=arrays.get(_TABLE_ROWS),
         )
 
     def entry(self, further_arrays: Mapping[str, AnyArray], further: Mapping[str, object]) -> Entry:
@@ -191,6 +210,10 @@ class ShardData:
             meta["union"] = [getattr(self.union, name) for name in _UNION]
         if self.units is not None:
             arrays[_UNITS] = self.units.codes
+        if self.limit is not None:
+            meta["limit"] = msgspec.to_builtins(self.limit)
+        if self.table_rows is not None:
+            arrays[_TABLE_ROWS] = self.table_rows
         return Entry(arrays, meta)
 
     @property
@@ -265,11 +288,18 @@ class Participant:
 
         ``name`` says which scores of the message they are.
         """
+        self._count(rows)
         return self._encoded(self._noisy_scores(features), self.data.masks, rows, name)
+
+    def release_zeros(self) -> AnyArray:
+        """Return the scores of an untrained linear model or of no trees, which tell nothing."""
+        zeros = np.zeros((len(self.data.features), self.model.outputs))
+        return self._encoded(self.releaser.scores(zeros), self.data.masks, slice(None), "scores")
 
     def release_batch(self, batch: int) -> AnyArray:
         """Return the scores of a batch's distinct rows to send."""
         data = self.data
+        self._count(data.batch_of(batch))
         scores = self._noisy_scores(data.batch(batch), batch)
         return self._encoded(scores, data.batch_masks, data.span(batch), "batch_scores")
 
@@ -281,13 +311,33 @@ class Participant:
         data = self.data
         trained = slice(len(data.multiplicity))
         rows = slice(None) if is_tested else trained
+        self._count(rows)
         scores = self._noisy_scores(data.features[rows])
         self.vectors[SCORE_SUMS] = score_sums(scores[trained], data.multiplicity)
         return self._encoded(scores, data.masks, rows, "scores")
 
     def release_values(self, values: FloatArray) -> AnyArray:
         """Return what all rows' scores change by to send, (n, d_c)."""
+        self._count(slice(None))
         return self._encoded(self.finite(values), self.data.masks, slice(None), "scores")
+
+    def _count(self, rows: RowIndex) -> None:
+        """Count the score vectors that leave of some rows, where a policy limits them.
+
+        With batches of SGD these are the times that scores of one row have left, at most.
+        """
+        data, outputs = self.data, self.model.outputs
+        if data.limit is None:
+            return
+        vectors = outputs
+        if len(data.batch_start) > 1:
+            times = self.vectors.get(RELEASED, np.zeros(len(data.features)))
+            before = times.max(initial=0.0)
+            # rows that stand for one row of the table tell one thing within a message
+            times[rows if data.table_rows is None else data.table_rows[rows]] += outputs
+            vectors = int(times.max(initial=0.0) - before)
+            self.vectors[RELEASED] = times
+        self.releaser.scored[self.number, data.limit] += vectors
 
     def _noisy_scores(self, features: local_model.Features, batch: int | None = None) -> FloatArray:
         return self.releaser.scores(self.finite(self.model.scores(features)), batch)
@@ -306,6 +356,11 @@ class Participant:
         before = self.vectors.get(SCORES_NUMBER)
         if before is not None and number <= before[0]:
             raise errors.MessageError(f"'scores-number' is {number}; the run is at {before[0]:.0f}")
+        if number > self.data.most_scores:
+            raise errors.ProposalError(
+                f"'scores-number': the run was proposed with {self.data.most_scores} at most, and "
+                f"the request says {number}"
+            )
         self.vectors[SCORES_NUMBER] = np.array([float(number)])
 
     @property
@@ -321,6 +376,11 @@ class Participant:
         No two have one name. All shards of a table take part in the same rounds, hence count alike.
         """
         self.vectors[SUMS] = self.vectors.get(SUMS, np.zeros(1)) + 1.0
+        if (count := int(self.vectors[SUMS][0])) > self.data.most_sums:
+            raise errors.ProposalError(
+                f"the run was proposed with {self.data.most_sums} sums over the shards of table "
+                f"{self.data.table!r}, and the request asks for {count}"
+            )
         return self.union.share(numbers, self._last_sum, unit)
 
     def total(self, shares: AnyArray | None, unit: float = 1.0) -> FloatArray:
@@ -425,12 +485,17 @@ class Participant:
 
 @dataclass(frozen=True)
 class Releaser:
-    """The releases of one participant, with the noise of its plan."""
+    """The releases of one participant, with the noise of its plan.
+
+    ``uses`` are those that the plan covers, ``scored`` how many score vectors leave without noise,
+    by part, where a policy limits them.
+    """
 
     number: int
     plan: PartPlan
     noise: NoiseSource = field(repr=False)
     uses: list[Spend] = field(default_factory=list)
+    scored: Counter[tuple[int, ScoreLimit]] = field(default_factory=Counter)
 
     def check_clear(self, what: str) -> None:
         """Refuse to compute something without noise in a run that protects models.

@@ -31,8 +31,12 @@ _RULES: Final[Mapping[str, str]] = {
     "some value tells of it",
     "min-rows = 20": "results of fewer rows than {min-rows}",
     "min-count = 5": "categories and label texts of fewer rows than {min-count}",
-    "min-features = 1": "scores of fewer than {min-features} features, at which the "
-    "features can be read",
+    'scores-per-rank = "any"': "score vectors without end, which tell the features: else, over all "
+    "runs, {scores-per-rank:g} for\n## each direction that the rows vary in; constants, copies and "
+    "a column beside which little varies do not count",
+    "cover = 0": "scores that no other table's hide: else {cover} other sites must have a table in "
+    "the query whose rows vary in\n## 4 directions; with cover = 2 none of them reads these scores "
+    "alone",
     "most-unmatched = 0.2": "scores without a mask, of this share of rows, which "
     "the server says have no partner in a LEFT JOIN",
     'models = ["linear", "mlp", "trees", "my_models:make"]': "boosted trees, and the "
@@ -45,7 +49,10 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
-    "approved-queries = []": "no answer but to queries that you have approved",
+    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that allowed-keys "
+    "gives their keys",
+    "approved-runs = []": "no answer but in runs that you have approved: `tp-flower approve`\n"
+    "## shows what each asks of whom",
     "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "
     "person (privacy-unit), and a quarter in a run;\n## labels, models and scores with "
     "noise only, no statistics",

@@ -10,8 +10,9 @@ import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from client_apps.privacy import approval
 from client_apps.rounds.site import Site
-from tp_flower.errors import SourceError
+from tp_flower.errors import PolicyError, SourceError
 from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, reads
@@ -41,7 +42,6 @@ def check_fragment(site: Site, source: ShardSource, fragment: Fragment) -> None:
     """Refuse a fragment that reads forbidden columns, before reading any row."""
     if fragment.weight is not None:
         source.policy.check_release(WEIGHTS, is_private=False)
-    source.policy.check_features(fragment)
     if not source.policy.is_about_columns:
         return
     visible_schema(site, source)
@@ -70,13 +70,19 @@ def list_query(site: Site, number: int, source: ShardSource, fragment: Fragment)
         "query": text,
         "digest": text_digest(text),
         "policy": source.policy.digest,
+        approval.PROPOSAL: site.terms.proposal.digest,
     }
 
 
 def admit_query(site: Site, number: int, source: ShardSource) -> None:
-    """Refuse a query that is not approved, or beyond the quota; else it reads rows."""
+    """Refuse a query of a run that is not approved, or beyond the quota; else it reads rows."""
     query = site.queries[number]
-    source.policy.check_approved(query["query"], query["digest"])
+    try:
+        source.policy.check_approved(query[approval.PROPOSAL])
+    except PolicyError:
+        # for the owner, who may approve it
+        query[approval.DOCUMENT] = approval.document_of(site.terms.proposal)
+        raise
     name, quota = source_id(source), source.policy.queries_per_day
     if quota is not None:
         site.quotas[name] = min(quota, site.quotas.get(name, quota))

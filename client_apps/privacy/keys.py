@@ -114,6 +114,7 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
     groups = _members(request, nodes)
     _check_members(site, groups, source, keys.public)
     arrays: dict[str, AnyArray] = {}
+    fingerprint = request.proposal.fingerprint
     for group, members in groups.items():
         sealed, name = request.sealed[group], sealed_name(group, members.values())
         # the first of the group made its secret
@@ -124,7 +125,8 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
                 "the run's secret is for simulations, and known to everybody: "
                 "refused, because this site has a tables file of its own"
             )
-        key = secret.of_run(int(site.run, 16), [member.run for member in members.values()], group)
+        public = [member.run for member in members.values()]
+        key = secret.of_run(int(site.run, 16), public, group, proposal=fingerprint)
         arrays[group] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
     site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))
@@ -136,6 +138,11 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 def run_key(site: Site) -> str:
     """Return the site's public key of the run."""
     return _public_keys(site).run.hex()
+
+
+def site_public_key(site: Site) -> str:
+    """Return the site's long-term public key; "" unless keys are pinned."""
+    return _public_keys(site).site.hex()
 
 
 def _public_keys(site: Site) -> PublicKeys:

@@ -31,7 +31,7 @@ OF_BASE_ROWS: Final = (
 KEYS, COUNTS, STATISTICS, WEIGHTS = "keys", "counts", "statistics", "weights"
 TIMES, FEATURES, TREES = "times", "features", "trees"
 SENSITIVITIES, DRAWN, MASKED = "sensitivities", "drawn-rows", "masked-sensitivities"
-UNMATCHED: Final = "unmatched"
+UNMATCHED, RANKS = "unmatched", "ranks"
 _SCORES: Final = (plans.SCORES, plans.BATCH_SCORES)
 _SUMMED: Final = (plans.GRAM, plans.MOMENTS, plans.PARAMETERS, plans.MODEL, plans.GRADIENTS)
 _SEALED: Final = (
@@ -60,6 +60,8 @@ _UNCOVERED: Final[Mapping[str, str]] = {
     "and in other tables, and how often; {}",
     UNMATCHED: "not covered: the scores of {} rows leave without the mask of a join, "
     "because the server says that they have no partner in it",
+    RANKS: "not covered: how many more score vectors may leave, which tells the rank of the "
+    "encoded rows",
     WEIGHTS: "not covered: the weight of each row leaves in the clear",
     TIMES: "not covered: the rank of each row in the order that rows are held out by, "
     "or its value where the table has several shards",

@@ -11,6 +11,7 @@ payment; a different history gets other noise, which is paid for.
 import hashlib
 import hmac
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,12 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import numpy as np
 from flwr.app import Context
+from msgspec import convert, to_builtins
 
 from client_apps.data.features import CachedFeatures, place, release, rows_of
 from client_apps.data.ledger import Line, RoundLedger, open_ledger
 from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_state
+from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator import participant
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
@@ -39,10 +42,13 @@ from tp_flower.sources.entries import MEMORY_PREFIX, TABLES_THERE
 if TYPE_CHECKING:
     from client_apps.data.tables import SiteTables
     from tp_flower.extraction.extracted import ExtractedKey, ExtractedShard
+    from tp_flower.protocol.proposal import Proposal
     from tp_flower.query import Fragment
     from tp_flower.sources.shards import ShardSource
+    from tp_flower.terms.run_terms import RunTerms
 
 SECRET: Final = "secret"
+PROPOSAL: Final = "proposal"
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
 
@@ -115,6 +121,7 @@ class Site:
         self.changes = self.store.changes
         self.features = CachedFeatures(root, cache_limit(context.node_config), self.store)
         self.uses: list[Spend] = []
+        self.scored: Counter[tuple[int, ScoreLimit]] = Counter()
         self.queries: dict[int, Line] = {}
         self.quotas: dict[str, int] = {}
         self._round: Round | None = None
@@ -142,6 +149,33 @@ class Site:
     def ledger(self) -> RoundLedger:
         """The site's ledger over all its runs, as the round writes it."""
         return RoundLedger(open_ledger(self._root), self.changes)
+
+    @property
+    def terms(self) -> "RunTerms":
+        """The terms of the run, by the proposal that the site was sent; a process reads it once."""
+        from tp_flower.protocol.proposal import Proposal
+        from tp_flower.terms.run_terms import RunTerms
+
+        if not self.store.has(PROPOSAL):
+            raise MessageError("no run has been proposed to this site, or not at this point of it")
+        entry, cached = self.store.load(PROPOSAL), self.store.memory.get(PROPOSAL)
+        if cached is None or cached.meta["entry"] is not entry:
+            proposal = convert(entry.meta["proposal"], Proposal, str_keys=True)
+            cached = Entry({}, {"entry": entry, "terms": RunTerms(proposal)})
+            self.store.memory[PROPOSAL] = cached
+        terms: RunTerms = cached.meta["terms"]
+        return terms
+
+    @property
+    def public_keys(self) -> Mapping[str, str]:
+        """The public keys of the run's sites, by node."""
+        keys: Mapping[str, str] = self.store.load(PROPOSAL).meta["public_keys"]
+        return keys
+
+    def keep_proposal(self, proposal: "Proposal", public_keys: Mapping[str, str]) -> None:
+        """Store the proposal of the run, and the public keys of its sites."""
+        meta = {"proposal": to_builtins(proposal, str_keys=True), "public_keys": public_keys}
+        self.store.save(PROPOSAL, Entry({}, meta))
 
     def bind(self, number: int, position: int, fragment: "Fragment", join_keys: int = 0) -> None:
         """Store a part's shard and fragment, and how many of its keys are joined on."""
@@ -239,8 +273,7 @@ class Site:
         """Return the keyed hash of the join keys of one group.
 
         Keys of one group are compared across the run's tables; keys of different groups
-        are unrelated. The server names the groups, as it names the joins: by naming two
-        columns alike in a request it can learn which of their values are equal.
+        are unrelated. The groups follow from the joins of the run's proposal.
         """
         return self.hasher().purpose(f"join keys {group}")
 
@@ -286,13 +319,17 @@ class Site:
 
     def releaser(self, number: int, plan: PartPlan) -> participant.Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return participant.Releaser(number, plan, self.round.noise, self.uses)
+        return participant.Releaser(number, plan, self.round.noise, self.uses, self.scored)
 
     def pay(self) -> None:
         """Record this message's releases in the ledger, with the round's commit.
 
-        A release beyond the reservation refuses the round: nothing leaves.
+        A release beyond the reservation refuses the round, as does a score vector beyond
+        those that a policy allows: nothing leaves.
         """
+        if self.scored:
+            self.ledger.count_scores(self.store.run, self.scored.copy(), self.round.payment)
+            self.scored.clear()
         if self.uses:
             self.ledger.spend(self.store.run, self.uses.copy(), self.round.payment)
             self.uses.clear()

@@ -17,7 +17,8 @@ so, and is sent the rounds that it lacks.
 The ledger has a line for each query of a table, answered or refused: ``flower-run`` is
 Flower's number of the run, by which the SuperLink's operator finds its account: Flower
 tells an app no more. ``app`` is the SHA-256 of the app's bundle, ``query`` the text of
-the fragment, ``digest`` the text's and ``policy`` the rules'.
+the fragment, ``digest`` the text's, ``proposal`` the whole run's and ``policy`` the rules';
+``document`` is a run that its owner has not approved.
 """
 
 import hashlib
@@ -215,7 +216,7 @@ def record_refusal(
     """
     queries = list(site.queries.values())
     if not queries:
-        if not isinstance(error, errors.PolicyError | errors.BudgetError):
+        if not isinstance(error, errors.PolicyError | errors.BudgetError | errors.ProposalError):
             return error
         # the table is that of the part in the run's earlier lines
         queries = [{"part": site.changes.part}]

@@ -18,13 +18,31 @@ FOLDER = Path(__file__).resolve().parent
 MALE, FEMALE = 8507, 8532
 INPATIENT, OUTPATIENT, EMERGENCY = 9201, 9202, 262  # the last: emergency room, then inpatient
 HOSPITAL, LAB, REGISTRY = 32817, 32856, 32879  # from a health record, a lab, a registry
-# type 2 diabetes, heart failure, obstructive lung disease, hypertension: the share that has it
-CONDITIONS = {201826: 0.2, 316139: 0.15, 255573: 0.15, 320128: 0.4}
+CONDITIONS = {  # the share that has it, and its part in the risk
+    201826: (0.2, 0.3),  # type 2 diabetes
+    316139: (0.15, 1.2),  # heart failure
+    255573: (0.15, 0.8),  # obstructive lung disease
+    320128: (0.4, 0.1),  # hypertension
+    313217: (0.15, 0.3),  # atrial fibrillation
+    46271022: (0.12, 0.5),  # chronic kidney disease
+    317009: (0.1, 0.0),  # asthma
+    440383: (0.2, 0.2),  # depression
+    4182210: (0.1, 0.4),  # dementia
+    443454: (0.1, 0.3),  # stroke
+    443392: (0.12, 0.7),  # cancer
+    433736: (0.3, 0.0),  # obesity
+}
 TESTS = {  # unit, mean, change by illness, noise
     3016723: (8840, 1.0, 0.2, 0.15),  # creatinine, mg/dL
     3020460: (8751, 30.0, 20.0, 10.0),  # C-reactive protein, mg/L
     3000963: (8713, 13.5, -0.9, 0.8),  # haemoglobin, g/dL
     3019550: (8753, 139.0, -1.0, 3.0),  # sodium, mmol/L
+    3023103: (8753, 4.2, 0.1, 0.4),  # potassium, mmol/L
+    3013682: (8840, 16.0, 4.0, 4.0),  # urea nitrogen, mg/dL
+    3004501: (8840, 110.0, 10.0, 25.0),  # glucose, mg/dL
+    3024561: (8713, 3.9, -0.2, 0.4),  # albumin, g/dL
+    3000905: (8848, 8.5, 2.0, 2.0),  # leukocytes, 1000/uL
+    3024929: (8848, 250.0, 0.0, 60.0),  # platelets, 1000/uL
 }
 
 
@@ -42,9 +60,9 @@ def make(folder: Path, patients: tuple[int, int] = (1200, 800)) -> None:
             "person_source_value": [f"C{number:06}" for number in cards],
         }
     )
-    conditions, shares = np.array(list(CONDITIONS)), np.array(list(CONDITIONS.values()))
+    conditions, (shares, risks) = np.array(list(CONDITIONS)), np.transpose([*CONDITIONS.values()])
     is_ill = random.random((count, len(shares))) < shares
-    risk = is_ill @ [0.3, 1.2, 0.8, 0.1] + 0.02 * (1970 - people["year_of_birth"].to_numpy())
+    risk = is_ill @ risks + 0.02 * (1970 - people["year_of_birth"].to_numpy())
     visits = draw_visits(random, risk)
     tests = draw_tests(random, visits)
     # up to three records of each condition that a person has
@@ -79,7 +97,7 @@ def draw_visits(random: np.random.Generator, risk: np.ndarray) -> pd.DataFrame:
         end = start + 1 + random.poisson(np.exp(1 + 0.3 * illness))
         columns = {"person_id": people, "visit_concept_id": kind, "visit_start_date": start}
         visits.append(pd.DataFrame({**columns, "visit_end_date": end, "illness": illness}))
-        logit = risk[people] + 1.4 * illness + 0.6 * (kind == EMERGENCY) + 0.3 * earlier - 2.8
+        logit = risk[people] + 1.4 * illness + 0.6 * (kind == EMERGENCY) + 0.3 * earlier - 3.1
         is_back = random.random(size) < 1 / (1 + np.exp(-logit))
         wait = np.where(is_back, random.integers(1, 31, size), random.integers(60, 200, size))
         comes = (is_back | (random.random(size) < 0.15)) & (end + wait < 366)

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # A whole deployment on this machine: five organisations with a SuperNode each, planes in PostgreSQL,
 # weather in MariaDB, the rest in files; a SuperLink over TLS with node authentication behind a
-# front. The owners are strict: each has a policy, pins the others' keys, and lists the app that may
-# run. Trains, predicts, prints the report, and compares with the simulation of the same run.
+# front. The owners are strict: each has a policy, pins the others' keys, names its partners, lists
+# the app that may run, and approves each run. Trains, predicts, prints the report, and compares with
+# the simulation of the same run.
 #   bash scripts/deploy/demo.sh [--install] [--keep FOLDER] [--channel session|flower]
 #
 #   --install  install the Debian packages that are missing (apt-get, as root or with sudo)
@@ -131,6 +132,24 @@ run_app() {
   results=$(dirname "$(sed -n 's/^Report: //p' "$log")")
 }
 
+# approved_run NAME SETTINGS: run an app that is refused until all owners have approved the run, from
+# the proposal that the operator gives them; set results.
+approved_run() {
+  local name proposal
+  if (run_app "$1-refused" "$2") >"$work/log/$1-refused" 2>&1; then
+    fail "a run that no owner has approved was carried out"
+  fi
+  grep -om 1 "(approved-runs) refuses: the run sha256:[0-9a-f]* is not approved" "$work/log/run-$1-refused" ||
+    fail_with_log "run-$1-refused" "a run that no owner has approved failed for another reason"
+  proposal=$(sed -n 's/^Results will be in //p' "$work/log/run-$1-refused")/proposal.json
+  for name in "${organisations[@]}"; do
+    python -m tp_flower.command_line approve "$proposal" --yes --tables "$work/sites/$name/tables.toml" \
+      --state-dir "$work/sites/$name/state" >"$work/log/approve-$name"
+    tail -n 1 "$work/log/approve-$name"
+  done
+  run_app "$1" "$2"
+}
+
 # the built-in query of columns alone: strict policies refuse expressions
 sql="SELECT f.arr_delay AS label, f.month, f.day, f.hour, f.minute, f.sched_arr_time, f.distance, f.carrier,
   f.origin, p.year AS plane_year, p.type, p.manufacturer, p.model, p.engines, p.seats, p.engine, w.temp, w.dewp,
@@ -168,6 +187,13 @@ write_policies() {
         ;;
     esac
   done
+}
+
+# restrict FILE: to runs that the owner approves, with the partners whose keys it has.
+restrict() {
+  local others
+  others=$(printf '"%s", ' "${organisations[@]}")
+  sed -i -e "s/^# approved-runs = .*/approved-runs = []/" -e "s/^# partners = .*/partners = [${others%, }]/" "$1"
 }
 
 # allow FILE TABLE LIST COLUMN...: take the # from these lines of a list in the table's policy.
@@ -216,14 +242,17 @@ for name in EWR JFK LGA; do
     printf '[tables.weather]\nuri-file = "weather.uri"\ntable = "weather_%s"\nsite = "%s"\n' "${name,,}" "$name"
   } >"$site/tables.toml"
   write_policies "$site/tables.toml" flights weather
+  restrict "$site/tables.toml"
 done
 printf '%s\n' "$planes_uri" >"$work/sites/registry/planes.uri"
 printf '[tables.planes]\nuri-file = "planes.uri"\ntable = "planes"\nsite = "registry"\n' \
   >"$work/sites/registry/tables.toml"
 write_policies "$work/sites/registry/tables.toml" planes
+restrict "$work/sites/registry/tables.toml"
 cp "$work/data/airports.csv" "$work/sites/directory"
 printf '[tables.airports]\npath = "airports.csv"\nsite = "directory"\n' >"$work/sites/directory/tables.toml"
 write_policies "$work/sites/directory/tables.toml" airports
+restrict "$work/sites/directory/tables.toml"
 
 say "a CA, the SuperLink's certificate, and a key for every SuperNode"
 bash "$deploy/make_ca.sh" "$work/ca" localhost
@@ -292,7 +321,7 @@ say "training over the five organisations"
 settings=('num-epochs = 6' 'model-name = "flights"' "sql = \"\"\"$sql\"\"\"")
 sites=('min-sites = 5' 'site-timeout = 120' "channel = \"$channel\"")
 printf '%s\n' "${settings[@]}" "${sites[@]}" >"$work/train.toml"
-run_app train "$work/train.toml"
+approved_run train "$work/train.toml"
 trained=$results
 python - "$trained/report.json" <<'PYTHON'
 import json
@@ -307,7 +336,7 @@ PYTHON
 say "boosted trees in 6 rounds, from the scores of that model"
 printf '%s\n' 'strategy = "boost"' 'num-epochs = 6' 'model-name = "trees"' 'boost-from = "flights"' \
   "sql = \"\"\"$sql\"\"\"" "${sites[@]}" >"$work/boost.toml"
-run_app boost "$work/boost.toml"
+approved_run boost "$work/boost.toml"
 python - "$trained/report.json" "$results/report.json" <<'PYTHON'
 import json
 import sys
@@ -321,7 +350,7 @@ PYTHON
 say "predictions by the model that it has left at the organisations"
 printf '%s\n' 'mode = "predict"' 'model-name = "flights"' 'row-key = "f.flight, f.time_hour"' "${sites[@]}" \
   >"$work/predict.toml"
-run_app predict "$work/predict.toml"
+approved_run predict "$work/predict.toml"
 python - "$trained/report.json" "$results/predictions.parquet" <<'PYTHON'
 import json
 import sys

@@ -21,6 +21,8 @@ numbers, predicted bytes are rounded)::
     cost     {strategy, epochs, set-up: sent, epoch: sent, run: sent}
                where sent = {rounds, bytes-up: {table: n}, bytes-down: {table: n}}
                waiting {channel: seconds of a deployment, besides computing and network}
+    score-vectors  [{table, site, left, epoch, epochs}]: where policies limit them, how many may
+               leave, how many an epoch takes, and for how many epochs they last
     memory   {sites: {site: bytes}, server: bytes}: the peak over what a process has when
                its libraries are loaded
     releases [{message, to, carries, protection}]
@@ -42,6 +44,7 @@ import numpy.typing as npt
 from strategies.coresets.draw import measured_rows, sample_uniformly
 from strategies.disclosures import disclosures, privacy_report
 from strategies.explain.memory import forecast
+from strategies.ranks import Ranks, ScoreForecast, asks_ranks, rank_rows
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundStrategy
 from strategies.score_readings import score_readings
@@ -134,6 +137,12 @@ class CostEstimate:
             },
             "waiting": records.waiting_seconds(run.rounds),
         }
+
+    def forecast_scores(self, ranks: Ranks) -> list[ScoreForecast]:
+        """Return how many epochs' scores each part may release whose policy limits them."""
+        rows, preparation = self.trained, self._preparation(self.trained)
+        specs = {name: self.method.model_spec(preparation, name) for name in rows.layouts}
+        return self.method.forecast_scores(ranks, rows, specs)
 
     def memory(self) -> Document:
         """Return the entry `memory`."""
@@ -280,6 +289,7 @@ class Explain(RoundStrategy):
 
     name = EXPLAIN
     _joined: JoinedRows | None = None
+    _forecasts: Sequence[ScoreForecast] = ()
 
     @cached_property
     def _method(self) -> JoinStrategy:
@@ -289,6 +299,15 @@ class Explain(RoundStrategy):
         """Take the rounds of set-up, and make the sites forget; warnings are the method's."""
         joined = yield from self._method.join(self.inventory)
         self._encoders = yield from fit_encoders(joined, self._method)
+        if asks_ranks(self.inventory):
+            estimate = CostEstimate(joined, self._encoders, self._method, ())
+            sealed = {name: encoder.sealed for name, encoder in self._encoders.items()}
+            ranks = yield from rank_rows(
+                estimate.trained, sealed, has_noise=self.settings.privacy.covers_predictions
+            )
+            self._method.scores_left = ranks.by_number
+            self._forecasts = estimate.forecast_scores(ranks)
+            self.warn(*self._method.warnings_of_scores(self._forecasts))
         yield ask(FinishRequest(), joined.extracted.all_parts)
         self._joined = joined
         for warning in self._method.warnings:
@@ -322,6 +341,7 @@ class Explain(RoundStrategy):
             "saving": _saving(joined, columns),
             "cost": estimate.cost(),
             "memory": estimate.memory(),
+            "score-vectors": [item.facts() for item in self._forecasts],
             "releases": releases,
             "privacy": {
                 **privacy_report(releases, self.ledgers, privacy, is_complete=True),

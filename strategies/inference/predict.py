@@ -19,6 +19,7 @@ from rich.console import RenderableType
 from strategies.disclosures import disclosures, exposure_of, privacy_report
 from strategies.inference import manifest as manifests
 from strategies.inference.scoring import Joined, join_rows, score
+from strategies.ranks import asks_ranks
 from strategies.report_page.page import result_view
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import RoundListener, RoundStrategy
@@ -48,6 +49,7 @@ from tp_flower.reports import records
 from tp_flower.settings import Settings
 from tp_flower.settings.declare import items_of
 from tp_flower.settings.run import EVALUATE, PREDICT
+from tp_flower.terms.extraction import row_key
 
 
 class ModelStrategy(RoundStrategy):
@@ -166,7 +168,7 @@ class ModelStrategy(RoundStrategy):
             joined.extracted.parts,
             self.settings,
             self.inventory,
-            (Action.SCORE,),
+            (*((Action.RANK,) if asks_ranks(self.inventory) else ()), Action.SCORE),
             gram=(),
             weight=joined.bound.weight_table or "",
             has_label=self.settings.mode == EVALUATE and self.has_label,
@@ -189,17 +191,15 @@ class Predict(ModelStrategy):
 
     def bind(self, schemas: Mapping[str, Mapping[str, str]]) -> BoundQuery:
         """Return the query with its row key, and without its label."""
-        row_key = items_of(self.settings.row_key)
-        return self.query.bind(schemas, Unlabelled(self.manifest.label_table, row_key))
+        columns = items_of(self.settings.row_key)
+        return self.query.bind(schemas, Unlabelled(self.manifest.label_table, columns))
 
     def model_rounds(
         self, bound: BoundQuery, columns: Columns, missing: manifests.Missing
     ) -> Generator[Requests, Replies, Joined]:
         """Score the joined rows, and name them."""
-        row_key = _column_names(self.settings)
-        joined = yield from join_rows(
-            bound, columns, missing, self.settings, self.inventory, row_key
-        )
+        _check_row_key(self.settings)
+        joined = yield from join_rows(bound, columns, missing, self.settings, self.inventory)
         scores = yield from score(joined, self.manifest, self.settings, self.inventory)
         scored = prediction_files.Scored(joined.label_row_of, scores, joined.is_partial)
         # a joined row is named by a keyed hash of its row key, or by its position
@@ -213,8 +213,8 @@ class Predict(ModelStrategy):
         return joined
 
 
-def _column_names(settings: Settings) -> tuple[str, ...]:
-    names = tuple(column.split(".")[-1] for column in items_of(settings.row_key))
+def _check_row_key(settings: Settings) -> None:
+    names = row_key(settings)
     if len({name.lower() for name in names}) < len(names):
         raise SettingsError(f"row-key names a column twice: {settings.row_key!r}")
     if reserved := sorted(prediction_files.RESERVED & {name.lower() for name in names}):
@@ -222,7 +222,6 @@ def _column_names(settings: Settings) -> tuple[str, ...]:
             f"row-key: a column called {reserved[0]!r} would clash with a column of "
             "the predictions: rename it in a sub-query"
         )
-    return names
 
 
 class Evaluate(ModelStrategy):

@@ -1,24 +1,27 @@
 """Scores of joined rows by a saved model, whose parts are at the sites."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from strategies.inference.manifest import Manifest, Missing, model_parts, resolve
-from strategies.run.exchange import Replies, Requests, ask
+from strategies.inference.manifest import Manifest, Missing, ModelPart, model_parts, resolve
+from strategies.ranks import ask_ranks, asks_ranks
+from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import addends_of
 from strategies.run.sites import Inventory
 from strategies.setup.columns import Columns
 from strategies.setup.extract import Extracted, extract
 from strategies.setup.masking import mask_scores
 from strategies.setup.problem import LocalArray, sum_local
-from tp_flower.arrays import BoolArray, FloatArray, IntArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray, IntArray
+from tp_flower.errors import SettingsError
 from tp_flower.files import home_folder
 from tp_flower.joins.joining import JoinStep, build_mapping
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.protocol.inference_messages import ScorePart, ScoreRequest
 from tp_flower.protocol.packet import pack_bits
+from tp_flower.protocol.rank_messages import RankPart, RankRequest
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
@@ -49,15 +52,10 @@ class Joined:
 
 
 def join_rows(
-    bound: BoundQuery,
-    columns: Columns,
-    missing: Missing,
-    settings: Settings,
-    inventory: Inventory,
-    row_key: Sequence[str] = (),
+    bound: BoundQuery, columns: Columns, missing: Missing, settings: Settings, inventory: Inventory
 ) -> Generator[Requests, Replies, Joined]:
     """Run the fragments and return the joined rows."""
-    extracted = yield from extract(bound, settings, inventory, columns, row_key)
+    extracted = yield from extract(bound, settings, inventory, columns)
     lacking = missing.of_joined(bound.label_table).sites
     rows = extracted.table_rows
     # if joined last, they change nothing in the joins without them
@@ -93,6 +91,9 @@ def score(
         for part, span in joined.extracted.shards_of(table)
     }
     parts = [part for part in all_parts if masks[part.number].any()]
+    cover: dict[str, AnyArray] = {}
+    if asks_ranks(inventory):
+        cover = yield from _cover(manifest, settings, part_numbers, masks, parts)
     unit = manifest.score_unit
     masking = mask_scores(settings, joined.bound, joined.extracted, joined.mapping, unit)
     request = ScoreRequest(
@@ -106,8 +107,8 @@ def score(
                 model_part=part_numbers[part.number].number,
                 digest=part_numbers[part.number].digest,
                 rows=pack_bits(masks[part.number]),
-                joins=masking.sides.get(part.table, []),
                 unmatched=masking.unmatched.get(part.number, {}),
+                cover=cover,
             )
             for part in parts
         },
@@ -129,3 +130,39 @@ def score(
     for table in joined.missing.of_joined(joined.bound.label_table).sites:
         total[joined.mapping.tables[table].row_of < 0] += manifest.table(table).mean_score
     return total
+
+
+def _cover(
+    manifest: Manifest,
+    settings: Settings,
+    model_parts: Mapping[int, ModelPart],
+    masks: Mapping[int, BoolArray],
+    parts: Sequence[Part],
+) -> Generator[Requests, Replies, dict[str, AnyArray]]:
+    """Return the statements of the parts about their rows, for each other's sites.
+
+    Raises:
+        SettingsError: a policy lets no more scores leave.
+    """
+    request = RankRequest(
+        has_noise=settings.privacy.covers_predictions,
+        model_name=manifest.name,
+        model_version=manifest.model_version,
+        parts={
+            part.number: RankPart(
+                rows=pack_bits(masks[part.number]),
+                model_part=model_parts[part.number].number,
+                digest=model_parts[part.number].digest,
+            )
+            for part in parts
+        },
+    )
+    ranks = yield from ask_ranks(request, parts)
+    for part, left in ranks.left.items():
+        if left < manifest.outputs:
+            raise SettingsError(
+                f"the policy of table {part.table!r} at site {part.site!r} (scores-per-rank) lets "
+                f"{left} more score vectors leave, and a prediction takes {manifest.outputs}: ask "
+                "its owner to raise scores-per-rank"
+            )
+    return ranks.cover

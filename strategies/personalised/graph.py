@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from strategies.personalised.setup import NO_GRAPH, PersonalisedProblem
+from strategies.personalised.setup import PersonalisedProblem
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from tp_flower.arrays import FloatArray
@@ -19,6 +19,7 @@ from tp_flower.personalised.z_step import EdgeNorm, ZStep, edge_norms
 from tp_flower.protocol.personalised_messages import SiteMetrics, SummariseRequest
 from tp_flower.settings import Settings
 from tp_flower.settings.training import BY_ROWS
+from tp_flower.terms.run_terms import NO_GRAPH
 
 PENALTY: Final = "penalty"
 _NAMES: Final = frozenset({"loss", "log_loss", "auc", "accuracy", "rmse", "mae", "r2", PENALTY})

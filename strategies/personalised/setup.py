@@ -25,13 +25,12 @@ from strategies.setup.joined_rows import SplitRows, encoder_choices
 from strategies.setup.labels import common_kind, number_name, plain_loss
 from strategies.setup.leaks import leak_warnings
 from strategies.setup.problem import PreparedRun, PreparedTable
-from strategies.training.prepare import common_shape, model_seed
+from strategies.training.prepare import common_shape
 from tp_flower.arrays import BoolArray, FloatArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.joining import JoinStep
 from tp_flower.learning.models.local_model import ModelSpec
 from tp_flower.losses import MAX_CLASSES, Loss
-from tp_flower.methods import SUMMARIES
 from tp_flower.protocol.messages import Action
 from tp_flower.protocol.packet import pack_bits
 from tp_flower.protocol.personalised_messages import (
@@ -46,8 +45,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO
 from tp_flower.settings.training import EVERYTHING, INTERCEPT, LAST, named_coordinates
 from tp_flower.splits import split_rows
-
-NO_GRAPH: Final = "none"
+from tp_flower.terms.run_terms import RunTerms, model_seed
 
 TRAINING: Final = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 LARGEST_SUM: Final = 1e60  # bound on a sum of squared labels
@@ -92,7 +90,7 @@ def set_up_personalised(
     name = _only_table(bound)
     check_present(bound, inventory)
     choices = encoder_choices(bound, settings)
-    extracted = yield from extract(bound, settings, inventory, columns, keeps_labels=True)
+    extracted = yield from extract(bound, settings, inventory, columns)
     warn(*extracted.absent)
     parts, rows = extracted.parts[name], extracted.rows
     # every site holds out its own share of rows
@@ -115,12 +113,12 @@ def set_up_personalised(
         outputs=loss.outputs,
         intercept=True,
         hidden_sizes=settings.hidden_sizes,
-        seed=model_seed(settings, name),
+        seed=model_seed(settings.seed, name),
     )
     request = PersonaliseRequest(
         loss=loss.name,
         classes=values,
-        graph=settings.graph if settings.graph in SUMMARIES else NO_GRAPH,
+        graph=RunTerms(extracted.proposal).graph,
         graph_epsilon=settings.graph_epsilon,
         delta=settings.privacy.delta,
         parts={

@@ -41,7 +41,7 @@ from strategies.personalised.graph import (
 from strategies.personalised.setup import PersonalisedProblem, personal_mask, set_up_personalised
 from strategies.run.exchange import Replies, Requests, ask
 from strategies.run.strategy import EpochResult
-from strategies.setup.labels import Labels, needs_numbers, task_line
+from strategies.setup.labels import Labels, task_line
 from strategies.training.outcome import Outcome, read_digests
 from strategies.training.relational import RelationalStrategy
 from tp_flower.arrays import FloatArray
@@ -51,6 +51,7 @@ from tp_flower.reports.console import OWN_MODELS
 from tp_flower.reports.records import RunReport
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO, CLASSIFICATION
+from tp_flower.terms.extraction import needs_numbers
 
 PERSONAL: Final = "personal"
 GLOBAL: Final = "global"

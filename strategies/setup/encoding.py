@@ -17,11 +17,12 @@ import msgspec
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of, refuse
 from strategies.run.strategy import RoundStrategy
-from strategies.setup.extract import Extracted, table_group
+from strategies.setup.extract import Extracted
 from strategies.setup.joined_rows import JoinedRows, SplitRows
 from tp_flower.arrays import AnyArray
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.fields import Document
+from tp_flower.terms.groups import table_group
 
 MANY_CATEGORIES: Final = 0.5
 """Categories per joined row above which a column is taken for an identifier."""
@@ -82,8 +83,9 @@ def fit_encoders(
     describes = strategy is not None and not strategy.settings.privacy.covers_features
     extracted, counted = joined.extracted, joined.fitted_rows()
     bodies = {}
-    for number, (table, parts) in enumerate(extracted.parts.items()):
-        shards = setup_messages.TableShards(table_group(number), [part.number for part in parts])
+    for table, parts in extracted.parts.items():
+        group, numbers = table_group(extracted.proposal, table), [part.number for part in parts]
+        shards = setup_messages.TableShards(group, numbers)
         for part in parts:
             bodies[part.number] = setup_messages.StatisticsPart(
                 encoders=msgspec.to_builtins(joined.choices[table]),

@@ -5,10 +5,12 @@ query (``extract``). The replies have keyed hashes of join keys with row positio
 weights, if the query has them; and keyed hashes of row keys, if the rows are to be predicted.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -17,9 +19,7 @@ from strategies.run.replies import array_of, read_key, read_label
 from strategies.run.sites import Inventory
 from strategies.setup.absent_columns import check_absent, describe_absent, missing_types
 from strategies.setup.columns import Columns
-from strategies.setup.labels import label_plan, needs_numbers
 from strategies.setup.row_weights import query_weights
-from strategies.setup.splitting import split_terms
 from tp_flower.arrays import FloatArray
 from tp_flower.duckdb_engine import quote_name
 from tp_flower.errors import QueryError, ReplyError, SchemaError, SettingsError
@@ -30,11 +30,14 @@ from tp_flower.privacy.key_agreement import KeySource
 from tp_flower.protocol import setup_messages
 from tp_flower.protocol.codec import encode
 from tp_flower.protocol.messages import Action
+from tp_flower.protocol.proposal import FILE, Proposal, ProposedJoin, ProposedPart
 from tp_flower.query import BoundQuery, Fragment
 from tp_flower.query.fragment import reads, spell
+from tp_flower.reports.records import write_whole
 from tp_flower.settings import Settings
-from tp_flower.settings.run import REGRESSION
 from tp_flower.sources.tables_file import DUCKDB
+from tp_flower.terms.extraction import extract_parts
+from tp_flower.terms.groups import grouped_parts, members_of_groups
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,7 @@ class Extracted:
     the weight's table, ``row_hashes`` keyed hashes (n, 2) of the label table's row keys; None if
     the query or the run has none. ``public_keys`` are those of the run, by node; ``columns`` say
     how text files are read, ``filters`` by table which conditions have removed rows of it.
+    The ``proposal`` is what the sites have agreed to.
     ``absent`` are sentences about the columns that some shards lack.
     """
 
@@ -58,6 +62,7 @@ class Extracted:
     columns: Columns
     absent: tuple[str, ...]
     filters: Mapping[str, str]
+    proposal: Proposal = field(repr=False)
     replies: Replies = field(repr=False)
 
     @property
@@ -91,15 +96,9 @@ class Extracted:
 
 
 def extract(
-    bound: BoundQuery,
-    settings: Settings,
-    inventory: Inventory,
-    columns: Columns,
-    row_key: Sequence[str] = (),
-    *,
-    keeps_labels: bool = False,
+    bound: BoundQuery, settings: Settings, inventory: Inventory, columns: Columns
 ) -> Generator[Requests, Replies, Extracted]:
-    """Run the two rounds; ``row_key`` names the label table's rows to predict."""
+    """Propose the run to the sites, and run the two rounds."""
     check_absent(bound, inventory)
     fragments: dict[Part, Fragment] = {}
     parts: dict[str, tuple[Part, ...]] = dict.fromkeys(bound.tables, ())
@@ -109,20 +108,18 @@ def extract(
             part = Part(len(fragments), table, shard.site, shard.node, shard.position)
             fragments[part] = fragment
             parts[table] += (part,)
-    local_label = None
-    if keeps_labels:
-        # sites do not show the values of a label that stays a number
-        local_label = REGRESSION if needs_numbers(settings) else settings.task
-    grouped = split_groups(fragments)
-    bodies = _request_parts(bound, fragments, grouped, row_key, settings, local_label)
+    proposal = _propose(bound, settings, inventory, fragments)
+    if settings.output_dir:
+        # before the sites can refuse it: owners may want to read it
+        text = msgspec.json.format(msgspec.json.encode(proposal)).decode()
+        write_whole(Path(settings.output_dir) / FILE, f"{text}\n")
+    bodies = extract_parts(proposal, settings)
     bodies = _with_types(bodies, fragments, inventory, columns)
-    groups = {RUN_GROUP: {part.node for part in fragments}, **table_groups(parts)}
-    if settings.privacy.scores == MASKED:
-        groups |= join_groups(bound, parts)
-    by_node = yield from relay_secrets(inventory, groups, settings.seed)
+    by_node = yield from relay_secrets(inventory, proposal, settings)
     request = replace(next(iter(by_node.values())), parts=bodies)
     replies = yield ask(request, fragments, by_node)
-    check_groups(grouped, replies)
+    by_number = {part.number: part for part in fragments}
+    check_groups([[by_number[n] for n in numbers] for numbers in grouped_parts(proposal)], replies)
     rows = {p.number: replies.body(p, setup_messages.ExtractedPart).rows for p in fragments}
     _check_filled(bound, parts, rows)
     weights = row_hashes = None
@@ -131,11 +128,8 @@ def extract(
             [array_of(replies, p, "weight", (rows[p.number],)) for p in parts[weighed]],
             f"{weighed}: {bound.fragments_of(weighed)[0].weight}",
         )
-    if row_key:
-        blocks = [
-            array_of(replies, part, "row_hashes", (rows[part.number], 2))
-            for part in parts[bound.label_table]
-        ]
+    if bodies and (shards := parts[bound.label_table]) and bodies[shards[0].number].row_key:
+        blocks = [array_of(replies, part, "row_hashes", (rows[part.number], 2)) for part in shards]
         row_hashes = np.concatenate(blocks)
     return Extracted(
         parts=parts,
@@ -147,7 +141,38 @@ def extract(
         columns=columns,
         absent=tuple(describe_absent(bound, inventory, {p: rows[p.number] for p in fragments})),
         filters=_removing(fragments, inventory, rows),
+        proposal=proposal,
         replies=replies,
+    )
+
+
+def _propose(
+    bound: BoundQuery, settings: Settings, inventory: Inventory, fragments: Mapping[Part, Fragment]
+) -> Proposal:
+    """Return what the run asks of the owners of all tables."""
+    return Proposal(
+        query=bound.sql,
+        parts={
+            part.number: ProposedPart(
+                table=part.table,
+                site=part.site,
+                site_key=inventory.nodes[part.node].site_key or "",
+                node=str(part.node),
+                shard=part.shard,
+                fragment=fragment.to_json(),
+            )
+            for part, fragment in fragments.items()
+        },
+        joins=[
+            ProposedJoin(
+                left=join.left, left_key=join.left_key, right=join.right, right_key=join.right_key
+            )
+            for join in bound.joins
+        ],
+        outer=sorted(bound.outer),
+        label_table=bound.label_table,
+        split_table=bound.split_table,
+        settings=settings.proposed(),
     )
 
 
@@ -169,35 +194,6 @@ def _with_types(
             types=missing_types(fragment, shard, schema),
         )
     return typed
-
-
-def _request_parts(
-    bound: BoundQuery,
-    fragments: Mapping[Part, Fragment],
-    grouped: Sequence[Sequence[Part]],
-    row_key: Sequence[str],
-    settings: Settings,
-    local_label: str | None,
-) -> dict[int, setup_messages.ExtractPart]:
-    with_groups = {part for parts in grouped for part in parts}
-    groups = key_groups(bound)
-    plan = label_plan(settings)
-    terms = None if plan is None else setup_messages.LabelTerms(**asdict(plan))
-    shards = [part for part in fragments if part.table == bound.split_table]
-    split = split_terms(settings, len(shards)) if shards else None
-    return {
-        part.number: setup_messages.ExtractPart(
-            shard=part.shard,
-            fragment=fragment.to_json(),
-            groups=part in with_groups,
-            key_groups=groups[part.table],
-            label_privacy=None if fragment.label is None else terms,
-            local_label=None if fragment.label is None else local_label,
-            row_key=list(row_key) if part.table == bound.label_table else [],
-            split=split if part in shards else None,
-        )
-        for part, fragment in fragments.items()
-    }
 
 
 def _check_filled(
@@ -249,13 +245,14 @@ def _keys(
 
 
 def relay_secrets(
-    inventory: Inventory, groups: Mapping[str, Collection[int]], seed: int
+    inventory: Inventory, proposal: Proposal, settings: Settings
 ) -> Generator[Requests, Replies, dict[int, setup_messages.ExtractRequest]]:
     """Let one node of every group of nodes make a secret for the group.
 
-    Return, for each node, the request that brings it its secrets, without parts.
+    Return, for each node, the request that brings it its secrets and the proposal, without parts.
     """
-    nodes = sorted(set().union(*groups.values()))
+    groups = members_of_groups(proposal, masks_scores=settings.privacy.scores == MASKED)
+    nodes = sorted(map(int, groups[RUN_GROUP]))
     described = {node: inventory.nodes[node] for node in nodes}
     names = {node: inventory.site_names.get(node, f"node {node}") for node in nodes}
     source = _common_source(described, names)
@@ -264,9 +261,7 @@ def relay_secrets(
         str(node): (site.site_key or "") if source is KeySource.PINNED else ""
         for node, site in described.items()
     }
-    sealed_groups = {
-        group: [str(node) for node in sorted(members)] for group, members in groups.items()
-    }
+    sealed_groups = {group: sorted(members, key=int) for group, members in groups.items()}
     led: defaultdict[str, dict[str, list[str]]] = defaultdict(dict)
     for group, members in sealed_groups.items():
         led[members[0]][group] = members
@@ -279,7 +274,7 @@ def relay_secrets(
                 site_keys=site_keys,
                 groups=of_leader,
                 simulated=all(site.simulated for site in described.values()),
-                seed=seed,
+                seed=settings.seed,
             )
             for leader, of_leader in led.items()
         }
@@ -308,6 +303,7 @@ def relay_secrets(
                 for group, members in sealed_groups.items()
                 if str(node) in members
             },
+            proposal=proposal,
             parts={},
         )
         for node in nodes
@@ -333,70 +329,6 @@ def _grouped(values: Mapping[int, str], names: Mapping[int, str]) -> dict[str, s
     for node, value in values.items():
         grouped.setdefault(value, []).append(repr(names[node]))
     return {value: ", ".join(listed) for value, listed in grouped.items()}
-
-
-def key_groups(bound: BoundQuery) -> dict[str, list[str]]:
-    """Return, by table, the group of each of its keys that joins compare.
-
-    Keys are in one group if joins connect them: the groups are the connected components
-    of the graph whose edges are the joins.
-    """
-    keys = [(table, number) for table in bound.tables for number in range(bound.joined_keys(table))]
-    group = {key: number for number, key in enumerate(keys)}
-    for join in bound.joins:
-        ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
-        group = {
-            key: min(ends) if joined_group in ends else joined_group
-            for key, joined_group in group.items()
-        }
-    groups: dict[str, list[str]] = {table: [] for table in bound.tables}
-    for (table, _), joined_group in group.items():
-        groups[table].append(f"group-{joined_group}")
-    return groups
-
-
-def join_groups(bound: BoundQuery, parts: Mapping[str, Sequence[Part]]) -> dict[str, set[int]]:
-    """Return the nodes that share the key of each join: those of its two sides, if any."""
-    return {
-        join_group(number): nodes
-        for number, join in enumerate(bound.joins)
-        if (nodes := {part.node for table in (join.left, join.right) for part in parts[table]})
-    }
-
-
-def join_group(number: int) -> str:
-    """Return the name of the group of sites of a join."""
-    return f"join-{number}"
-
-
-def table_groups(parts: Mapping[str, Sequence[Part]]) -> dict[str, set[int]]:
-    """Return the nodes that share the key of each table: those of its shards.
-
-    A table in one shard has nothing to share.
-    """
-    return {
-        table_group(number): {part.node for part in shards}
-        for number, shards in enumerate(parts.values())
-        if len(shards) > 1
-    }
-
-
-def table_group(number: int) -> str:
-    """Return the name of the group of the shards of a table of the query."""
-    return f"table-{number}"
-
-
-def split_groups(placed: Mapping[Part, Fragment]) -> list[list[Part]]:
-    """Return the groups of parts that share a sub-query with GROUP BY."""
-    together: dict[tuple[Fragment, int], list[Part]] = {}
-    seen: Counter[tuple[Fragment, int, int]] = Counter()
-    for part, fragment in placed.items():
-        if fragment.subquery is not None:
-            # UNION ALL may name one table twice: each branch groups on its own
-            branch = seen[fragment, part.node, part.shard]
-            seen[fragment, part.node, part.shard] += 1
-            together.setdefault((fragment, branch), []).append(part)
-    return [parts for parts in together.values() if len(parts) > 1]
 
 
 def check_groups(split: Sequence[Sequence[Part]], replies: Replies) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 from strategies.run.exchange import Part
 from strategies.run.replies import refuse
 from tp_flower.arrays import BoolArray, FloatArray, count_values
-from tp_flower.errors import QueryError, SettingsError
+from tp_flower.errors import QueryError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
 from tp_flower.learning import label_noise
 from tp_flower.losses import LARGEST_LABEL, LOSSES, MAX_CLASSES, Loss, make_loss
-from tp_flower.methods import LAPLACE
 from tp_flower.settings import Settings
 from tp_flower.settings.run import AUTO, CLASSIFICATION, REGRESSION
+from tp_flower.terms.extraction import label_plan, needs_numbers
 
 CLASS_KINDS: Final = frozenset({"boolean", "text"})
 MOST_FEW: Final = 20  # distinct numbers that may have been meant as classes
@@ -48,27 +48,6 @@ class Labels:
         values = np.full(len(rows), np.nan)
         values[rows] = codes
         return replace(self, values=values, classes=tuple(self.classes[int(k)] for k in present))
-
-
-def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
-    """Return the noise that the sites add to labels, None for labels in the clear."""
-    privacy, task = settings.privacy, settings.task
-    if not privacy.covers_labels:
-        return None
-    limits, classes = privacy.label_range, privacy.label_classes
-    if limits and (classes or task == "classification"):
-        other = "privacy.label-classes" if classes else "task = 'classification'"
-        raise SettingsError(f"privacy.label-range is for regression: not with {other}")
-    if (limits or task == "regression") and privacy.labels != LAPLACE:
-        raise SettingsError(f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}")
-    if task == "regression" and (classes or not limits):
-        state = "not privacy.label-classes" if classes else "it is not set"
-        raise SettingsError(
-            "private labels of a regression need privacy.label-range, the lowest and "
-            f"highest value that labels are clipped to; {state}"
-        )
-    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(privacy.label_noise, limits)
-    return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
 
 
 def gather_labels(
@@ -120,15 +99,6 @@ def read_labels(columns: Sequence[LabelColumn], settings: Settings, sql: str) ->
             f"the label reaches {largest:.3g}, beyond {LARGEST_LABEL:g}: divide it in the query"
         )
     return Labels(values)
-
-
-def needs_numbers(settings: Settings) -> str:
-    """Return the setting by which numbers stay numbers, however few they are; "" if none."""
-    if settings.method.solvers:
-        return "the strategy"
-    if settings.loss != AUTO and LOSSES[settings.loss]().is_regression:
-        return f"loss = {settings.loss!r}"
-    return ""
 
 
 def task_line(labels: Labels, settings: Settings) -> str:

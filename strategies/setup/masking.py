@@ -1,8 +1,8 @@
-"""The terms of masked scores: their fixed point, and every table's sides of the joins.
+"""The terms of masked scores: their fixed point, and the rows that a join does not mask.
 
-The server also names the rows that a LEFT JOIN finds no partner for. A row of a table
-must have a partner in all its joined rows or in none, or its mask would have to be
-there and not be there in one message.
+A site knows its sides of the joins from the run's proposal. The server names the rows that a LEFT
+JOIN finds no partner for. A row of a table must have a partner in all its joined rows or in none,
+or its mask would have to be there and not be there in one message.
 """
 
 from collections.abc import Mapping
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from strategies.setup.extract import Extracted, join_group
+from strategies.setup.extract import Extracted
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import QueryError
 from tp_flower.joins.mapping import TableMapping
 from tp_flower.methods import MASKED
 from tp_flower.privacy.score_masks import FixedPoint
 from tp_flower.protocol.packet import pack_bits
-from tp_flower.protocol.setup_messages import JoinSide
 from tp_flower.protocol.training_messages import Masking
 from tp_flower.query import BoundQuery
 from tp_flower.settings import Settings
+from tp_flower.terms.groups import join_group
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,11 @@ class ScoreMasking:
     """The masks of a run's scores; without a fixed point they leave in the clear.
 
     Attributes:
-        sides: of every join, by table.
         unmatched: by part and by group, the rows of the shard without a partner, a bit
             each.
     """
 
     point: FixedPoint | None = None
-    sides: Mapping[str, list[JoinSide]] = field(default_factory=dict)
     unmatched: Mapping[int, dict[str, AnyArray]] = field(default_factory=dict)
 
     @property
@@ -56,22 +54,17 @@ def mask_scores(
     """
     if settings.privacy.scores != MASKED:
         return ScoreMasking()
-    sides: dict[str, list[JoinSide]] = {table: [] for table in bound.tables}
     unmatched: dict[int, dict[str, AnyArray]] = {}
     for number, join in enumerate(bound.joins):
         group = join_group(number)
-        for table, other, key, is_positive in (
-            (join.left, join.right, join.left_key, True),
-            (join.right, join.left, join.right_key, False),
-        ):
-            sides[table].append(JoinSide(group, key, is_positive))
+        for table, other in ((join.left, join.right), (join.right, join.left)):
             if not mapping.tables[other].has_missing:
                 continue
             alone = _without_partner(mapping, table, other, join.text)
             for part, rows in extracted.shards_of(table):
                 if alone[rows].any():
                     unmatched.setdefault(part.number, {})[group] = pack_bits(alone[rows])
-    return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), sides, unmatched)
+    return ScoreMasking(FixedPoint.for_scores(unit, len(bound.tables)), unmatched)
 
 
 def _without_partner(mapping: TableMapping, table: str, other: str, text: str) -> BoolArray:

@@ -19,10 +19,11 @@ from tp_flower import splits
 from tp_flower.arrays import BoolArray
 from tp_flower.errors import QueryError, SettingsError
 from tp_flower.joins.mapping import IntArray, TableMapping
-from tp_flower.protocol.setup_messages import ExtractedPart, SplitTerms
+from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import BoundQuery
 from tp_flower.randomness import Stream, generator
 from tp_flower.settings import Settings
+from tp_flower.terms.extraction import split_shares
 
 
 class Split(NamedTuple):
@@ -30,18 +31,6 @@ class Split(NamedTuple):
 
     subset: splits.SubsetArray
     held_out: BoolArray
-
-
-def split_terms(settings: Settings, shards: int) -> SplitTerms:
-    """Return how the shards of a table decide, or tell, what is held out."""
-    last = splits.BY_ORDER if shards == 1 else splits.BY_VALUE
-    shares = _shares(settings)
-    return SplitTerms(
-        by=splits.BY_HASH if settings.split.kind == splits.GROUP else last,
-        seed=settings.seed,
-        test=shares.test,
-        validation=shares.validation,
-    )
 
 
 def split_joined(
@@ -57,7 +46,7 @@ def split_joined(
         if not settings.split.table:
             sampled = sampled_rows(labelled.rows, settings)
             rng = generator(settings.seed, Stream.SPLIT)
-            of_rows = splits.split_at_random(sampled, _shares(settings), rng)
+            of_rows = splits.split_at_random(sampled, split_shares(settings), rng)
             return Split(of_rows[labelled.row_of], of_rows != splits.TRAIN)
         table = table_named(bound, settings.split.table, "test-split")
         subset = split_by_table(mapping, table, settings)
@@ -79,7 +68,7 @@ def split_joined(
 
 def _left_to_train(settings: Settings, rows: int) -> int:
     """Return how many of the rows the settings leave to train on."""
-    shares = _shares(settings)
+    shares = split_shares(settings)
     left = rows - round(rows * shares.test)
     return left - round(left * shares.validation)
 
@@ -117,13 +106,9 @@ def sampled_rows(rows: int, settings: Settings) -> BoolArray:
 def split_by_table(mapping: TableMapping, table: str, settings: Settings) -> splits.SubsetArray:
     """Return the subset of each joined row, (N,), with whole rows of a table held out."""
     rows, rng = mapping.tables[table], generator(settings.seed, Stream.SPLIT)
-    of_rows = splits.split_at_random(rows.multiplicity > 0, _shares(settings), rng)
+    of_rows = splits.split_at_random(rows.multiplicity > 0, split_shares(settings), rng)
     # the last value is that of joined rows without a row of the table
     return np.append(of_rows, np.uint8(splits.TRAIN))[rows.row_of]
-
-
-def _shares(settings: Settings) -> splits.Shares:
-    return splits.Shares(settings.test_fraction, settings.validation_share)
 
 
 def _by_columns(
@@ -145,4 +130,6 @@ def _by_columns(
     ]
     # the last value is that of joined rows without a row of the table
     values = np.concatenate([*of_rows, [of_none]])[row_of]
-    return values.astype(np.uint8) if is_group else splits.split_by_order(values, _shares(settings))
+    if is_group:
+        return values.astype(np.uint8)
+    return splits.split_by_order(values, split_shares(settings))

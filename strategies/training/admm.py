@@ -147,7 +147,7 @@ class AdmmStrategy(JoinStrategy):
             "over-relaxation": server.over_relaxation,
             "lou": {t.name: str(t.update) for t in problem.tables.values()},
         }
-        for _ in range(self.settings.epochs):
+        for _ in range(self.most_epochs):
             scores = yield from self._exchange(problem, server)
             held_out = problem.held_out_metrics(scores) if self._tests_epoch else HeldOutMetrics()
             result = server.take(problem.gather(scores), held_out)
@@ -160,7 +160,7 @@ class AdmmStrategy(JoinStrategy):
     @property
     def _tests_epoch(self) -> bool:
         """Whether held-out rows are scored in the epoch in progress."""
-        return tests_every_epoch(self.settings) or self.epoch == self.settings.epochs
+        return tests_every_epoch(self.settings) or self.epoch == self.most_epochs
 
     def _exchange(
         self, problem: TrainingProblem, server: AdmmServer

@@ -25,7 +25,7 @@ from strategies.setup.problem import HeldOutMetrics, TrainedTable, TrainingProbl
 from strategies.setup.shard_labels import ShardLabels, shards_that_tell_labels
 from strategies.training.base import JoinStrategy
 from strategies.training.outcome import Outcome
-from strategies.training.prepare import Preparation, model_seed
+from strategies.training.prepare import Preparation
 from strategies.training.traffic import ShardSize, TableSize, Traffic, boost_epoch
 from strategies.training.working_memory import tree_bytes
 from tp_flower.arrays import AnyArray, FloatArray
@@ -44,6 +44,7 @@ from tp_flower.settings import Settings
 from tp_flower.settings import training as defaults
 from tp_flower.settings.run import AUTO, STOP
 from tp_flower.splits import TRAIN
+from tp_flower.terms.run_terms import model_seed
 
 NO_SPLIT: Final = (
     "no table's trees have a split, so that all rows get one score: lower min-rows-per-leaf (%d)"
@@ -117,10 +118,10 @@ class TablePuppetBoost(JoinStrategy):
                 self.warn(warnings[self.settings.lou] % table.text)
         return joined
 
-    def run_messages(self, *, is_sharded: bool) -> tuple[Action, ...]:
+    def run_messages(self, **facts: bool) -> tuple[Action, ...]:
         """Return a run's messages after ``extract``, up to the one that ends it."""
         further = (Action.SCORE,) if self.settings.boost_from else ()
-        return (*further, *super().run_messages(is_sharded=is_sharded))
+        return (*further, *super().run_messages(**facts))
 
     def exposure(self, joined: JoinedRows, *others: Any) -> Exposure:
         """Return the facts that decide who learns what."""
@@ -188,6 +189,11 @@ class TablePuppetBoost(JoinStrategy):
         bagged = self._averaged(shards, tables[0].joined_rows)
         return boost_epoch(tables, self._growth, bagged, self._pooled(bagged))
 
+    def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
+        """Return how often scores leave: of trees of each shard, and of those of all."""
+        del batches
+        return 2 if is_sharded and self.settings.lou != LOCAL else 1
+
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run; the last trees are added."""
         lengths = dict(self._lengths)
@@ -207,7 +213,7 @@ class TablePuppetBoost(JoinStrategy):
         self.best = BestEpoch(self._patience)
         if self.start_scores:
             self._judge_start(problem, boosting, held_out)
-        for epoch in range(1, self.settings.epochs + 1):
+        for epoch in range(1, self.most_epochs + 1):
             # shards whose own trees were better once differ in all epochs
             bagged = [] if choices[LOCAL] else [x for x in problem.exposure.bagged if x in growing]
             steps = yield from self._steps(problem, boosting, growing, held_out, bagged)
@@ -355,7 +361,7 @@ class TablePuppetBoost(JoinStrategy):
             leaves=settings.leaves or defaults.leaves_by_rows(self._joined_rows, most),
             rate=settings.tree_rate,
             least_rows=settings.min_rows_per_leaf,
-            seed=model_seed(settings, "trees") >> 1,
+            seed=model_seed(settings.seed, "trees") >> 1,
         )
 
     @property

@@ -48,6 +48,7 @@ class TablePuppetCG(JoinStrategy):
     messages = (Action.PREPARE, Action.DESCENT)
     messages_of_shards = (Action.DIRECTION,)
     copies_lowest = True
+    usual_epochs = 5
 
     _step: LineStep | None = None
     _end = ""
@@ -82,7 +83,7 @@ class TablePuppetCG(JoinStrategy):
         }
         self._step, self._end = None, ""
         ratios = [math.inf] * ROW
-        for epoch in range(1, self.settings.epochs + 1):
+        for epoch in range(1, self.most_epochs + 1):
             unit, scores, products = yield from self._exchange(problem, descent)
             descent.step(unit * problem.add_up(scores), products, _rounding(problem, unit))
             self._step = LineStep(length=descent.length, conjugacy=descent.conjugacy)

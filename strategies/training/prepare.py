@@ -4,9 +4,8 @@ A function with ``yield`` sends :class:`Requests` and receives their :class:`Rep
 """
 
 import math
-import zlib
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -14,11 +13,10 @@ import numpy as np
 from strategies.run.exchange import Part, PartArrays, Replies, Requests, ask
 from strategies.run.replies import refuse
 from strategies.setup.encoding import TableEncoding
-from strategies.setup.extract import table_group
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from strategies.setup.masking import ScoreMasking, mask_scores
 from strategies.setup.problem import LocalArray, TrainedTable
-from tp_flower.arrays import BoolArray, FloatArray
+from tp_flower.arrays import AnyArray, BoolArray, FloatArray
 from tp_flower.learning.label_noise import ClassNoise, NumberNoise
 from tp_flower.learning.models.local_model import NUMPY_KINDS, ModelSpec
 from tp_flower.losses import KMeansLoss
@@ -36,6 +34,8 @@ from tp_flower.protocol.training_messages import (
     Update,
 )
 from tp_flower.settings import Settings
+from tp_flower.terms.groups import table_group
+from tp_flower.terms.run_terms import model_seed
 
 Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 """By table, what is trained and its untrained scores; the fixed point of masks."""
@@ -45,7 +45,8 @@ Start = tuple[dict[str, TrainedTable], dict[str, LocalArray], FixedPoint | None]
 class Preparation:
     """The inputs of ``prepare``.
 
-    Labels are those of all joined training rows, even if only a sample is trained on.
+    Labels are those of all joined training rows, even if only a sample is trained on; ``cover``
+    are the sites' statements to each other.
     """
 
     joined: JoinedRows
@@ -53,6 +54,7 @@ class Preparation:
     encoders: Mapping[str, TableEncoding]
     train_labels: FloatArray
     label_reach: float = 1.0
+    cover: dict[str, AnyArray] = field(default_factory=dict)
 
     @property
     def label_scale(self) -> float:
@@ -100,17 +102,8 @@ class Preparation:
             intercept=table == self.joined.bound.label_table,
             hidden_sizes=self.settings.hidden_sizes,
             output_scale=self.output_scale,
-            seed=model_seed(self.settings, table),
+            seed=model_seed(self.settings.seed, table),
         )
-
-
-def model_seed(settings: Settings, table: str) -> int:
-    """Return the seed of a table's model, which all its shards share.
-
-    >>> [model_seed(Settings(seed=3), table) for table in "ab"]
-    [4056279928, 1758247618]
-    """
-    return zlib.crc32(f"{settings.seed}/{table}".encode())
 
 
 def prepare(
@@ -149,8 +142,8 @@ def prepare(
                 **fields,
                 **batches.get(number, {}),
                 union=unions.get(table),
-                joins=masking.sides.get(table, []),
                 unmatched=masking.unmatched.get(number, {}),
+                cover=preparation.cover,
             )
     request = PrepareRequest(
         privacy=PrivacyTerms.of(settings.privacy),
@@ -173,17 +166,17 @@ def prepare(
 
 def _unions(preparation: Preparation, updates: Mapping[str, Update]) -> dict[str, Union]:
     """Return, by table, the shards whose arrays are summed."""
-    public_keys = preparation.joined.extracted.public_keys
+    extracted = preparation.joined.extracted
     is_sealed = preparation.settings.privacy.unions == SEALED
     return {
         name: Union(
-            group=table_group(number) if is_sealed else None,
+            group=table_group(extracted.proposal, name) if is_sealed else None,
             shards={
-                str(part.number): public_keys[part.node]
+                str(part.number): extracted.public_keys[part.node]
                 for part in summed_parts(layout, updates[name])
             },
         )
-        for number, (name, layout) in enumerate(preparation.joined.layouts.items())
+        for name, layout in preparation.joined.layouts.items()
         if updates[name] not in (Update.LOCAL, Update.GIVEN)
     }
 

@@ -21,8 +21,8 @@ from strategies.run.strategy import BestEpoch, EpochResult, RoundListener, Round
 from strategies.score_readings import ScoreReading
 from strategies.setup.problem import PreparedRun
 from strategies.training.outcome import Outcome
-from strategies.training.trend import DIVERGED, NOT_CONVERGED, trend_verdict
-from tp_flower.errors import DivergedError
+from strategies.training.trend import CONVERGED, DIVERGED, GOES_ON, NOT_CONVERGED, trend_verdict
+from tp_flower.errors import DivergedError, SettingsError
 from tp_flower.model_names import ModelVersion, make_version
 from tp_flower.protocol.inference_messages import FinishRequest
 from tp_flower.query import BoundQuery, Query
@@ -84,6 +84,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         self.lowest = BestEpoch()
         self.verdict = ""
         self.split_facts: dict[str, object] = {"name": self.settings.split_name}
+        self._limit, self._limited_by = self.settings.epochs, ""  # epochs, and the policy's rule
 
     def start(self, *args: Any, **options: Any) -> Result:
         """Set up and train; a training that diverges says what to change."""
@@ -118,6 +119,7 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
 
     def rounds(self) -> Generator[Requests, Replies, None]:
         """Set up, train, and let the sites forget the run."""
+        self._limit, self._limited_by = self.settings.epochs, ""
         self.chosen["num-epochs"] = self.settings.epochs
         self.best = BestEpoch(self.settings.patience_epochs)
         self.lowest = BestEpoch()
@@ -138,12 +140,46 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
             last = self._end_with_best(problem, error)
         else:
             self.verdict = self.judge(problem)
+            if self.is_cut_short:
+                self._end_cut_short()
             last = ask(self.last_request(), problem.parts)
         self.epoch = 0
         if self.verdict.startswith((NOT_CONVERGED, DIVERGED)):
             self.warn(self.verdict)
         replies = yield last
         self.outcome = self.outcome_of(replies, problem)
+
+    @property
+    def most_epochs(self) -> int:
+        """The number of epochs, at most."""
+        return min(self._limit, self.settings.epochs)
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the last epoch that policies allow has ended, and settings allow more."""
+        return bool(self._limited_by) and self.epoch > self._limit
+
+    def limit_epochs(self, most: int, rule: str) -> None:
+        """Train for at most so many epochs, by a ``rule`` in words.
+
+        Raises:
+            SettingsError: it allows none, or the settings ask for more.
+        """
+        if not most or self.settings.num_epochs > most:
+            raise SettingsError(self.remedy(most, rule))
+        if most < self._limit:
+            self._limit, self._limited_by = most, rule
+            self.chosen["num-epochs"] = most
+            log(INFO, "At most %d epochs: %s", most, rule)
+
+    @staticmethod
+    def remedy(most: int, rule: str) -> str:
+        """Return what to do about a rule that allows so many epochs at most."""
+        fewer = f"set num-epochs = {most} or less" if most else "no epoch fits; read none"
+        return (
+            f"{rule}: {fewer}, or more columns of the table that vary, or ask its owner to raise "
+            "scores-per-rank"
+        )
 
     @property
     def is_best(self) -> bool:
@@ -155,6 +191,14 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
         """Whether the sites have the copy of an epoch that was better than a constant score."""
         epoch = self.best.epoch or self.lowest.epoch
         return bool(epoch) and self.losses[epoch - 1] < self._baseline < math.inf
+
+    def _end_cut_short(self) -> None:
+        """Say what has ended the training, whose best model so far is saved."""
+        if self.lowest.epoch:
+            self._final = self._copied
+        if not self.verdict.startswith(CONVERGED):
+            self.verdict = f"{GOES_ON.sub('', self.verdict)}; {self._limited_by}"
+            self.warn(self.verdict)
 
     def _end_with_best(self, problem: Run, error: DivergedError) -> Requests:
         """Return the request that ends a diverged run with the model of its best epoch.
@@ -201,8 +245,10 @@ class RelationalStrategy(RoundStrategy, Generic[Run]):
     def last_request(self) -> FinishRequest:
         """Return the request that ends the run: the sites save its models."""
         name, version = self.model.name, self.model.version
-        # without validation rows the last model is saved
+        # without validation rows the last model is saved, unless a policy has ended the training
         is_best = self.best.is_last or math.isinf(self.best.loss)
+        if self.is_cut_short and self.lowest.epoch:
+            is_best = self.lowest.is_last
         return FinishRequest(
             keep_models=True, model_name=name, model_version=version, is_best=is_best
         )

@@ -116,6 +116,11 @@ class BatchStrategy(JoinStrategy):
         """Return the traffic of an epoch."""
         return sgd_epoch(tables, batches, self.settings, is_last=is_last)
 
+    def releases_per_epoch(self, batches: int, *, is_sharded: bool) -> int:
+        """Return how often scores leave: once for each batch, and for an evaluation."""
+        del is_sharded
+        return batches + 1
+
     def working_bytes(self, table: TableSize, _: ShardSize) -> float:
         """Return the memory in which the steps' size is computed."""
         return curvature_bytes(table)
@@ -190,7 +195,7 @@ class BatchStrategy(JoinStrategy):
         rng, batches = generator(self.settings.seed, Stream.ORDER), self._batches.plan.batches
         upcoming = (
             _Epoch(number, rng.permutation(batches), self._rates(problem, number))
-            for number in range(1, self.settings.epochs + 1)
+            for number in range(1, self.most_epochs + 1)
         )
         epoch = next(upcoming, None)
         while epoch is not None:

@@ -8,6 +8,7 @@ loss explodes they are an eighth, and that batch's step has no momentum.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,6 +24,8 @@ schemas), but 0.6 % where tables are nearly collinear."""
 NEAR: Final = 5e-2  # below it, the optimum of a convex loss is near
 SPREAD: Final = 4.0  # of the highest of some dozen deviates above the lowest, in deviations
 LEAST_EPOCHS: Final = 3  # that the recent fall is taken over, or a fifth of the epochs
+CONVERGED: Final = "converged"
+GOES_ON: Final = re.compile(r"[:;] num-epochs = \d+ goes on$")
 NOT_CONVERGED: Final = "not converged"
 DIVERGED: Final = "diverged"
 

@@ -14,14 +14,22 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from client_apps.data.key_files import ROW_ORDER_KEY
-from strategies import STRATEGIES, Personalised, TablePuppetADMM
+from strategies import STRATEGIES, Explain, Personalised, TablePuppetADMM
 from strategies.inference.predict import Predict
 from strategies.run.grid import InProcessGrid
 from strategies.run.strategy import RoundStrategy
 from strategies.training.saving import make_manifest
 from tests.support.files import case_table
 from tests.support.peers.fuzzing import MARK, Fuzzer
-from tests.support.peers.hostile import OF_SINGLE_SITES, SHOP, SQL, HostileGrid, Kept, train
+from tests.support.peers.hostile import (
+    OF_SINGLE_SITES,
+    SHOP,
+    SQL,
+    WITH_COVER,
+    HostileGrid,
+    Kept,
+    train,
+)
 from tp_flower.protocol.messages import RUN_DIGITS, Action
 from tp_flower.protocol.packet import HEADER, MESSAGE, unpack
 from tp_flower.query import Query
@@ -62,6 +70,13 @@ def check(kept: Kept, what: object, content: RecordDict) -> None:
         kept.restore()
 
 
+def _policies(counts: dict) -> dict[str, str] | None:
+    if Action.RANK in counts:
+        return WITH_COVER
+    # centres are solved at the server, of parameters in the clear
+    return OF_SINGLE_SITES if Action.ROWS in counts else None
+
+
 class FuzzingGrid(HostileGrid):
     """Send mutants of the first request of each kind before the request itself.
 
@@ -70,8 +85,7 @@ class FuzzingGrid(HostileGrid):
     """
 
     def __init__(self, folder: Path, rng: np.random.Generator, counts: dict) -> None:
-        # centres are solved at the server, of parameters in the clear
-        super().__init__(folder, policies=OF_SINGLE_SITES if Action.ROWS in counts else None)
+        super().__init__(folder, policies=_policies(counts))
         self._fuzzer = Fuzzer(rng, folder)
         self._counts = dict(counts)
         self.refused: Counter[str] = Counter()
@@ -186,9 +200,12 @@ def test_malformed_messages_are_refused_and_change_nothing(name, place):
     fuzz(place, strategy, counts)
     # nor is the run another one
     (place / "plain").mkdir()
-    policies = OF_SINGLE_SITES if Action.ROWS in counts else None
-    plain = train(HostileGrid(place / "plain", policies=policies), method, **settings)
+    plain = train(HostileGrid(place / "plain", policies=_policies(counts)), method, **settings)
     assert strategy.report.final_train == plain.report.final_train
+
+
+def test_malformed_messages_about_ranks_are_refused(place):
+    fuzz(place, Explain(Query.from_sql(SQL)), COUNTS["explain"])
 
 
 def test_malformed_messages_about_a_coreset_are_refused(place):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from client_apps.handlers import prepare
 from client_apps.rounds.site import Site
 from strategies import Explain, TablePuppetSGD
 from tests.support.files import case_table
@@ -154,7 +155,11 @@ def another_branch(packet):
     ((first),) = packet.header["parts"]
     second = {**first, "id": 9}
     second["fragment"] = {**first["fragment"], "features": [["price", '"salary"']]}
-    return Packet({**packet.header, "parts": [first, second]}, packet.arrays)
+    proposal, number = packet.header["proposal"], str(first["id"])
+    proposed = {**proposal["parts"][number], "fragment": second["fragment"]}
+    proposal = {**proposal, "parts": {**proposal["parts"], "9": proposed}}
+    parts = [first, second]
+    return Packet({**packet.header, "proposal": proposal, "parts": parts}, packet.arrays)
 
 
 @refusals(REQUESTS, "shared")
@@ -186,7 +191,8 @@ def test_a_table_without_gram_matrices_takes_no_sum_of_them(tmp_path):
         ("query.extract", GROUPED, "group 0 of the sub-query reads column 'sal"),
         ("query.extract", HAVING, "HAVING .* reads column 'salary'"),
         ("query.extract", BY_DAY, r"\(join-only\).* join key 0 reads column 'cust' in an express"),
-        ("query.extract", another_branch, "feature 'price' reads column 'salary'"),
+        # of a table in two shards, which share a key
+        ("query.extract", another_branch, "'sealed': the run was proposed with .*'table-0'"),
         # a single row has no statistics and no model
         ("query.statistics", SINGLE, f"{TOO_FEW} statistics of table 'o' would be of too few rows"),
         ("train.prepare", SINGLE, f"{TOO_FEW} model of table 'o' would be of too few rows"),
@@ -311,8 +317,10 @@ def as_sgd(packet):
     ],
 )
 def test_what_the_plan_has_no_noise_for_does_not_leave(
-    tmp_path, method, privacy, change, stray, match
+    tmp_path, monkeypatch, method, privacy, change, stray, match
 ):
+    """Even if the site did not know that another strategy was proposed."""
+    monkeypatch.setattr(prepare, "agree_in_all", lambda *_: None)
     change = change if callable(change) else peers.change_of(change)
 
     def instead(action, _, packet):

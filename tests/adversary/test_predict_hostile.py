@@ -25,6 +25,7 @@ from tp_flower.settings import PrivacySettings
 UNLABELLED = hostile.SQL.replace("o.qty AS label, ", "")
 REQUESTS = Path(__file__).with_name("refused_requests.toml")
 FRAGMENT = ("parts", 0, "fragment")
+PROPOSED = ("proposal", "parts", str(hostile.ORDERS), "fragment")
 COVERED = {"privacy": PrivacySettings(predictions=4.0, delta=1e-5)}
 DEMANDING = {"customers": "epsilon = 8.0"}
 
@@ -81,9 +82,13 @@ def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
     """A server that chose the features could read the model off the scores."""
 
     def instead(action, node, packet):
-        if (action, node) == ("query.extract", hostile.SHOP):
+        if action != "query.extract":
+            return packet
+        if node == hostile.SHOP:
             return hostile.header(*FRAGMENT, *place, value=value)(packet)
-        return packet
+        # all sites are told of the same run
+        fragment = hostile.header(*PROPOSED, *place, value=value)
+        return fragment(packet)
 
     with pytest.raises(SiteError, match="model's part is for another table or query"):
         predict(trained, instead=instead)

@@ -13,7 +13,7 @@ from strategies import Explain, TablePuppetADMM
 from strategies.run.grid import InProcessGrid
 from tests.support.federated import read, train
 from tests.support.files import case_table
-from tp_flower.errors import QueryError, SiteError
+from tp_flower.errors import QueryError, SettingsError, SiteError
 from tp_flower.settings import PrivacySettings
 from tp_flower.sources.shards import load_tables
 
@@ -31,14 +31,22 @@ PATIENTS = pd.DataFrame(
         "ill": np.arange(ROWS) % 3 == 0,
     }
 )
-STAYS = pd.DataFrame({"patient": np.arange(ROWS), "days": np.arange(ROWS) % 9})
+STAYS = pd.DataFrame(
+    {
+        "patient": np.arange(ROWS),
+        **{
+            name: np.arange(ROWS) % k
+            for name, k in zip(("days", "beds", "staff", "ward"), (9, 11, 13, 17), strict=True)
+        },
+    }
+)
 ALL = ", ".join(f"p.{name}" for name in PATIENTS)
 FOUR = "p.age, p.weight, p.height, p.pulse"
 STRICT = CASES["strict"]
 JOINED = "FROM patients AS p JOIN stays AS s ON p.id = s.patient"
 DUMP = f"SELECT CONCAT_WS('|', {ALL}) AS label, {FOUR}, s.days {JOINED}"
 PACKED = f"SELECT p.age * 1000000 + p.weight AS label, {FOUR}, s.days {JOINED}"
-ILL = f"SELECT p.ill AS label, {FOUR}, s.days {JOINED}"
+ILL = f"SELECT p.ill AS label, {FOUR}, s.days, s.beds, s.staff, s.ward {JOINED}"
 NEVER = "releases = { rows = 'never' }"
 
 
@@ -109,7 +117,7 @@ def test_a_budget_lets_no_sensitive_column_be_a_key(tmp_path, key, match):
     "features", ["p.age", "p.age, p.age AS a, p.age AS b, p.age AS c", "p.age, p.weight, p.pulse"]
 )
 def test_few_features_are_no_lattice(tmp_path, features):
-    with pytest.raises(SiteError, match=r"\(min-features\) refuses: the query reads"):
+    with pytest.raises(SettingsError, match=r"'p' .*scores-per-rank.* lets 0 more score vectors"):
         attack(tmp_path, f"SELECT s.days AS label, {features} {JOINED}", STRICT)
 
 
@@ -126,7 +134,7 @@ def test_no_function_runs_at_a_strict_site_as_a_model(tmp_path, monkeypatch, mod
     monkeypatch.setattr("os.system", called)
     match = rf"\(models\) refuses: the run asks for a model '{model}'; allowed: linear"
     with pytest.raises(SiteError, match=match):
-        attack(tmp_path, ILL, STRICT, model=model, device="cpu")
+        attack(tmp_path, ILL, STRICT, model=model, device="cpu", num_epochs=1)
 
 
 @pytest.mark.parametrize("method", [TablePuppetADMM, Explain])

@@ -1,6 +1,7 @@
-"""Owners list code, pin keys and have policies; the model is the simulation's."""
+"""Owners list code, pin keys, name partners and approve runs; the model is the simulation's."""
 
 import json
+import re
 
 import numpy as np
 import pandas as pd
@@ -21,7 +22,7 @@ from tp_flower.settings import Settings
 CASES = case_table(__file__)
 SQL = CASES["sql"]
 RUN = {"sql": SQL, "task": "regression", "num-epochs": 2}
-ALLOWED = CASES["allowed"]
+ALLOWED, RESTRICTED = CASES["allowed"], CASES["restricted"]
 
 
 def allow(policy, allowed):
@@ -44,7 +45,20 @@ def tables_file(store, site):
     for table, policy in zip(STORE_FILES[site], policies, strict=True):
         with file.open("a") as tables:
             tables.write(f"\n## The policy of table {allow(policy, ALLOWED[table])}")
-    return file.read_text()
+    text = file.read_text()
+    for rule, value in RESTRICTED.items():
+        text, count = re.subn(rf"^# {rule} = .*", f"{rule} = {value}", text, flags=re.MULTILINE)
+        assert count == len(STORE_FILES[site])
+    return text
+
+
+def approve(deployment):
+    """Approve the only run that was proposed, as the owner of each site."""
+    (proposal,) = deployment.folder.glob("superlink/runs/*/proposal.json")
+    for site in STORE_FILES:
+        files = ["--tables", deployment.folder / site / "tables.toml"]
+        files += ["--state-dir", deployment.state(site)]
+        assert "Approved: " in printed_by("approve", proposal, "--yes", *files)
 
 
 def altered(folder):
@@ -108,11 +122,16 @@ def test_owners_run_what_they_have_listed_and_nothing_else(tmp_path):
             assert not list(deployment.state(site).glob("flower/apps/*"))
             assert f"event=refused-app flower-run={run} sha256={sha256}" in (deployment.log(site))
 
-        run = deployment.submit("listed", {**RUN, "min-sites": 2})
+        run = deployment.submit("unapproved", {**RUN, "min-sites": 2})
+        status, details = deployment.finish(run, 1200.0)
+        assert status == "finished:failed"
+        assert "(approved-runs) refuses: the run sha256:" in details
+        approve(deployment)
+        run = deployment.submit("approved", {**RUN, "min-sites": 2})
         status, details = deployment.finish(run, 1200.0)
         assert status == "finished:completed", details
         reports = list(deployment.folder.glob("superlink/runs/*/report.json"))
-        # the refused run left one, too
+        # the refused runs left one, too
         (report,) = (file for file in reports if '"status": "completed"' in file.read_text())
 
     final, expected = json.loads(report.read_text())["final"], simulated(store)

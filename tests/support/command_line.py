@@ -1,13 +1,18 @@
 """The command line, called in this process."""
 
+from pathlib import Path
+
 from typer.testing import CliRunner
 
 from tp_flower.command_line import app
 
 
-def invoke(*arguments: object):
-    """The result of a command; an error that it does not answer for is raised."""
-    result = CliRunner().invoke(app, list(map(str, arguments)))
+def invoke(*arguments: object, answer: str = ""):
+    """The result of a command, and of an answer to its questions.
+
+    An error that it does not answer for is raised.
+    """
+    result = CliRunner().invoke(app, list(map(str, arguments)), input=answer or None)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -25,3 +30,8 @@ def refused_by(*arguments: object, status: int = 1) -> str:
     result = invoke(*arguments)
     assert (result.exit_code, result.stdout) == (status, ""), result.output
     return " ".join(result.stderr.replace("│", " ").split())
+
+
+def site_options(folder: Path) -> list[str]:
+    """The options that name the files of the site "shop"."""
+    return ["--tables", f"{folder}/shop/tables.toml", "--state-dir", f"{folder}/shop/state"]

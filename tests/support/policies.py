@@ -22,7 +22,8 @@ def lenient(columns: Iterable[str], rules: str = "") -> str:
         "expressions": True,
         "min-rows": 1,
         "min-count": 1,
-        "min-features": 0,
+        "scores-per-rank": "any",
+        "cover": 0,
         "queries-per-day": 10**6,
         "models": ["linear", "mlp", "trees", "centres"],
     }

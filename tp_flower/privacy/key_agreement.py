@@ -48,7 +48,7 @@ PUBLIC_KEY_BYTES: Final = 32
 _SIMULATION: Final = b"tp_flower group secret v1"
 _AGREED: Final = b"tp_flower sealed secret v3, agreed"
 _PINNED: Final = b"tp_flower sealed secret v3, pinned"
-_RUN: Final = b"tp_flower group key v2"
+_RUN: Final = b"tp_flower group key v3"
 _NONCE_BYTES: Final = 12
 _FINGERPRINT_DIGITS: Final = 32
 _SIMULATED, _RANDOM = b"s", b"r"
@@ -106,19 +106,27 @@ class GroupSecret:
         """Return the secret of all simulated runs with this seed."""
         return cls(hmac.digest(_SIMULATION, str(seed).encode(), hashlib.sha256), is_simulated=True)
 
-    def of_run(self, run_id: int, public_keys: Collection[bytes], group: str = RUN_GROUP) -> bytes:
+    def of_run(
+        self,
+        run_id: int,
+        public_keys: Collection[bytes],
+        group: str = RUN_GROUP,
+        *,
+        proposal: bytes,
+    ) -> bytes:
         """Return the key of one group of a run, which says nothing about any other key.
 
         The public keys of the group's sites in this run are part of it: a site that
         finds its own among them, made for this run, knows that the key is new, even if
-        a server gives a run the number of another. The secret of a simulation is the
+        a server gives a run the number of another. So is the fingerprint of the run's ``proposal``:
+        sites that were told different ones share no key. The secret of a simulation is the
         run's key itself, so that simulations with one seed repeat themselves.
         """
         if self.is_simulated and group == RUN_GROUP:
             return self.value
         if self.is_simulated:
             return hmac.digest(self.value, group.encode(), hashlib.sha256)
-        named = _RUN + b"".join(sorted(public_keys)) + f"{run_id} {group}".encode()
+        named = _RUN + proposal + b"".join(sorted(public_keys)) + f"{run_id} {group}".encode()
         return HKDF(hashes.SHA256(), KEY_BYTES, None, named).derive(self.value)
 
 

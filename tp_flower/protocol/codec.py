@@ -195,7 +195,7 @@ def _build_part(
 def _build(kind: type[AnyBody], fields: Mapping[str, Any], part: int | None = None) -> AnyBody:
     try:
         # msgspec checks the type of arrays, and does not copy them
-        body = msgspec.convert(fields, kind, dec_hook=lambda _, value: value)
+        body = msgspec.convert(fields, kind, str_keys=True, dec_hook=lambda _, value: value)
     except (msgspec.ValidationError, RecursionError) as error:
         raise MessageError(_explain(kind, fields, str(error)), part) from None
     try:

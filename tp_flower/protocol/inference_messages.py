@@ -6,7 +6,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.descent_messages import LineStep
 from tp_flower.protocol.fields import Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import JoinSide
+from tp_flower.protocol.rank_messages import Cover
 from tp_flower.protocol.training_messages import UNMATCHED_DISCLOSED, Masking, PrivacyTerms
 
 
@@ -86,8 +86,8 @@ class ScorePart(PartBody, frozen=True, kw_only=True):
     model_part: Annotated[int, f.between(0, 1_000_000)]
     digest: f.Digest
     rows: Annotated[AnyArray, f.bits("rows")]
-    joins: list[JoinSide] = []
     unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
+    cover: Cover = {}
 
 
 class ScoreRequest(Request, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ class ScoreRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("model_name", "model_version", "privacy", "masking", "device"),
-        *("model_part", "digest", "joins"),
+        *("model_part", "digest", "cover"),
     )
 
 

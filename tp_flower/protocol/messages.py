@@ -16,6 +16,7 @@ from tp_flower.protocol import coreset_messages as coreset
 from tp_flower.protocol import descent_messages as descent
 from tp_flower.protocol import inference_messages as inference
 from tp_flower.protocol import personalised_messages as personal
+from tp_flower.protocol import rank_messages as ranks
 from tp_flower.protocol import session_messages as session
 from tp_flower.protocol import setup_messages as setup
 from tp_flower.protocol import training_messages as training
@@ -41,6 +42,7 @@ class Action(StrEnum):
     EXTRACT = "query.extract", setup.ExtractRequest, setup.ExtractReply
     STATISTICS = "query.statistics", setup.StatisticsRequest, setup.StatisticsReply
     FIT = "query.fit", setup.FitRequest, setup.FitReply
+    RANK = "query.rank", ranks.RankRequest, ranks.RankReply
     MEASURE = "train.measure", coreset.MeasureRequest, coreset.MeasureReply
     DRAW = "train.draw", coreset.DrawRequest, coreset.DrawReply
     WEIGH = "train.weigh", coreset.WeighRequest, coreset.WeighReply

@@ -8,7 +8,6 @@ were told different proposals share no key: their masks do not cancel, and nothi
 """
 
 import json
-from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, Final
 
@@ -17,6 +16,8 @@ import msgspec
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body
 
+FILE: Final = "proposal.json"  # in the folder of a run's report
+MODE: Final = "mode"
 EXPLAIN_AS_TRAIN: Final = {"explain": "train"}
 """Who approves training approves that it is explained, which is its beginning."""
 
@@ -29,6 +30,7 @@ class ProposedPart(Body, frozen=True, kw_only=True):
         site: name of the organisation's site.
         site_key: its long-term public key, where sites pin keys; otherwise "".
         node: that answers for the site in this run; no part of what is approved.
+        shard: its position among the shards of the node; no part of it either.
         fragment: what the query asks of the table.
     """
 
@@ -36,6 +38,7 @@ class ProposedPart(Body, frozen=True, kw_only=True):
     site: f.Name
     site_key: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
     node: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,20}\Z")]
+    shard: f.Count
     fragment: f.Document
 
 
@@ -49,34 +52,55 @@ class ProposedJoin(Body, frozen=True, kw_only=True):
 
 
 class Proposal(Body, frozen=True, kw_only=True):
-    """What a run asks of all its tables.
+    """A run as all owners of its tables are asked for it.
 
     Attributes:
         query: the SQL, for its readers.
         parts: by participant.
         joins: in the order of their groups, ``join-0`` and so on.
         outer: the LEFT JOINed tables.
-        label_table: alias; "" without labels.
+        label_table: alias of the table that has the label, or whose rows are predicted.
+        split_table: the one whose last key decides what is held out; "" for none.
         settings: the run config without what is the operator's own: where reports go, how long
             to wait.
     """
 
-    query: f.Name
+    query: Annotated[str, msgspec.Meta(max_length=1 << 20)]
     parts: dict[int, ProposedPart]
     joins: list[ProposedJoin]
     outer: list[f.Name]
     label_table: f.Name = ""
+    split_table: f.Name = ""
     settings: f.Document
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """The aliases: those of the parts in their order, then those that no site hosts now."""
+        hosted = [part.table for _, part in sorted(self.parts.items())]
+        joined = [table for join in self.joins for table in (join.left, join.right)]
+        return tuple(dict.fromkeys([*hosted, *joined]))
+
+    def shards_of(self, table: str) -> dict[int, ProposedPart]:
+        """Return the parts of a table by participant, in their order."""
+        return {n: part for n, part in sorted(self.parts.items()) if part.table == table}
 
     @property
     def digest(self) -> str:
         """The SHA-256 of what owners approve: equal for runs that ask the same of the same."""
-        return f"sha256:{sha256(json.dumps(self._approved(), sort_keys=True).encode()).hexdigest()}"
-
-    def _approved(self) -> Mapping[str, object]:
         content = msgspec.to_builtins(self)
-        mode = content["settings"].get("mode")
-        content["settings"]["mode"] = EXPLAIN_AS_TRAIN.get(mode, mode)
-        # participants and nodes are numbered anew in every run
-        parts = [{**part, "node": ""} for part in content["parts"].values()]
-        return {**content, "parts": sorted(map(json.dumps, parts))}
+        mode = content["settings"].get(MODE)
+        if mode in EXPLAIN_AS_TRAIN:
+            content["settings"][MODE] = EXPLAIN_AS_TRAIN[mode]
+        # participants, nodes and their shards are numbered anew in every run
+        parts = [{**part, "node": "", "shard": 0} for part in content["parts"].values()]
+        content["parts"] = sorted(parts, key=_text)
+        return f"sha256:{sha256(_text(content).encode()).hexdigest()}"
+
+    @property
+    def fingerprint(self) -> bytes:
+        """The SHA-256 of all of it, numbers included: equal at the sites of one run alone."""
+        return sha256(_text(msgspec.to_builtins(self)).encode()).digest()
+
+
+def _text(document: object) -> str:
+    return json.dumps(document, sort_keys=True)

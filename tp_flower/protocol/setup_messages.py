@@ -8,6 +8,7 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import LAPLACE, RANDOMISED_RESPONSE
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
+from tp_flower.protocol.proposal import Proposal
 from tp_flower.protocol.text_readings import TextColumn, TextReading
 from tp_flower.splits import BY_HASH, BY_ORDER, BY_VALUE
 
@@ -53,6 +54,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
         absent: those that the shard lacks, and that are missing in its rows.
         texts: of the columns of a text file, which readings fit all texts.
         unread: why queries cannot read other columns that a policy shows, and what to write.
+        ranks: whether its policy limits scores by the rank of its rows, or by others' tables.
     """
 
     table: f.Name
@@ -66,6 +68,7 @@ class ShardDescription(Body, frozen=True, kw_only=True):
     absent: list[f.Name] = []
     texts: dict[f.Name, TextColumn] = {}
     unread: dict[f.Name, f.Name] = {}
+    ranks: bool = False
 
 
 class DescribeReply(Reply, frozen=True, kw_only=True):
@@ -144,20 +147,6 @@ class SealedSecret(Body, frozen=True, kw_only=True):
     text: Hexadecimal
 
 
-class JoinSide(Body, frozen=True):
-    """A participant's side of a join equality, for the masks of its scores.
-
-    Attributes:
-        group: that has the key of the masks.
-        key: position among the fragment's join keys.
-        is_positive: whether the masks are added; at the other side they are not.
-    """
-
-    group: GroupName
-    key: f.Count
-    is_positive: bool
-
-
 class LabelTerms(Body, frozen=True):
     """The mechanism that a run requests for labels; ``LabelPlan`` has the ranges.
 
@@ -218,18 +207,22 @@ class ExtractRequest(Request, frozen=True, kw_only=True):
         public_keys: of the run, by node, of all its nodes.
         site_keys: long-term, by node, if sites pin each other's; otherwise "".
         sealed: the secrets of the groups that the node is in.
+        proposal: of the whole run, the same at every site.
     """
 
     keys: KeySourceName
     public_keys: dict[Number, PublicKey]
     site_keys: dict[Number, Hexadecimal]
     sealed: dict[GroupName, SealedSecret]
+    proposal: Proposal
     parts: dict[int, ExtractPart]
 
     discloses = (
         Discloses(
-            "the query's expressions, and the types of columns that have no value there",
-            fields=("fragment", "key_groups", "row_key", "types"),
+            "the run as it is proposed to all sites: the query with its expressions over every "
+            "table, the sites by name, the run's settings; and the types of columns that have no "
+            "value there",
+            fields=("proposal", "fragment", "key_groups", "row_key", "types"),
         ),
     )
     # the message in which the secret was sealed discloses it

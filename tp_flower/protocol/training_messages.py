@@ -10,7 +10,8 @@ from tp_flower.arrays import AnyArray
 from tp_flower.methods import ACCOUNTANTS, CLEAR, DP_SGD, JOINING, NOISY_STATISTICS
 from tp_flower.protocol import fields as f
 from tp_flower.protocol.fields import Body, Discloses, PartBody, Reply, Request
-from tp_flower.protocol.setup_messages import JoinSide, Number, PublicKey, SealedText
+from tp_flower.protocol.rank_messages import Cover
+from tp_flower.protocol.setup_messages import Number, PublicKey, SealedText
 
 Clip = Annotated[float, f.between(1e-12, 1e12)]
 Delta = Annotated[float, msgspec.Meta(gt=0, le=math.nextafter(1.0, 0.0))]
@@ -121,8 +122,8 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
         batch_start: in SGD, where each batch starts in ``batch_rows``.
         batch_rows: in SGD, the distinct trained rows of every batch.
         union: of the table's shards; absent if nothing is summed.
-        joins: with masked scores, the sides of the joins that the table is in.
         unmatched: by join, the rows that a LEFT JOIN finds no partner for.
+        cover: the statements of all shards of the run, where a policy asks for them.
     """
 
     model: f.Document
@@ -143,8 +144,8 @@ class PreparePart(PartBody, frozen=True, kw_only=True):
     batch_start: Annotated[AnyArray, f.positions("batches+1")] | None = None
     batch_rows: Annotated[AnyArray, f.positions("batch_rows")] | None = None
     union: Union | None = None
-    joins: list[JoinSide] = []
     unmatched: dict[str, Annotated[AnyArray, f.bits("rows")]] = {}
+    cover: Cover = {}
 
 
 class PrepareRequest(Request, frozen=True, kw_only=True):
@@ -179,7 +180,7 @@ class PrepareRequest(Request, frozen=True, kw_only=True):
     )
     schedule = (
         *("privacy", "outline", "masking", "sends_scores"),
-        *("model", "update", "l2", "device", "joins", "union", "encoder"),
+        *("model", "update", "l2", "device", "union", "encoder", "cover"),
     )
 
 

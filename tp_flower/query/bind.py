@@ -65,6 +65,7 @@ class BoundQuery:
         split_table: the table whose last key decides which rows are held out; ""
             if none does.
         label_sql: the label as the query writes it; "" without one.
+        sql: the query.
     """
 
     fragments: tuple[Fragment, ...]
@@ -73,6 +74,7 @@ class BoundQuery:
     outer: frozenset[str] = frozenset()
     split_table: str = ""
     label_sql: str = field(default="", compare=False)
+    sql: str = field(default="", compare=False)
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -230,7 +232,9 @@ class Query:
         )
         followed = label.table if label else unlabelled.table if unlabelled else ""
         label_sql = next((item.sql for item, _ in marked if parsing.is_label(item)), "")
-        return BoundQuery(fragments, joins, followed, settled.outer, split_table, label_sql)
+        return BoundQuery(
+            fragments, joins, followed, settled.outer, split_table, label_sql, self.to_sql()
+        )
 
 
 def _check_absent(statement: parsing.Statement, scope: Scope) -> None:

@@ -171,6 +171,7 @@ class Setting:
     allowed: OneOf | Range | Form | None
     readers: Readers
     may_change: bool
+    is_operational: bool
 
     def read(self, value: Any) -> object:
         """Return the field's value, given one from the run config or one of the field.
@@ -196,13 +197,17 @@ def setting(
     read_by: Readers | None = None,
     *,
     may_change: bool = False,
+    is_operational: bool = False,
 ) -> _Value:
     """Declare a setting: a field of a group's dataclass.
 
     ``allowed`` None means all values of the field's type; a setting without readers has
-    those of the group. It ``may_change`` when a run is resumed.
+    those of the group. It ``may_change`` when a run is resumed. One that may, or that
+    ``is_operational``, is the operator's own: no site is asked anything else because of it, and
+    it is no part of what owners approve. All others are.
     """
-    return field(default=default, metadata={_METADATA: (doc, allowed, read_by, may_change)})
+    declaration = (doc, allowed, read_by, may_change, is_operational or may_change)
+    return field(default=default, metadata={_METADATA: declaration})
 
 
 def declared(group: type[Any]) -> tuple[Setting, ...]:
@@ -212,10 +217,11 @@ def declared(group: type[Any]) -> tuple[Setting, ...]:
     settings = []
     for entry in fields(group):
         if _METADATA in entry.metadata:
-            doc, allowed, read_by, may_change = entry.metadata[_METADATA]
+            doc, allowed, read_by, may_change, is_operational = entry.metadata[_METADATA]
             key = prefix + entry.name.replace("_", "-")
             of_field = (key, entry.name, entry.type, entry.default)
-            of_use = (read_by or readers, may_change or all_may_change)
+            is_operational = is_operational or all_may_change
+            of_use = (read_by or readers, may_change or all_may_change, is_operational)
             settings.append(Setting(*of_field, doc, allowed, *of_use))
     return tuple(settings)
 

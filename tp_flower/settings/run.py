@@ -100,8 +100,11 @@ class RunSettings:
         'Where sites train torch models (linear ones need no GPU): "cpu", "cuda", or '
         '"auto": CUDA where there is one.',
         OneOf((AUTO, "cpu", "cuda")),
+        is_operational=True,
     )
-    output_dir: str = setting("", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.')
+    output_dir: str = setting(
+        "", 'Folder for the report; "" = a new one under ~/.tp_flower/runs/.', is_operational=True
+    )
     progress: bool = setting(True, "One console line per epoch.", may_change=True)
     track: str = setting(
         "",
@@ -209,6 +212,8 @@ class DataSettings:
         "",
         "The training set: SELECT <label> AS label, <features> FROM ... JOIN ... ON "
         '... WHERE ... "" = the built-in flights query.',
+        # a proposal has the query itself, as it was read
+        is_operational=True,
     )
     task: str = setting(
         AUTO,
@@ -224,7 +229,10 @@ class DataSettings:
         may_change=True,
     )
     max_joined_rows: int = setting(
-        200_000_000, "A join of more rows than this is refused before it is built.", Range(1)
+        200_000_000,
+        "A join of more rows than this is refused before it is built.",
+        Range(1),
+        is_operational=True,
     )
     sample: float = setting(
         1.0,

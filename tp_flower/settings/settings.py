@@ -377,6 +377,12 @@ class Settings(SettingValues):
         private = declare.render_values(PRIVACY_SETTINGS, self.privacy)
         return declare.render_values(PLAIN_SETTINGS, self) | private
 
+    def proposed(self) -> dict[str, object]:
+        """Return the part of the run config that the tables' owners are asked to agree to."""
+        # an explanation of "auto" is of the strategy that would train
+        config = self.to_dict() | {"strategy": self.method_name}
+        return {item.key: config[item.key] for item in SETTINGS if not item.is_operational}
+
 
 SYNONYMS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("test-size", "test-share", "holdout"), "test-fraction"),

@@ -30,15 +30,16 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from tp_flower.errors import PolicyError, SourceError, closest
 from tp_flower.features.choice import render_entries
+from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.features.spec import DECLARED_ENCODERS, EncoderSpec, Need
-from tp_flower.query.fragment import Fragment, Read, Role, reads
+from tp_flower.query.fragment import Read, Role
 from tp_flower.sources import entries
 from tp_flower.sources.entries import Count, Flag, Text, Texts, WholeNumber
 
@@ -58,6 +59,9 @@ LEVELS: Final = {
 """By kind of release, its levels, the strictest first."""
 
 DEFAULT_DELTA: Final = 1e-5
+_ABOVE_OR_0: Final = Meta(
+    ge=0, le=sys.float_info.max, description='a number of at least 0, or "any"'
+)
 _ABOVE_0: Final = Meta(gt=0, le=sys.float_info.max, description="a number above 0")
 _SHARE: Final = Meta(ge=0, le=1, description="a share from 0 to 1")
 _BELOW_1: Final = Meta(gt=0, lt=1, description="a number between 0 and 1")
@@ -99,11 +103,17 @@ class Policy:
             own. If given, columns in no list do not exist for the server.
         keys: what join keys and groups may read, which must then be plain columns: the
             keyed hashes of a condition would reveal which rows meet it.
-        min_features: the scores of a few are a lattice, on which the features can be read.
+        scores_per_rank: how many score vectors without noise leave of a table's rows, over
+            all runs, in parts of the rows' effective rank (:mod:`tp_flower.features.ranks`);
+            None for any number.
+        cover: how many other tables of a query must vary enough to hide the scores in.
         privacy_unit: () if each row counts.
         rows_per_unit: how many rows of a unit take part, always the same ones.
         epsilon: None for no budget.
         budget_name: "" to use the location of the rows.
+        approved_runs: digests of proposals; None if no run needs an approval.
+        partners: the sites that may take part in a run besides the table's own, by the names that
+            its owner has given their keys; None for all whose keys are pinned.
     """
 
     columns: Texts | None = None
@@ -115,7 +125,8 @@ class Policy:
     expressions: Flag = True
     min_rows: Count = 1
     min_count: Count = 1
-    min_features: WholeNumber = 0
+    scores_per_rank: Annotated[float, _ABOVE_OR_0] | Literal["any"] | None = None
+    cover: WholeNumber = 0
     models: Texts | None = None
     releases: Releases = field(default_factory=Releases)
     privacy_unit: Texts = ()
@@ -127,7 +138,8 @@ class Policy:
     coefficients: Flag = False
     scores_tell_features: Flag = False
     most_unmatched: Annotated[float, _SHARE] = 1.0
-    approved_queries: Texts | None = None
+    approved_runs: Texts | None = None
+    partners: Texts | None = None
     queries_per_day: Count | None = None
 
     @property
@@ -209,18 +221,25 @@ class Policy:
             return specific
         return "columns", self.columns
 
-    def check_features(self, fragment: Fragment) -> None:
-        """Raise PolicyError for fewer features than ``min_features``, but not for none.
+    @property
+    def most_scores(self) -> float | None:
+        """How many score vectors may leave in parts of the effective rank; None for any number."""
+        return None if isinstance(self.scores_per_rank, str) else self.scores_per_rank
 
-        Features of the same columns count as one.
-        """
-        columns = {read.column.lower() for read in reads(fragment) if read.role is Role.FEATURE}
-        count = len(fragment.features)
-        if count and min(count, len(columns)) < self.min_features:
+    @property
+    def asks_ranks(self) -> bool:
+        """Whether scores are limited by how much rows vary, of this table or of others."""
+        return self.most_scores is not None or self.cover > 0
+
+    def check_cover(self, table: str, covering: int) -> None:
+        """Refuse scores of a table that too few other tables of the query hide."""
+        if covering < self.cover:
             raise _refused(
-                "min-features",
-                f"the query reads too few features of table {fragment.table!r}",
-                f"none, or at least {self.min_features} of different columns",
+                f"cover = {self.cover}",
+                f"the run asks for scores of table {table!r}, and {covering} tables of other sites "
+                f"have stated to this one that they vary in {LEAST_RANK} directions or more",
+                "the scores of a joined row are added up, and hide in each other's sum: join more "
+                "tables with features; the owner may lower 'cover'",
             )
 
     def check_model(self, kind: str) -> None:
@@ -229,13 +248,33 @@ class Policy:
             allowed = f"allowed: {', '.join(self.models) or 'none'}"
             raise _refused("models", f"the run asks for a model {kind!r}", allowed)
 
-    def check_approved(self, text: str, digest: str) -> None:
-        """Refuse a fragment, by its text, that the owner has not approved."""
-        if self.approved_queries is not None and digest not in self.approved_queries:
+    def check_approved(self, digest: str) -> None:
+        """Refuse a run, by the digest of its proposal, that the owner has not approved."""
+        if self.approved_runs is not None and digest not in self.approved_runs:
             raise _refused(
-                "approved-queries",
-                f"the run asks for query {digest}",
-                f"its owner has to review and list this:\n{text}",
+                "approved-runs",
+                f"the run {digest} is not approved",
+                "its owner reads what it asks for, and approves it, by `tp-flower approve`; the "
+                "ledger of the site has it, and proposal.json of the run",
+            )
+
+    def check_partner(self, name: str) -> None:
+        """Refuse a run in which a site takes part that the owner has not named."""
+        if self.partners is not None and name not in self.partners:
+            raise _refused(
+                "partners",
+                f"site {name!r} takes part in the run",
+                f"its owner allows {', '.join(self.partners) or 'no other site'}",
+            )
+
+    def check_pinned(self, *, is_pinned: bool) -> None:
+        """Refuse partners of whose keys nobody knows whose they are."""
+        if self.partners is not None and not is_pinned:
+            raise _refused(
+                "partners",
+                "this site does not pin the keys of others, and cannot tell who they are",
+                'its owner writes allowed-keys = "FILE" into the node config, with a line for '
+                "each partner: its name and its public key (`tp-flower site-key` prints a site's)",
             )
 
     def check_rows(self, rows: int, what: str) -> None:
@@ -312,6 +351,7 @@ class Policy:
         raise _refused(rule, request, allowed)
 
 
+ANY: Final = "any"  # as partners: all sites whose keys are pinned
 OPEN: Final = "open"  # what an owner writes as a policy that allows everything but rows
 SIMULATED: Final = Policy(releases=Releases(rows=CLEAR))
 """The policy of tables that whoever runs the server has, too."""
@@ -323,7 +363,8 @@ STRICT: Final[Mapping[str, object]] = {
     "expressions": False,
     "min-rows": 50,
     "min-count": 10,
-    "min-features": 4,
+    "scores-per-rank": 0.5,
+    "cover": 1,
     "models": ("linear", "mlp"),
     "most-unmatched": 0.0,
     "queries-per-day": 100,
@@ -363,9 +404,11 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
         rules = {} if policy == OPEN else entries.as_table(policy, where)
         merged |= rules
         levels |= _levels(rules, where)
+    merged = {key: value for key, value in merged.items() if (key, value) != ("partners", ANY)}
     if isinstance(unit := merged.get("privacy-unit"), str):
         merged["privacy-unit"] = [unit]
     merged["releases"] = {**vars(BUDGETED if "epsilon" in merged else UNBUDGETED), **levels}
+    _refuse_removed(merged, where)
     policy = entries.read(Policy, {**STRICT, **merged}, where)
     _check_budget(policy, merged, levels, where)
     if bool(policy.privacy_unit) != ("rows-per-unit" in merged):
@@ -377,6 +420,22 @@ def read_policy(common: Mapping[str, object], shard: Mapping[str, object], where
     if policy.epsilon is not None and policy.epsilon_per_run is None:
         policy = replace(policy, epsilon_per_run=policy.epsilon / RUNS_PER_BUDGET)
     return policy
+
+
+def _refuse_removed(rules: Mapping[str, object], where: str) -> None:
+    if "min-features" in rules:
+        raise SourceError(
+            f"{where} has 'min-features', which no longer exists: leave it out, or write in its "
+            f"place 'scores-per-rank = {STRICT['scores-per-rank']}' (how often scores may leave, "
+            f"in parts of the rank of the features) and 'cover = {STRICT['cover']}' (how many "
+            "tables of other sites must hide them), which are the rules if neither is written"
+        )
+    if "approved-queries" in rules:
+        raise SourceError(
+            f"{where} has 'approved-queries', which no longer exists: it approved a table's query, "
+            "whatever else the run did. Write approved-runs = [] in its place, and approve whole "
+            "runs by `tp-flower approve`"
+        )
 
 
 def _check_budget(

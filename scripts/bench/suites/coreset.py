@@ -235,7 +235,8 @@ def run_of(dataset: Dataset, config: dict[str, Any], problem: Problem, kind: str
 
 ROWS_LEAVE: Final = """expressions = true
 min-count = 1
-min-features = 0
+scores-per-rank = "any"
+cover = 0
 min-rows = 1
 models = ["linear", "centres"]
 releases = { rows = "clear", scores = "clear" }

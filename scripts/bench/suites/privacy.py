@@ -20,13 +20,13 @@ from client_apps.operator.participant import Participant
 from scripts.bench.datasets import Dataset, at_hand, flights
 from scripts.bench.harness import Options, Outcome, Sites, participants_of, problem_of, train
 from strategies.run.grid import InProcessGrid
-from strategies.setup.labels import label_plan
 from strategies.setup.problem import TrainingProblem
 from tp_flower.arrays import FloatArray
 from tp_flower.learning.label_noise import ClassNoise
 from tp_flower.learning.metrics import evaluate
 from tp_flower.reports.records import RoundReport
 from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.terms.extraction import label_plan
 
 EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0)
 LABEL_EPSILONS = (0.5, 1.0, 2.0, 4.0)

@@ -13,10 +13,19 @@ from client_apps.data.ledger import open_ledger
 from client_apps.privacy.keys import _site_keys
 from client_apps.rounds.site import Site
 from tests.support.federated import train
-from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid, public_keys
+from tests.support.peers.keyed_sites import (
+    AB,
+    SQL,
+    KeyedGrid,
+    proposal_of,
+    propose_a_stranger,
+    public_keys,
+)
 from tp_flower.errors import SiteError
 from tp_flower.privacy.key_agreement import KeyPair, PublicKeys, SiteKeys, sealed_name
+from tp_flower.settings import PrivacySettings
 
+CLEAR = PrivacySettings(scores="clear")
 MORE = "9"
 """The node that the server names besides the sites."""
 C = pd.DataFrame({"m": [1, 2, 3, 4], "z": [1.0, -1.0, 2.0, 0.0]})
@@ -29,7 +38,7 @@ LINES = (
 
 
 class OneMore:
-    """A server that names one recipient more in every group, and replaces nobody.
+    """A server that proposes one site more to all, of a table of its own; it replaces nobody.
 
     Attributes:
         opened: the secrets that it opens, by group.
@@ -57,6 +66,7 @@ class OneMore:
             self.name(header)
             for sealed in header["sealed"].values():
                 sealed["members"].append(MORE)
+            propose_a_stranger(header, MORE)
         self.run = header.get("run", self.run)
 
     def name(self, header):
@@ -81,15 +91,16 @@ def test_of_unchecked_keys_one_recipient_more_has_all_keys_and_the_ledger_says_s
     server = OneMore()
     caplog.set_level("INFO", "flwr")
     grid = KeyedGrid(tmp_path, AB, server)
-    train(grid, SQL)
-    public = [seen.header["public-keys"] for seen in grid.sent("query.extract")]
-    run_keys = [bytes.fromhex(key) for key in public[0].values()]
-    key = server.opened["run"].of_run(int(grid.run_name, 16), run_keys)
+    train(grid, SQL, privacy=CLEAR)
+    asked = grid.sent("query.extract")[0].header
+    run_keys = [bytes.fromhex(key) for key in asked["public-keys"].values()]
+    proposal = proposal_of(asked).fingerprint
+    key = server.opened["run"].of_run(int(grid.run_name, 16), run_keys, proposal=proposal)
     # with it the server hashes what it likes
     assert set(grid.secrets.values()) == {key}
     for name in grid.nodes:
         listed = recipients(grid, name)
-        assert {group: len(keys) for group, keys in listed.items()} == {"run": 3, "join-0": 3}
+        assert {group: len(keys) for group, keys in listed.items()} == {"run": 3}
         assert PublicKeys(server.pair.run.public).fingerprint in listed["run"]
     assert len(re.findall(r"event=keys .*run:3:[0-9a-f]{8}:", caplog.text)) >= 2
 
@@ -215,8 +226,8 @@ def test_pinned_keys_hide_an_edge_from_the_server_and_another_site(tmp_path):
     assert pinned.open_with(pinned.forge.pair, "join-1") is None
 
 
-def test_a_pinned_site_that_the_server_names_in_an_edge_is_in_the_ledgers(tmp_path):
-    """The limit that PRIVACY.md states: a site cannot know whose tables a join has."""
+def test_a_pinned_site_that_has_no_side_of_an_edge_is_refused_its_key(tmp_path):
+    """By the proposal a site knows whose tables a join has."""
 
     def name_b(seen):
         if (seen.action, seen.is_reply) == ("query.seal", False):
@@ -226,8 +237,7 @@ def test_a_pinned_site_that_the_server_names_in_an_edge_is_in_the_ledgers(tmp_pa
             sealed["join-1"]["members"].append("3")
 
     grid = Colluder(tmp_path, "b", name_b).with_key_from("pinned")
-    train(grid, CHAIN)
-    assert grid.open_with(grid.keys, "join-1") is not None
-    listed = PublicKeys(b"", bytes.fromhex(grid.public_key("b"))).fingerprint
-    for name in "ac":
-        assert recipients(grid, name)["join-1"][-1] == listed
+    with pytest.raises(SiteError, match=r"'sealed': the run was proposed with .*'join-1'"):
+        train(grid, CHAIN)
+    # b itself, which is told the truth, is the only one to answer
+    assert {seen.node for seen in grid.seen if seen.is_reply and seen.arrays} <= {grid.nodes["b"]}

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
+from strategies import Explain, TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
 from tests.support.peers.hostile import (
     OF_SINGLE_SITES,
     ORDERS,
@@ -18,6 +18,7 @@ from tests.support.peers.hostile import (
     UK,
     UK_PART,
     US,
+    WITH_COVER,
     array,
     arrays,
     header,
@@ -77,6 +78,7 @@ PERSONAL = (Action.PERSONALISE, Action.SUMMARISE, Action.PERSONAL)
 RUNS = {
     **dict.fromkeys(CG, (TablePuppetCG, {})),
     **dict.fromkeys((Action.BOOST, Action.BAG), (TablePuppetBoost, {})),
+    Action.RANK: (Explain, {"mode": "explain", "policies": WITH_COVER}),
     **dict.fromkeys(SGD, (TablePuppetSGD, {"batch_size": 5})),
     **dict.fromkeys(DRAWING, (TablePuppetADMM, {"coreset_size": 6})),
     **dict.fromkeys(PERSONAL, ("personalised", OWN_LABELS)),
@@ -85,8 +87,9 @@ RUNS = {
 
 TRAINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1))
 JOINED_1 = arrays(ORDERS, trained=pack_bits(np.arange(12) == 1), multiplicity=np.ones(1, np.int32))
+RANKED_1 = arrays(ORDERS, rows=pack_bits(np.arange(12) == 1))
 NO_NUMBERS = array(ORDERS, "personal", lambda a: np.full_like(a, np.nan))
-NO_JOINS = header(*PART, "joins", value=[])
+NO_JOINS = header("masking", value=None)
 MANY_ROWS = header(*PART, "rows", value=10**6)
 MANY_JOINED_ROWS = header(*PART, "joined-rows", value=10**30)
 LABEL = header(*PART, "fragment", "features", 0, 1, value='"qty"')
@@ -101,8 +104,10 @@ ATTACKS = {
     Action.STATISTICS: (SHOP, JOINED_1, "min-rows.* the statistics of table 'o'"),
     # the encoder of some shards alone, to see what another one adds
     Action.FIT: (UK, array(UK_PART, "statistics/2"), "has no 'statistics/2'"),
-    # a table in no join has no mask of its scores
-    Action.PREPARE: (US, NO_JOINS, "has no side of join keys"),
+    # whether a row varies beside another
+    Action.RANK: (SHOP, RANKED_1, "min-rows.* the rank of table 'o'"),
+    # scores without the masks that were proposed
+    Action.PREPARE: (US, NO_JOINS, "'masking': the run was proposed with True"),
     Action.ADMM: (SHOP, huge_step, OUT_OF_RANGE),
     Action.CONSENSUS: (SHOP, own_parameters, "the server may not set its model"),
     # masks of products that are no other table's
@@ -145,7 +150,7 @@ def test_every_message_is_attacked():
 def test_a_site_gives_nothing_more(tmp_path, action):
     node, change, match = ATTACKS[action]
     method, settings = RUNS.get(action, (TablePuppetADMM, {}))
-    settings = {"num_epochs": 2, "sql": SQL, **settings}
+    settings = {"sql": SQL, **({} if "mode" in settings else {"num_epochs": 2}), **settings}
     (answer, *_) = answers_to(
         tmp_path, TRIGGERS.get(action, action), node, {"it": change}, method, **settings
     )

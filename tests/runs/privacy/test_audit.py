@@ -13,37 +13,34 @@ from client_apps.data.ledger import Ledger, open_ledger
 from strategies import Explain, TablePuppetADMM, TablePuppetSGD
 from strategies.inference.predict import Predict
 from strategies.training.saving import make_manifest
-from tests.support.command_line import printed_by
+from tests.support.command_line import printed_by, site_options
 from tests.support.federated import train, write_site
 from tests.support.peers.faulty_grid import forget_processes, rows_in
-from tests.support.peers.hostile import SHOP, SQL, HostileGrid, header, tables
+from tests.support.peers.hostile import (
+    ORDERS_TEXT,
+    SHOP,
+    SQL,
+    HostileGrid,
+    header,
+    ledger_lines,
+    tables,
+)
 from tests.support.peers.hostile_runs import refused
 from tp_flower.errors import LedgerError, PolicyError, SiteError
 from tp_flower.query import Query
 from tp_flower.query.fragment_text import text_digest
 from tp_flower.sources.shards import load_tables
 
-ORDERS_TEXT = """\
-table "orders"
-feature "day": "day"
-feature "price": "price"
-label: "qty"
-join key: "cust\""""
 FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),
-    *("part", "table", "site", "query", "digest", "policy", "checksum"),
+    *("part", "table", "site", "query", "digest", "proposal", "policy", "checksum"),
 }
 QUERY = {"table": "t", "source": "F"}
 HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
 
 
-def lines(folder, site, *events):
-    exported = map(json.loads, Ledger(str(folder / site / "state")).export())
-    return [line for line in exported if line["event"] in (events or ["answer"])]
-
-
 def only(folder, *events):
-    (line,) = lines(folder, "shop", *events)
+    (line,) = ledger_lines(folder, "shop", *events)
     return line
 
 
@@ -59,14 +56,14 @@ def test_a_run_leaves_one_line_for_each_table_that_it_reads(tmp_path, method):
     grid.contexts[SHOP].node_config["app-sha256"] = "ab" * 32
     method = train(grid, SQL, method, num_epochs=2, batch_size=5)
     for site, rows in (("shop", 12), ("us", 3), ("uk", 3)):
-        (answer,) = lines(tmp_path, site)
+        (answer,) = ledger_lines(tmp_path, site)
         assert answer.keys() == FIELDS | {"source", "rows", "bytes"}
         assert answer["run"].startswith(method.session.run)
         assert (answer["action"], answer["rows"]) == ("query.extract", rows)
         assert answer["digest"] == text_digest(answer["query"])
-        assert lines(tmp_path, site, "refuse") == []
+        assert ledger_lines(tmp_path, site, "refuse") == []
         # the same rows as those of the releases, which tell what left and for how much
-        notes = lines(tmp_path, site, "note")
+        notes = ledger_lines(tmp_path, site, "note")
         assert {note["release"]["source"] for note in notes} == {answer["source"]}
         assert {note["run"] for note in notes} == {answer["run"]}
     shop = only(tmp_path)
@@ -83,7 +80,7 @@ def test_a_prediction_is_a_query_of_its_own(tmp_path):
     query = Query.from_sql(SQL.replace("o.qty AS label, ", ""), needs_label=False)
     strategy = Predict(query, make_manifest(trained), mode="predict")
     strategy.start(HostileGrid(tmp_path))
-    first, second = lines(tmp_path, "shop")
+    first, second = ledger_lines(tmp_path, "shop")
     assert first == training
     assert second["run"].startswith(strategy.session.run)
     assert second["source"] == first["source"]
@@ -100,7 +97,7 @@ def test_a_refused_query_is_written_down_with_its_reason(tmp_path):
     assert line.keys() == FIELDS - {"ident"} | {"reason"}
     assert line["reason"] == text
     assert 'feature "salary": "salary"' in line["query"].split("\n")
-    assert lines(tmp_path, "shop") == []
+    assert ledger_lines(tmp_path, "shop") == []
 
 
 def test_refusals_of_later_messages_name_the_table(tmp_path):
@@ -128,42 +125,11 @@ def test_refusals_do_not_fill_the_disk(tmp_path, monkeypatch):
     assert texts == [0, 0, 1, "read", "tomorrow"]
 
 
-def options(folder):
-    place = folder / "shop"
-    return ["--tables", f"{place}/tables.toml", "--state-dir", f"{place}/state"]
-
-
-def pending(folder):
-    return printed_by("approvals", *options(folder))
-
-
-def test_a_query_waits_until_its_owner_lists_it(tmp_path):
-    digest = text_digest(ORDERS_TEXT)
-    with pytest.raises(SiteError) as refusal:
-        run(tmp_path, policy="approved-queries = []")
-    # the server's message is one line
-    for text in ("(approved-queries) ref", digest, " ".join(ORDERS_TEXT.split())):
-        assert text in str(refusal.value)
-    line = only(tmp_path, "refuse")
-    assert (line["digest"], line["query"]) == (digest, ORDERS_TEXT)
-    assert "source" not in line
-    block = ORDERS_TEXT.replace("\n", "\n    ")
-    assert pending(tmp_path) == f"{digest}\n    {block}\n"
-    listed = f"approved-queries = ['{digest}']"
-    run(tmp_path, policy=listed)
-    assert pending(tmp_path) == ""
-    # any other is still refused: another alias is the same, another label is not
-    run(tmp_path, policy=listed, sql=SQL.replace("o.", "orders.").replace("orders o", "orders"))
-    with pytest.raises(SiteError, match="approved-queries"):
-        run(tmp_path, policy=listed, sql=SQL.replace("o.price, ", ""))
-    assert 'label: "qty"' in pending(tmp_path)
-
-
 def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
     policy = "queries-per-day = 2"
     for _ in range(2):
         run(tmp_path, policy=policy)
-    first, day = lines(tmp_path, "shop")[0], query_quota.DAY_SECONDS
+    first, day = ledger_lines(tmp_path, "shop")[0], query_quota.DAY_SECONDS
     start = calendar.timegm(time.strptime(first["time"], query_quota.TIME))
     free = time.strftime(query_quota.TIME, time.gmtime(start + day))
     text = r"y\) refuses: 2 queries have read table orders within 24 hours; .* may at "
@@ -171,10 +137,10 @@ def test_a_table_answers_so_many_queries_a_day(tmp_path, monkeypatch):
         run(tmp_path, policy=policy)
     assert "source" not in only(tmp_path, "refuse")
     # another table at another site is free, and the first is a day later
-    assert len(lines(tmp_path, "us")) == 3
+    assert len(ledger_lines(tmp_path, "us")) == 3
     monkeypatch.setattr(query_quota.time, "time", lambda: start + day + 0.5)
     run(tmp_path, policy=policy)
-    assert len(lines(tmp_path, "shop")) == 3
+    assert len(ledger_lines(tmp_path, "shop")) == 3
 
 
 def answer_all(root, run, times):
@@ -208,7 +174,7 @@ def test_a_changed_line_breaks_the_chain(tmp_path):
 
 def page_of(folder):
     file = folder / "page.html"
-    printed_by("account", *options(folder), "--page", file)
+    printed_by("account", *site_options(folder), "--page", file)
     assert file.stat().st_mode & 0o077 == 0
     return file.read_text(encoding="utf-8")
 
@@ -217,7 +183,7 @@ def test_the_export_has_every_line_and_the_page_shows_them(tmp_path):
     run(tmp_path)
     with pytest.raises(SiteError, match="too few rows"):
         run(tmp_path, sql=f"{SQL} WHERE o.day > 900")
-    text = printed_by("account", "--export", *options(tmp_path)[2:])
+    text = printed_by("account", "--export", *site_options(tmp_path)[2:])
     exported = list(map(json.loads, text.splitlines()))
     rows = rows_in(tmp_path / "shop" / "state" / "site.db", "SELECT line FROM ledger")
     checksums = [{"checksum": line["checksum"]} for line in exported]

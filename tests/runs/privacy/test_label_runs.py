@@ -8,7 +8,7 @@ import pytest
 
 from strategies.explain.explanation import Explain
 from strategies.run.exchange import Part
-from strategies.setup.labels import label_plan, read_private_labels
+from strategies.setup.labels import read_private_labels
 from strategies.setup.problem import TrainingProblem, sum_local
 from tests.support import federated
 from tests.support.examples.site_examples import noise_of_known_keys
@@ -20,6 +20,7 @@ from tp_flower.learning.label_noise import LabelPlan, epsilon_of_noise
 from tp_flower.learning.metrics import evaluate
 from tp_flower.losses import LogisticLoss, sigmoid
 from tp_flower.settings import PrivacySettings, Settings
+from tp_flower.terms.extraction import label_plan
 
 __all__ = ["noise_of_known_keys"]
 

@@ -19,6 +19,7 @@ from flwr.app import ConfigRecord, Context, Message
 
 from client_apps.app import app
 from client_apps.data.database import FILE
+from client_apps.data.ledger import Ledger
 from client_apps.handlers import encoding
 from client_apps.rounds.site import Site
 from strategies import TablePuppetADMM
@@ -34,6 +35,13 @@ SQL = (
     "SELECT o.qty AS label, o.price, o.day, c.age, c.kind "
     "FROM orders o JOIN customers c ON o.cust = c.id"
 )
+ORDERS_TEXT = """\
+table "orders"
+feature "day": "day"
+feature "price": "price"
+label: "qty"
+join key: "cust\""""
+"""What the query asks of its first table, for the table's owner."""
 POLICIES = {
     "orders": """
         columns = ["price", "day"]
@@ -45,6 +53,8 @@ POLICIES = {
 }
 OF_SINGLE_SITES = {"orders": POLICIES["orders"].replace("{ stat", '{ models = "clear", stat')}
 """Policies for methods whose models leave in the clear."""
+WITH_COVER = {"orders": f"{POLICIES['orders']}\ncover = 1\nscores-per-rank = 0.5"}
+"""Policies that ask how much rows vary."""
 SHOP, US, UK = 2, 3, 4
 ORDERS, UK_PART, US_PART = 0, 1, 2
 FOREIGN = re.compile(r"^\w+ at \w+\.py:\d+; its text is in the site's log$")
@@ -220,6 +230,12 @@ class Kept:
         self._files, self._rows = files(self.folder), self._read_rows()
 
 
+def ledger_lines(folder: Path, site: str, *events: str) -> list[dict]:
+    """The lines of a site's ledger about some events, by default of queries answered."""
+    exported = map(json.loads, Ledger(str(folder / site / "state")).export())
+    return [line for line in exported if line["event"] in (events or ["answer"])]
+
+
 def shard_seal(grid: InProcessGrid, node: int, part: int) -> ShardSeal:
     """The seal of a part's table, which all of the table's shards have."""
     seal, _ = encoding.shared(Site(grid.contexts[node], grid.run_name), part)
@@ -232,7 +248,10 @@ def train(grid, method=TablePuppetADMM, sql=SQL, **settings):
 
 
 def header(*path, value=GONE) -> Change:
-    """Put a value at a place in the header, or take away what is there."""
+    """Put a value at a place in the header, or take away what is there.
+
+    Of a fragment the server proposes the same, or the site would see that it does not.
+    """
 
     def change(packet):
         changed = copy.deepcopy(packet.header)
@@ -241,9 +260,22 @@ def header(*path, value=GONE) -> Change:
             del place[path[-1]]
         else:
             place[path[-1]] = value
+        propose_fragments(changed)
         return Packet(changed, packet.arrays)
 
     return change
+
+
+def propose_fragments(header: dict) -> None:
+    """Let the proposal of a request for rows have the fragments that its parts have."""
+    proposal, parts = header.get("proposal"), header.get("parts")
+    if not (isinstance(proposal, dict) and isinstance(proposal.get("parts"), dict)):
+        return
+    for part in parts if isinstance(parts, list) else ():
+        is_whole = isinstance(part, dict) and {"id", "fragment"} <= part.keys()
+        proposed = proposal["parts"].get(str(part["id"])) if is_whole else None
+        if isinstance(proposed, dict):
+            proposed["fragment"] = part["fragment"]
 
 
 def array(part, name, function=None) -> Change:

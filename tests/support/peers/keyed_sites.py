@@ -5,11 +5,13 @@ a simulation is known to all.
 """
 
 import pandas as pd
+from msgspec import convert
 
 from client_apps.data.key_files import site_key
 from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, write_site
 from tp_flower.privacy.key_agreement import PublicKeys
+from tp_flower.protocol.proposal import Proposal
 
 FIRST_NODE = 2
 
@@ -85,6 +87,18 @@ class KeyedGrid(WatchedGrid):
             site = Site(self.contexts[seen.node], self.run_name)
             self.secrets[seen.node] = site.hasher().secret
         return reply
+
+
+def proposal_of(header):
+    """The proposal of a request for rows."""
+    return convert(header["proposal"], Proposal, str_keys=True)
+
+
+def propose_a_stranger(header, node):
+    """Propose a table of another site, which nothing is joined to and no site hosts."""
+    fragment = {"table": "z", "name": "z", "features": [], "keys": []}
+    part = {"table": "z", "site": "z", "node": node, "shard": 0, "fragment": fragment}
+    header["proposal"]["parts"]["99"] = part
 
 
 def public_keys(header, nodes):

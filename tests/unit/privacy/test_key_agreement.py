@@ -12,6 +12,7 @@ from tp_flower.errors import SiteError
 from tp_flower.privacy.key_agreement import GroupSecret, KeyPair, PublicKeys, SiteKeys
 
 RUN = 77
+PROPOSAL = bytes(range(32))
 SECRET = GroupSecret(bytes(range(32)))
 
 
@@ -112,23 +113,30 @@ def test_simulated_secret_follows_the_seed_and_says_so(pinned):
     assert secret != GroupSecret.of_simulation(4)
     assert site.open(leader.seal(secret, site.public, RUN), leader.public, RUN).is_simulated
     assert not GroupSecret.random().is_simulated
-    assert secret.of_run(1, [bytes(32)]) == secret.of_run(2, []) == secret.value
+    first = secret.of_run(1, [bytes(32)], proposal=PROPOSAL)
+    assert first == secret.of_run(2, [], proposal=bytes(32)) == secret.value
 
 
 def test_key_of_a_run_is_its_own():
     keys = [bytes([n]) * 32 for n in range(3)]
-    key = SECRET.of_run(RUN, keys)
-    assert key == SECRET.of_run(RUN, reversed(keys))
+
+    def key_of(run=RUN, public=keys, group="run", proposal=PROPOSAL, secret=SECRET):
+        return secret.of_run(run, public, group, proposal=proposal)
+
+    key = key_of()
+    assert key == key_of(public=reversed(keys))
     others = {
         SECRET.value,
-        SECRET.of_run(RUN + 1, keys),
+        key_of(RUN + 1),
         # a new key of a site makes a new key of the run, whatever number it bears
-        SECRET.of_run(RUN, [*keys[:2], bytes(32)]),
-        SECRET.of_run(RUN, keys[:2]),
-        GroupSecret(bytes(32)).of_run(RUN, keys),
-        SECRET.of_run(RUN, keys, "join-0"),
-        SECRET.of_run(RUN, keys, "join-1"),
+        key_of(public=[*keys[:2], bytes(32)]),
+        key_of(public=keys[:2]),
+        key_of(secret=GroupSecret(bytes(32))),
+        key_of(group="join-0"),
+        key_of(group="join-1"),
+        # sites that were told of different runs share no key
+        key_of(proposal=bytes(32)),
     }
-    assert len(others | {key}) == 8
-    info = b"tp_flower group key v2" + b"".join(keys) + b"77 run"
+    assert len(others | {key}) == 9
+    info = b"tp_flower group key v3" + PROPOSAL + b"".join(keys) + b"77 run"
     assert key == HKDF(hashes.SHA256(), 32, None, info).derive(SECRET.value)

@@ -135,7 +135,7 @@ def test_every_message_is_covered(strategy):
 
 def test_every_message_is_of_a_method_or_a_prediction():
     sent = {*SET_UP, Action.STATISTICS, Action.FIT, Action.FINISH}
-    sent |= {*map(Action, DRAWING), *TRAINING, Action.SCORE, Action.SESSION}
+    sent |= {*map(Action, DRAWING), *TRAINING, Action.RANK, Action.SCORE, Action.SESSION}
     for method in JoinStrategy.methods.values():
         sent |= {*method.messages, *method.messages_of_shards}
     unsent = set(Action) - sent

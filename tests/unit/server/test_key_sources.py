@@ -16,6 +16,7 @@ from tests.support.peers.keyed_sites import AB, SQL, A, B, KeyedGrid
 from tp_flower.errors import SettingsError, SiteError
 from tp_flower.privacy.key_agreement import GroupSecret
 from tp_flower.protocol.packet import Packet, pack, unpack
+from tp_flower.protocol.proposal import Proposal
 from tp_flower.protocol.setup_messages import ExtractRequest, SealedSecret, SealRequest
 
 CASES = case_table(__file__)
@@ -24,6 +25,7 @@ PAIRS = list(permutations(SOURCES, 2))
 NOBODY = f"nobody {'ab' * 32}"
 BY_OTHERS = "may be read or changed by others"
 NODES = {"public_keys": {}, "site_keys": {}, "groups": {}}
+NOTHING_PROPOSED = Proposal(query="", parts={}, joins=[], outer=[], settings={})
 NOTHING = {**NODES, "simulated": False, "seed": 0}
 OTHERS = {"2": "ab" * 32, "3": "ab" * 32}
 
@@ -165,7 +167,9 @@ def test_pinned_leader_makes_no_simulated_secret(make):
     request = SealRequest(keys="pinned", groups={"run": members}, **both, **kind)
     text = keys.seal(site, request).sealed["run"]["3"]
     sealed = {"run": SealedSecret(members=members, text=text)}
-    request = ExtractRequest(keys="pinned", sealed=sealed, parts={}, **both)
+    request = ExtractRequest(
+        keys="pinned", sealed=sealed, proposal=NOTHING_PROPOSED, parts={}, **both
+    )
     keys.take_secrets(pair, request)
     assert pair.hasher().secret != GroupSecret.of_simulation(0).value
 
@@ -178,7 +182,7 @@ def test_server_does_not_choose_the_source(make, source, named):
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.seal(site, SealRequest(keys=named, **NOTHING))
     nobody = {"public_keys": {}, "site_keys": {}}
-    request = ExtractRequest(keys=named, **nobody, sealed={}, parts={})
+    request = ExtractRequest(keys=named, **nobody, sealed={}, proposal=NOTHING_PROPOSED, parts={})
     with pytest.raises(SiteError, match=f"{match} for '{named}'"):
         keys.take_secrets(site, request)
     assert not site.store.has("secret")

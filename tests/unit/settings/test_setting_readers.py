@@ -35,7 +35,7 @@ SENT_ALONG = {
     "personalised": {"test_split", "sample", "row_weight"},
 }
 """By strategy, what its requests hold or its set-up looks at, and nothing uses."""
-NOT_IN_A_PLAIN_RUN = {"sql", "tables", "strategy", "track", "progress"}
+NOT_IN_A_PLAIN_RUN = {"sql", "tables", "track", "progress"}
 NOT_IN_A_PLAIN_RUN |= {"wait_seconds", "channel", "session_seconds"}
 """Read by the app, or by the transport between processes."""
 CORESETS, NO_MODEL = {"coreset_kind"}, {"hidden_sizes", "loss", "test_fraction"}
@@ -47,7 +47,7 @@ OF_OTHER_RUNS = {
     "vfl-admm": CORESETS,
     "vfl-sgd": {"decay", *CORESETS},
     "gd": {"batch_size", *CORESETS},
-    "coreset-kmeans": NO_MODEL,
+    "coreset-kmeans": NO_MODEL | {"strategy"},
     "personalised": {"max_joined_rows", "update_clusters"},
 }
 """By strategy, what is read with other settings only, or declared for all."""

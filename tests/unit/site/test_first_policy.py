@@ -95,6 +95,8 @@ def check_rule(rule, difference):
     elif key == "releases":
         strict = {"models": "sealed", "scores": "masked"}
         assert difference == {key: Releases(**{**strict, **value})}
+    elif key == "scores-per-rank":
+        assert difference == {"scores_per_rank": "any"}
     else:
         value = tuple(value) if isinstance(value, list) else value
         assert difference == {key.replace("-", "_"): value}

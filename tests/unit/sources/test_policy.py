@@ -56,7 +56,8 @@ def test_a_policy_with_every_key(tmp_path):
         expressions=True,
         min_rows=5,
         min_count=3,
-        min_features=2,
+        scores_per_rank=0.25,
+        cover=2,
         models=("mlp", "models:make"),
         releases=Releases("clear", "never", "private", "clear"),
         privacy_unit=("customer",),
@@ -68,7 +69,7 @@ def test_a_policy_with_every_key(tmp_path):
         coefficients=True,
         scores_tell_features=True,
         most_unmatched=0.25,
-        approved_queries=("sha256:00",),
+        approved_runs=("sha256:00",),
         queries_per_day=9,
     )
     # one that this test does not write would go untested
@@ -87,7 +88,8 @@ def test_a_policy_allows_nothing_that_it_does_not_mention(tmp_path, policy):
         expressions=False,
         min_rows=50,
         min_count=10,
-        min_features=4,
+        scores_per_rank=0.5,
+        cover=1,
         models=("linear", "mlp"),
         most_unmatched=0.0,
         queries_per_day=100,
@@ -150,15 +152,23 @@ def test_a_shards_keys_win_over_its_tables(tmp_path):
     assert fifth.policy == replace(strict(tmp_path), min_rows=2)
 
 
-@pytest.mark.parametrize(("sql", "is_refused"), CASES["few-features"])
-def test_few_features(sql, is_refused):
-    policy = Policy(min_features=3)
-    named = {f"f{number}": text for number, text in enumerate(sql)}
-    wanted = fragment(features=features(**named), label='"is_fraud"', keys=(("day",),))
-    match = r"\(min-features\) refuses: .* too few features of table 'p'; .* least 3"
-    with pytest.raises(PolicyError, match=match) if is_refused else nullcontext():
-        policy.check_features(wanted)
-    Policy().check_features(wanted)
+@pytest.mark.parametrize(
+    ("rule", "most"), [("any", None), ("0", 0.0), ("2", 2.0), ("0.25", 0.25), ("", 0.5)]
+)
+def test_how_often_scores_may_leave(tmp_path, rule, most):
+    text = f"scores-per-rank = {rule if rule != 'any' else repr(rule)}" if rule else ""
+    policy = strict(tmp_path, text)
+    assert policy.most_scores == most
+    assert policy.asks_ranks
+    assert strict(tmp_path, "scores-per-rank = 'any'\ncover = 0").asks_ranks is False
+
+
+def test_cover():
+    policy = Policy(cover=2)
+    policy.check_cover("p", 2)
+    with pytest.raises(PolicyError, match=r"\(cover = 2\) refuses: .* table 'p', and 1 tables of"):
+        policy.check_cover("p", 1)
+    Policy().check_cover("p", 0)
 
 
 def test_models_by_name():

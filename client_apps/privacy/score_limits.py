@@ -1,0 +1,164 @@
+"""How many score vectors a table's policies let leave, by the rank of the rows behind them."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from client_apps.data.run_store import Entry
+from client_apps.data.score_counts import ScoreLimit
+from client_apps.privacy.cover import check_cover
+from client_apps.privacy.guard import source_id
+from client_apps.rounds.site import Site
+from tp_flower.arrays import AnyArray, IntArray
+from tp_flower.errors import MessageError, PolicyError
+from tp_flower.features.encoder import TableEncoder
+from tp_flower.features.ranks import LEAST_RANK, effective_rank
+from tp_flower.features.sparse import EncodedRows
+from tp_flower.query.fragment import Fragment, Role, reads
+from tp_flower.sources.shards import ShardSource
+
+_ROUNDING: Final = 1e-9
+_RANKED: Final = "ranked-{}"  # entry of a part: which rows its rank is of
+_ALL_COLUMNS: Final = "*"
+"""What a feature that names no column reads, such as a count of rows."""
+
+
+def rule_of(site: Site, source: ShardSource) -> float | None:
+    """Return ``scores-per-rank`` of a source's rows; None if no policy bounds it.
+
+    If several entries of the tables file share rows, their smallest applies.
+    """
+    rules = [
+        (shard, rule) for shard in site.shards if (rule := shard.policy.most_scores) is not None
+    ]
+    if not rules:
+        return None
+    name = source_id(source)
+    return min((rule for shard, rule in rules if source_id(shard) == name), default=None)
+
+
+@dataclass(frozen=True)
+class EncodedPart:
+    """The rows of a part that take part, by their positions (n,), as they are encoded (n, d)."""
+
+    encoder: TableEncoder
+    features: EncodedRows
+    positions: IntArray
+
+
+def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None:
+    """Return how many score vectors of a part's rows may leave; None for any number.
+
+    Scores of a table without features are constants, and need no limit.
+    """
+    source, fragment = site.source(number), site.fragment(number)
+    rule = rule_of(site, source)
+    if rule is None or not part.features.shape[1]:
+        return None
+    rank = encoded_rank(source, fragment, part)
+    return ScoreLimit(
+        source=source_id(source),
+        table=fragment.table,
+        columns=tuple(sorted(set().union(*_raw_columns(fragment).values()))),
+        rule=rule,
+        rank=rank,
+        allowed=int(rule * rank + _ROUNDING) if rank >= LEAST_RANK else 0,
+    )
+
+
+def encoded_rank(source: ShardSource, fragment: Fragment, part: EncodedPart) -> int:
+    """Return the effective rank of a part's rows, to which fewer than min-count add nothing."""
+    raw = _raw_columns(fragment)
+    owners = [item.name for item in part.encoder.encodings for _ in item.feature_names]
+    reading: dict[str, list[int]] = {}
+    for place, feature in enumerate(owners):
+        for column in raw[feature]:
+            reading.setdefault(column, []).append(place)
+    return effective_rank(
+        part.features,
+        {name: np.array(places, np.int64) for name, places in reading.items()},
+        source.min_count - 1,
+    )
+
+
+def _raw_columns(fragment: Fragment) -> dict[str, set[str]]:
+    """Return the columns of the source, in lower case, that each feature reads."""
+    return {
+        feature.name: {
+            read.column.lower()
+            for read in reads(replace(fragment, features=(feature,)))
+            if read.role is Role.FEATURE
+        }
+        or {_ALL_COLUMNS}
+        for feature in fragment.features
+    }
+
+
+def pays_for_scores(source: ShardSource, *, has_noise: bool) -> bool:
+    """Return whether scores have an epsilon, which a budget bounds: they need no other limit.
+
+    Without a budget the server may ask for so little noise that it is none.
+    """
+    return has_noise and source.policy.epsilon is not None
+
+
+def admit_scores(
+    site: Site,
+    number: int,
+    part: EncodedPart,
+    cover: Mapping[str, AnyArray],
+    outputs: int,
+    *,
+    has_noise: bool,
+) -> ScoreLimit | None:
+    """Return how many score vectors may leave of a part's rows, without noise that is paid for.
+
+    PolicyError if not even one may (``outputs`` of them), or if too few tables of other sites state
+    in ``cover`` that they vary. Scores of a table without features are constants.
+    """
+    if pays_for_scores(site.source(number), has_noise=has_noise):
+        return None
+    check_rows_kept(site, number, part.positions)
+    if part.features.shape[1]:
+        check_cover(site, number, cover)
+    limit = score_limit(site, number, part)
+    check_limit(site, limit, outputs)
+    return limit
+
+
+def check_limit(site: Site, limit: ScoreLimit | None, vectors: int) -> None:
+    """Refuse to begin what would release more score vectors than may leave."""
+    if limit is None or not vectors:
+        return
+    if limit.rank < LEAST_RANK:
+        raise PolicyError(
+            f"the table's policy (scores-per-rank = {limit.rule:g}) refuses: the rows of table "
+            f"{limit.table!r} vary in fewer than {LEAST_RANK} directions that count, as the query "
+            "encodes them: constants, copies and a column beside which little else varies count "
+            "nothing; read no feature of the table, or more columns that vary"
+        )
+    used = site.ledger.scores_used(limit)
+    if used + vectors > limit.allowed:
+        raise PolicyError(limit.refusal(vectors, used))
+
+
+def keep_rows(site: Site, number: int, rows: IntArray) -> None:
+    """Keep which rows a rank is of, (n,); MessageError for others than those that are kept."""
+    name, digest = _RANKED.format(number), _digest(rows)
+    if not site.store.has(name):
+        site.store.save(name, Entry({}, {"rows": digest}))
+    check_rows_kept(site, number, rows)
+
+
+def check_rows_kept(site: Site, number: int, rows: IntArray) -> None:
+    """Refuse rows (n,), in any order, other than those whose rank the run has been told."""
+    name = _RANKED.format(number)
+    if site.store.has(name) and site.store.load(name).meta["rows"] != _digest(rows):
+        raise MessageError("other rows take part than those whose rank was asked for in this run")
+
+
+def _digest(rows: IntArray) -> str:
+    return hashlib.sha256(np.sort(rows).astype(np.int64).tobytes()).hexdigest()

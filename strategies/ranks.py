@@ -1,0 +1,115 @@
+"""The round ``rank``: how many score vectors may leave, and what hides them.
+
+It takes place where some table's policy asks for it. Each site says how many more score vectors its
+policies let leave of the rows that take part, and seals a statement of how much these vary for the
+other sites, which the server passes on with the first request for scores.
+"""
+
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from strategies.run.exchange import Part, Replies, Requests, ask
+from strategies.run.replies import array_of
+from strategies.run.sites import Inventory
+from strategies.setup.joined_rows import JoinedRows, TableLayout
+from tp_flower.arrays import AnyArray, BoolArray
+from tp_flower.protocol.fields import Document
+from tp_flower.protocol.packet import pack_bits, unpack_bits
+from tp_flower.protocol.rank_messages import RankedPart, RankPart, RankRequest
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The sites' answers about the rows that take part.
+
+    Attributes:
+        left: score vectors, of the parts whose policies limit them.
+        cover: by part, the sealed statements, as all sites get them.
+    """
+
+    left: Mapping[Part, int] = field(default_factory=dict)
+    cover: dict[str, AnyArray] = field(default_factory=dict)
+
+    @property
+    def by_number(self) -> dict[int, int]:
+        """The score vectors that are left, by part number."""
+        return {part.number: left for part, left in self.left.items()}
+
+
+@dataclass(frozen=True)
+class ScoreForecast:
+    """How many epochs' scores a part may release.
+
+    Attributes:
+        left: score vectors, of which the start of training takes ``first``.
+        per_epoch: those of an epoch.
+    """
+
+    part: Part
+    left: int
+    first: int
+    per_epoch: int
+
+    @property
+    def epochs(self) -> int:
+        """The number of epochs that are possible."""
+        return max(self.left - self.first, 0) // self.per_epoch
+
+    def facts(self) -> Document:
+        """Return the entry of `score-vectors` in a report."""
+        return {
+            "table": self.part.table,
+            "site": self.part.site,
+            "left": self.left,
+            "epoch": self.per_epoch,
+            "epochs": self.epochs,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"the policy of table {self.part.table!r} at site {self.part.site!r} (scores-per-rank) "
+            f"lets {self.left} more score vectors leave, and an epoch takes {self.per_epoch}"
+        )
+
+
+def asks_ranks(inventory: Inventory) -> bool:
+    """Whether a policy limits scores by ranks, or asks for cover."""
+    return any(shard.ranks for shard in inventory.shards)
+
+
+def rank_rows(
+    joined: JoinedRows, sealed: Mapping[str, AnyArray | None], *, has_noise: bool
+) -> Generator[Requests, Replies, Ranks]:
+    """Ask how much the rows that take part vary; ``sealed`` are the tables' encoders."""
+    bodies = {
+        part.number: RankPart(
+            rows=pack_bits(_taking_part(layout, part, joined.extracted.rows[part.number])),
+            encoder=sealed[layout.name],
+        )
+        for layout in joined.layouts.values()
+        for part in layout.parts
+    }
+    return (yield from ask_ranks(RankRequest(has_noise=has_noise, parts=bodies), joined.parts))
+
+
+def ask_ranks(request: RankRequest, parts: Sequence[Part]) -> Generator[Requests, Replies, Ranks]:
+    """Send a request about all parts, and return what the sites answer."""
+    replies = yield ask(request, parts)
+    left = {part: replies.body(part, RankedPart).left for part in parts}
+    return Ranks(
+        {part: count for part, count in left.items() if count is not None},
+        {str(part.number): array_of(replies, part, "statement", (None,)) for part in parts},
+    )
+
+
+def _taking_part(layout: TableLayout, part: Part, rows: int) -> BoolArray:
+    """Return which rows of a shard take part, (rows,)."""
+    fields = layout.fields[part.number]
+    if "trained" in fields:
+        return unpack_bits(fields["trained"] | fields["tested"], rows)
+    taking = np.zeros(rows, np.bool_)
+    for name in ("expanded_trained", "expanded_tested"):
+        taking[fields[name]] = True
+    return taking

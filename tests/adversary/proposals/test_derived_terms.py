@@ -1,0 +1,267 @@
+"""Requests that say something else than the proposal of their run, and proposals that lie."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.data.ledger import open_ledger
+from strategies import TablePuppetADMM, TablePuppetBoost, TablePuppetCG, TablePuppetSGD
+from tests.support.federated import (
+    WatchedGrid,
+    one_per_site,
+    run,
+    run_query,
+    sharded,
+    store,
+    train,
+    write_site,
+)
+from tests.support.peers.hostile import ORDERS, SHOP, US, array, header
+from tests.support.peers.hostile_runs import refusal
+from tests.support.peers.keyed_sites import AB, SQL, KeyedGrid, proposal_of
+from tp_flower.errors import MappingError, SiteError
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.packet import pack_bits
+from tp_flower.settings import PrivacySettings
+from tp_flower.terms.run_terms import RunTerms
+
+PART = ("parts", 0)
+MLP = {"model": "mlp", "hidden_sizes": (4,)}
+NOISY = PrivacySettings(features="dp-sgd")
+LATER = [
+    # what is asked for, of which run, and what the refusal names
+    ("train.prepare", header("outline", "epochs", value=500), {}, "epochs"),
+    ("train.prepare", header("outline", "strategy", value="sgd"), {}, "strategy"),
+    ("train.prepare", header("outline", "exchanges", value=9), {}, "exchanges"),
+    ("train.prepare", header("privacy", "epsilon", value=90.0), {"privacy": NOISY}, "epsilon"),
+    ("train.prepare", header("privacy", "features", value="clear"), {"privacy": NOISY}, "features"),
+    ("train.prepare", header("masking", value=None), {}, "masking|scores = masked"),
+    ("train.prepare", header("masking", "tables", value=1), {}, "tables"),
+    ("train.prepare", header(*PART, "l2", value=0.0), {}, "l2"),
+    ("train.prepare", header(*PART, "model", "kind", value="mlp"), {}, "model.kind"),
+    ("train.prepare", header(*PART, "model", "hidden_sizes", value=[9, 9]), MLP, "hidden_sizes"),
+    ("train.prepare", header(*PART, "model", "intercept", value=False), {}, "intercept"),
+    ("train.prepare", header(*PART, "model", "seed", value=5), {}, "seed"),
+    ("train.prepare", header(*PART, "update", value="given"), {}, "update|models = sealed"),
+    ("query.statistics", header(*PART, "encoders", "specs", "price", value="copy"), {}, "encoders"),
+    ("query.statistics", header(*PART, "encoders", "max_categories", value=9), {}, "encoders"),
+    ("query.extract", header(*PART, "groups", value=True), {}, "groups"),
+    ("query.extract", header(*PART, "local-label", value="auto"), {}, "local-label"),
+    ("query.extract", header("proposal", "query", value=7), {}, "proposal"),
+    ("query.extract", header("proposal", "parts", "0", "site", value="else"), {}, "site"),
+    ("query.extract", header("proposal", "parts", "0", "shard", value=3), {}, "shard"),
+    ("query.extract", header("proposal", "parts", "0", "node", value="4"), {}, "public-keys"),
+    ("query.extract", header("proposal", "parts", "0"), {}, "public-keys"),
+    ("query.extract", header("proposal", "joins", 0, "right", value="o"), {}, "joins 'o' to its"),
+    ("query.extract", header("proposal", "joins", 0, "left-key", value=1), {}, "keys of table 'o'"),
+    ("query.extract", header("proposal", "joins", value=[]), {}, "sealed"),
+    ("query.extract", header("proposal", "outer", value=["x"]), {}, "names 'x', which no part"),
+    ("query.extract", header("proposal", "settings", "l3", value=1), {}, "settings of the run's"),
+    ("query.extract", header("proposal", "settings", "rho", value=[]), {}, "settings|malformed"),
+    ("query.extract", header("proposal", "settings", "mode", value="bake"), {}, "settings of the"),
+]
+
+
+@pytest.mark.parametrize(("action", "change", "settings", "match"), LATER)
+def test_a_request_that_contradicts_the_proposal_is_refused_and_named(
+    tmp_path, action, change, settings, match
+):
+    settings = {"num_epochs": 2, **settings}
+    answer = refusal(tmp_path, action, SHOP, change, TablePuppetADMM, **settings)
+    assert any(name in answer.error for name in match.split("|")), answer.error
+
+
+def test_a_refusal_has_the_field_both_values_and_a_line_in_the_ledger(tmp_path):
+    def lie(seen):
+        if seen.action == "train.prepare" and not seen.is_reply:
+            seen.header["outline"]["epochs"] = 500
+
+    grid = KeyedGrid(tmp_path, AB, lie).pin()
+    text = "'epochs': the run was proposed with 2, and the request says 500"
+    with pytest.raises(SiteError, match=text):
+        train(grid, SQL, num_epochs=2)
+    for folder in grid.folders.values():
+        lines = list(map(json.loads, open_ledger(str(folder / "state")).export()))
+        (line,) = [line for line in lines if line["event"] == "refuse"]
+        assert text in line["reason"]
+
+
+@pytest.mark.parametrize(
+    ("method", "action", "settings"),
+    [
+        (TablePuppetCG, Action.DESCENT, {}),
+        (TablePuppetADMM, Action.ADMM, {}),
+        (TablePuppetBoost, Action.BOOST, {}),
+        (TablePuppetSGD, Action.SGD, {"batch_size": 6}),
+    ],
+)
+def test_rounds_beyond_the_proposed_epochs_bring_no_scores(tmp_path, method, action, settings):
+    path = ("terms",) if action is Action.DESCENT else ()
+    path = ("step",) if action is Action.SGD else path
+    change = header(*path, "scores-number", value=1000)
+    answer = refusal(tmp_path, action, SHOP, change, method, num_epochs=2, **settings)
+    assert "'scores-number': the run was proposed with " in answer.error, answer.error
+
+
+def test_sums_over_the_shards_end_with_the_proposed_epochs(monkeypatch):
+    """The shards of a table cannot be asked for more sums than the run needs."""
+    monkeypatch.setattr(RunTerms, "most_sums", lambda *_: 2)
+    sites = one_per_site(sharded(store()))
+    match = "the run was proposed with 2 sums over the shards of table '.', and .* asks for 3"
+    with pytest.raises(SiteError, match=match):
+        run("squared", sites, num_epochs=3)
+
+
+def test_a_sum_is_over_the_shards_that_the_proposal_has(tmp_path):
+    """Or a shard that sides with the server would read what one of the others adds."""
+    alone = header(*PART, "union", "shards", value={})
+    answer = refusal(tmp_path, "train.prepare", US, alone, num_epochs=2)
+    assert "'shards': the run was proposed with {'1': '" in answer.error, answer.error
+
+
+def test_training_rows_are_the_same_in_every_message(tmp_path):
+    def fewer(packet):
+        changed = array(ORDERS, "trained", lambda _: pack_bits(np.arange(12) < 4))(packet)
+        return array(ORDERS, "multiplicity", lambda _: np.ones(4, np.int32))(changed)
+
+    answer = refusal(tmp_path, "train.prepare", SHOP, fewer, num_epochs=2)
+    assert "the training rows of part 0 are not those of an earlier message" in answer.error
+
+
+def test_a_run_that_is_explained_is_not_trained(tmp_path):
+    """Nor is a run that trains asked for predictions, or the other way round."""
+
+    def as_explained(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            seen.header["proposal"]["settings"]["mode"] = "explain"
+
+    grid = KeyedGrid(tmp_path, AB, as_explained).pin()
+    match = r"'mode': the run was proposed with 'explain, strategy admm', and .*train\.prepare"
+    with pytest.raises(SiteError, match=match):
+        train(grid, SQL)
+
+
+def test_sites_that_were_told_of_different_runs_share_no_key(tmp_path):
+    """Neither do their hashes join, nor would their masks cancel."""
+
+    def differ(seen):
+        if seen.action == "query.extract" and not seen.is_reply and seen.node == 3:
+            seen.header["proposal"]["query"] += " -- and something that b would not like"
+
+    grid = KeyedGrid(tmp_path, AB, differ).pin()
+    with pytest.raises(MappingError):
+        train(grid, SQL)
+    first, second = ({row.tobytes() for row in rows} for rows in grid.hashes().values())
+    assert len(first) == len(second) == 4
+    assert not first & second
+    assert len(set(grid.secrets.values())) == 2
+
+
+def test_a_proposal_of_another_run_does_not_cover_this_one(tmp_path):
+    """The owners may have approved it; what the run asks for is compared with it all the same."""
+    first = KeyedGrid(tmp_path / "first", AB).pin()
+    train(first, SQL, l2=0.5)
+    approved = first.sent("query.extract")[0].header["proposal"]
+
+    def replay(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            keys = {part["node"]: part["site-key"] for part in approved["parts"].values()}
+            now = seen.header["site-keys"]
+            parts = approved["parts"].items()
+            replayed = {n: {**part, "site-key": now[part["node"]]} for n, part in parts}
+            assert keys.keys() == now.keys()
+            seen.header["proposal"] = {**approved, "parts": replayed}
+
+    grid = KeyedGrid(tmp_path / "second", AB, replay).pin()
+    with pytest.raises(SiteError, match=r"'l2': the run was proposed with 0\.5, and the request"):
+        train(grid, SQL, l2=0.0)
+
+
+def test_a_site_key_that_the_proposal_names_is_the_one_that_the_secret_is_sealed_to(tmp_path):
+    def rename(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            seen.header["proposal"]["parts"]["1"]["site-key"] = "ab" * 32
+
+    grid = KeyedGrid(tmp_path, AB, rename).pin()
+    with pytest.raises(SiteError, match="'site-keys': the run was proposed with 'abab"):
+        train(grid, SQL)
+    assert not grid.leaked()
+
+
+def test_both_ends_read_one_proposal():
+    finished = run_query(SQL, [{"a": AB["a"]}, {"b": AB["b"]}], num_epochs=1)
+    proposals = [proposal_of(seen.header) for seen in finished.sent("query.extract")]
+    assert len({proposal.fingerprint for proposal in proposals}) == 1
+    assert proposals[0].query == finished.strategy.query.to_sql()
+    assert proposals[0].settings["num-epochs"] == 1
+
+
+TWO_ALIASES = "SELECT a.y AS label, a.x, b.x AS x_of_b FROM t a JOIN t b ON a.k = b.k"
+
+
+def persons(rows=400):
+    rng = np.random.default_rng(3)
+    frame = pd.DataFrame({"k": np.arange(rows), "x": rng.normal(size=rows)})
+    frame.loc[7, "x"] = np.nan
+    return frame.assign(y=rng.normal(size=rows))
+
+
+class MissingBits(WatchedGrid):
+    """A server that reads whether a row's value is missing: two aliases, all but one row in one."""
+
+    def __init__(self, folder, policy, row):
+        self.row, self.columns = row, []
+        site = write_site(folder, {"t": persons()}, {"t": policy})
+        super().__init__([site], self._ask)
+        self.contexts[2].node_config["state-dir"] = str(folder / "state")
+
+    def _ask(self, seen):
+        if seen.action != "query.statistics":
+            return
+        if seen.is_reply:
+            parts = {part["id"]: part for part in seen.header.get("parts", ())}
+            self.columns = [part["columns"]["features"] for _, part in sorted(parts.items())]
+            return
+        without = np.arange(400) != self.row
+        for number in (0, 1):
+            rows = np.ones(400, np.bool_) if number == 0 else without
+            seen.arrays[number, "trained"] = pack_bits(rows)
+            seen.arrays[number, "multiplicity"] = np.ones(int(rows.sum()), np.int32)
+
+
+@pytest.mark.parametrize(("row", "is_missing"), [(7, True), (8, False)])
+def test_two_aliases_tell_of_a_single_row_without_min_rows_and_are_refused_with_it(
+    tmp_path, row, is_missing
+):
+    settings = {"num_epochs": 1, "encoders": "a.x=standard indicator; b.x_of_b=standard indicator"}
+    grid = MissingBits(tmp_path / "open", "min-rows = 1", row)
+    with pytest.raises(SiteError, match="training rows of part"):
+        train(grid, TWO_ALIASES, **settings)
+    ((first,), (second,)) = (features.values() for features in grid.columns)
+    # an indicator is constant where no value is missing
+    assert (first != second) == is_missing
+    grid = MissingBits(tmp_path / "strict", "min-rows = 50", row)
+    match = r"\(min-rows\) refuses: the difference of the training rows of two aliases of table 't'"
+    with pytest.raises(SiteError, match=match):
+        train(grid, TWO_ALIASES, **settings)
+    assert not grid.columns
+
+
+def test_two_aliases_of_the_same_rows_are_trained(tmp_path):
+    site = write_site(tmp_path, {"t": persons()}, {"t": "min-rows = 50"})
+    assert train([site], TWO_ALIASES, num_epochs=1).report.history
+
+
+def test_personalised_rounds_end_with_the_proposed_epochs():
+    """Each tells a gradient and metrics of every site, at parameters that the server chooses."""
+    sites = [{"t": persons(200)}, {"t": persons(300)}]
+
+    def fewer(seen):
+        if seen.action == "query.extract" and not seen.is_reply:
+            seen.header["proposal"]["settings"]["num-epochs"] = 1
+
+    match = "the run was proposed with 2 rounds of parameters, and the request is one more"
+    with pytest.raises(SiteError, match=match):
+        run_query("SELECT y AS label, x FROM t", sites, "personalised", fewer, num_epochs=3)

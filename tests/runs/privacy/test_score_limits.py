@@ -1,0 +1,137 @@
+"""Runs under policies that limit how often scores leave: what ends them, and what users read."""
+
+from contextlib import closing
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from client_apps.app import app
+from client_apps.data.ledger import open_ledger
+from strategies import Explain, TablePuppetADMM, TablePuppetCG
+from strategies.inference.predict import Evaluate, Predict
+from strategies.ranks import ScoreForecast
+from strategies.run.grid import InProcessGrid
+from strategies.training.saving import make_manifest
+from tests.support.federated import train, write_site
+from tp_flower.errors import SettingsError, SiteError
+from tp_flower.query import Query
+
+ROWS, LEFT = 300, 5
+RULES = "scores-per-rank = 0.5\ncover = 1\n"
+COLUMNS = {"a": 2 * LEFT, "b": 12}
+SQL = ", ".join(f"{name}.{name}{k}" for name, count in COLUMNS.items() for k in range(count))
+SQL = f"SELECT a.y AS label, {SQL} FROM a JOIN b ON a.id = b.id"
+ALLOWS = "the policy of table 'a' at site 'a' (scores-per-rank) lets 5 more score vectors leave"
+
+
+def frames(seed=0):
+    rng = np.random.default_rng(seed)
+    tables = {}
+    for name, count in COLUMNS.items():
+        columns = {f"{name}{k}": rng.normal(size=ROWS) for k in range(count)}
+        tables[name] = pd.DataFrame({"id": np.arange(ROWS), **columns})
+    total = sum(frame.drop(columns="id").sum(axis=1) for frame in tables.values())
+    tables["a"]["y"] = total + rng.normal(size=ROWS)
+    return tables
+
+
+@pytest.fixture
+def grid(tmp_path):
+    sites = {
+        name: write_site(tmp_path / name, {name: frame}, {name: RULES})
+        for name, frame in frames().items()
+    }
+    with closing(InProcessGrid(app, sites, state=tmp_path / "state")) as grid:
+        yield grid
+
+
+def counted(folder):
+    lines = open_ledger(str(folder / "state" / "a")).export()
+    return sum('"event":"scores"' in line for line in lines)
+
+
+@pytest.mark.parametrize("method", [TablePuppetCG, TablePuppetADMM])
+def test_an_automatic_number_of_epochs_ends_in_time(grid, tmp_path, method):
+    strategy = train(grid, SQL, method, num_epochs=0, tolerance=1e-12)
+    report = strategy.report
+    assert report.epochs == strategy.chosen["num-epochs"] == counted(tmp_path) == LEFT
+    assert report.verdict.endswith(f"; {ALLOWS}, and an epoch takes 1")
+    assert "goes on" not in report.verdict
+    assert report.verdict in report.warnings
+    # the model of the lowest loss is saved, in all its figures
+    losses = [item.train["loss"] for item in report.history if item.train]
+    assert report.final_train["loss"] == min(losses)
+
+
+def test_a_converged_training_is_not_cut_short(grid):
+    strategy = train(grid, SQL, TablePuppetCG, num_epochs=0, tolerance=0.5)
+    assert strategy.report.verdict.startswith("converged")
+    assert strategy.chosen["num-epochs"] == LEFT
+    assert not [text for text in strategy.warnings if "scores-per-rank" in text]
+
+
+def test_more_epochs_than_are_left_are_refused_before_any_leaves(grid, tmp_path):
+    with pytest.raises(SettingsError) as refused:
+        train(grid, SQL, TablePuppetCG, num_epochs=6)
+    text = str(refused.value)
+    assert text.startswith(f"{ALLOWS}, and an epoch takes 1: set num-epochs = 5 or less, or more")
+    assert counted(tmp_path) == 0
+    # as it says
+    train(grid, SQL, TablePuppetCG, num_epochs=5)
+    with pytest.raises(
+        SettingsError, match=r"lets 0 more .*: no epoch fits; read none, or more col"
+    ):
+        train(grid, SQL, TablePuppetCG, num_epochs=1)
+    # without features its scores are constants, in which the other table's do not hide
+    with pytest.raises(
+        SiteError, match=r"table 'b': train.prepare failed: .*\(cover = 1\) refuses"
+    ):
+        train(grid, SQL.replace(", ".join(f"a.a{k}" for k in range(10)) + ", ", ""), num_epochs=1)
+    assert counted(tmp_path) == 5
+
+
+def test_explain_says_it_before(grid, tmp_path):
+    def explained(**settings):
+        strategy = train(grid, SQL, Explain, **{"num_epochs": 0, **settings})
+        return strategy.explanation["score-vectors"], strategy.warnings
+
+    forecast, warnings = explained()
+    assert forecast == [
+        {"table": "a", "site": "a", "left": 5, "epoch": 1, "epochs": 5},
+        {"table": "b", "site": "b", "left": 6, "epoch": 1, "epochs": 6},
+    ]
+    # of conjugate gradients
+    assert warnings == []
+    assert explained(strategy="admm")[1][0] == (
+        f"{ALLOWS}, and an epoch takes 1: training ends after 5 epochs, when it may not have "
+        "converged, which usually takes 20. More columns of the table that vary allow more epochs, "
+        "and so may its owner (scores-per-rank)"
+    )
+    refused = explained(num_epochs=6)[1]
+    assert refused[0].startswith(f"training will be refused: {ALLOWS}, and an epoch takes 1: set n")
+    assert counted(tmp_path) == 0
+
+
+def test_predictions_and_evaluations_are_score_vectors(grid, tmp_path):
+    strategy = train(grid, SQL, TablePuppetCG, num_epochs=3)
+    manifest = make_manifest(strategy)
+    Evaluate(Query.from_sql(SQL), manifest, mode="evaluate").start(grid)
+    unlabelled = Query.from_sql(SQL.replace("a.y AS label, ", ""), needs_label=False)
+    Predict(unlabelled, manifest, mode="predict").start(grid)
+    assert counted(tmp_path) == LEFT
+    match = "lets 0 more score vectors leave, and a prediction takes 1: ask its owner to raise"
+    with pytest.raises(SettingsError, match=match):
+        Predict(unlabelled, manifest, mode="predict").start(grid)
+    assert counted(tmp_path) == LEFT
+
+
+def test_a_deviation_from_the_forecast_is_refused_by_the_site(grid, tmp_path):
+    """Another run may have used what was left in the meantime."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScoreForecast, "epochs", property(lambda _: 99))
+        with pytest.raises(
+            SiteError, match=r"1 more score vectors of table 'a', and of 5 .* 5 have"
+        ):
+            train(grid, SQL, TablePuppetADMM, num_epochs=9)
+    assert counted(tmp_path) == 5

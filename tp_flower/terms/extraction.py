@@ -1,0 +1,114 @@
+"""The parts of a proposed query that each shard runs: keys, label, noise and split.
+
+The server makes its requests by :func:`extract_parts`, and a site compares them with it.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from msgspec.structs import replace
+
+from tp_flower import splits
+from tp_flower.errors import SettingsError
+from tp_flower.learning import label_noise
+from tp_flower.losses import LOSSES
+from tp_flower.methods import JOINING, LAPLACE
+from tp_flower.protocol.proposal import Proposal, ProposedPart
+from tp_flower.protocol.setup_messages import ExtractPart, LabelTerms, SplitTerms
+from tp_flower.settings import Settings
+from tp_flower.settings.declare import items_of
+from tp_flower.settings.run import AUTO, PREDICT, REGRESSION, TRAIN
+from tp_flower.terms.groups import grouped_parts, key_groups
+
+
+def extract_parts(proposal: Proposal, settings: Settings) -> dict[int, ExtractPart]:
+    """Return the requests for the parts' rows, as far as the proposal says them.
+
+    How texts are read, and the types of columns without a value, follow from what the shards have
+    said of themselves: it has the rest.
+    """
+    groups = key_groups(proposal)
+    grouped = {number for numbers in grouped_parts(proposal) for number in numbers}
+    return {
+        number: replace(
+            _extract_part(proposal, settings, part),
+            groups=number in grouped,
+            key_groups=groups[part.table],
+        )
+        for number, part in proposal.parts.items()
+    }
+
+
+def _extract_part(proposal: Proposal, settings: Settings, part: ProposedPart) -> ExtractPart:
+    fields: dict[str, Any] = {}
+    if part.fragment.get("label") is not None:
+        if plan := label_plan(settings):
+            fields["label_privacy"] = LabelTerms(**asdict(plan))
+        fields["local_label"] = local_label(settings)
+    if part.table == proposal.label_table and settings.mode == PREDICT:
+        fields["row_key"] = row_key(settings)
+    if part.table == proposal.split_table:
+        fields["split"] = split_terms(settings, len(proposal.shards_of(part.table)))
+    return ExtractPart(
+        shard=part.shard, fragment=part.fragment, groups=False, key_groups=[], **fields
+    )
+
+
+def row_key(settings: Settings) -> list[str]:
+    """Return the names of the columns that identify a predicted row."""
+    return [column.split(".")[-1] for column in items_of(settings.row_key)]
+
+
+def local_label(settings: Settings) -> str | None:
+    """Return the task of a run whose labels stay at the sites; None if they leave."""
+    if settings.mode != TRAIN or settings.method_name in JOINING:
+        return None
+    # sites do not show the values of a label that stays a number
+    return REGRESSION if needs_numbers(settings) else settings.task
+
+
+def label_plan(settings: Settings) -> label_noise.LabelPlan | None:
+    """Return the noise that the sites add to labels, None for labels in the clear."""
+    privacy, task = settings.privacy, settings.task
+    if not privacy.covers_labels:
+        return None
+    limits, classes = privacy.label_range, privacy.label_classes
+    if limits and (classes or task == "classification"):
+        other = "privacy.label-classes" if classes else "task = 'classification'"
+        raise SettingsError(f"privacy.label-range is for regression: not with {other}")
+    if (limits or task == "regression") and privacy.labels != LAPLACE:
+        raise SettingsError(f"privacy.labels: {privacy.labels!r} is for classes; use {LAPLACE!r}")
+    if task == "regression" and (classes or not limits):
+        state = "not privacy.label-classes" if classes else "it is not set"
+        raise SettingsError(
+            "private labels of a regression need privacy.label-range, the lowest and "
+            f"highest value that labels are clipped to; {state}"
+        )
+    epsilon = privacy.label_epsilon or label_noise.epsilon_of_noise(privacy.label_noise, limits)
+    return label_noise.LabelPlan(privacy.labels, epsilon, classes, limits)
+
+
+def needs_numbers(settings: Settings) -> str:
+    """Return the setting by which numbers stay numbers, however few they are; "" if none."""
+    if settings.method.solvers:
+        return "the strategy"
+    if settings.loss != AUTO and LOSSES[settings.loss]().is_regression:
+        return f"loss = {settings.loss!r}"
+    return ""
+
+
+def split_terms(settings: Settings, shards: int) -> SplitTerms:
+    """Return how the shards of a table decide, or tell, what is held out."""
+    last = splits.BY_ORDER if shards == 1 else splits.BY_VALUE
+    shares = split_shares(settings)
+    return SplitTerms(
+        by=splits.BY_HASH if settings.split.kind == splits.GROUP else last,
+        seed=settings.seed,
+        test=shares.test,
+        validation=shares.validation,
+    )
+
+
+def split_shares(settings: Settings) -> splits.Shares:
+    """Return the shares of rows that are tested on, and that validate."""
+    return splits.Shares(settings.test_fraction, settings.validation_share)

@@ -1,0 +1,119 @@
+"""The joins of a proposed run: which keys are compared, who shares which secret, and its masks.
+
+The server and every site read them from the proposal by these functions, so that a site need not
+be told them, and can tell a request that says otherwise.
+"""
+
+import json
+from collections import Counter
+from typing import NamedTuple
+
+from tp_flower.keyed_hash import RUN_GROUP
+from tp_flower.protocol.proposal import Proposal
+
+
+class JoinSide(NamedTuple):
+    """A table's side of a join equality, for the masks of its scores.
+
+    Attributes:
+        group: that has the key of the masks.
+        key: position among the fragment's join keys.
+        is_positive: whether the masks are added; at the other side they are subtracted.
+        other: the table at the other side.
+    """
+
+    group: str
+    key: int
+    is_positive: bool
+    other: str
+
+
+def join_group(number: int) -> str:
+    """Return the name of the group of sites of a join."""
+    return f"join-{number}"
+
+
+def join_sides(proposal: Proposal, table: str) -> list[JoinSide]:
+    """Return a table's sides of all joins: the left one adds the masks, the right one subtracts.
+
+    >>> from tp_flower.protocol.proposal import ProposedJoin
+    >>> join = ProposedJoin(left="a", left_key=0, right="b", right_key=1)
+    >>> run = Proposal(query="", parts={}, joins=[join], outer=[], settings={})
+    >>> [join_sides(run, table) for table in "abc"] == [
+    ...     [JoinSide("join-0", 0, True, "b")], [JoinSide("join-0", 1, False, "a")], []]
+    True
+    """
+    sides = []
+    for number, join in enumerate(proposal.joins):
+        group = join_group(number)
+        if join.left == table:
+            sides.append(JoinSide(group, join.left_key, True, join.right))
+        if join.right == table:
+            sides.append(JoinSide(group, join.right_key, False, join.left))
+    return sides
+
+
+def key_groups(proposal: Proposal) -> dict[str, list[str]]:
+    """Return, by table, the group of each of its keys that joins compare.
+
+    Keys are in one group if joins connect them: the groups are the connected components
+    of the graph whose edges are the joins.
+    """
+    tables = proposal.tables
+    joined = {(table, side.key) for table in tables for side in join_sides(proposal, table)}
+    keys = sorted(joined, key=lambda key: (tables.index(key[0]), key[1]))
+    group = {key: number for number, key in enumerate(keys)}
+    for join in proposal.joins:
+        ends = {group[join.left, join.left_key], group[join.right, join.right_key]}
+        group = {
+            key: min(ends) if joined_group in ends else joined_group
+            for key, joined_group in group.items()
+        }
+    groups: dict[str, list[str]] = {table: [] for table in tables}
+    for (table, _), joined_group in group.items():
+        groups[table].append(f"group-{joined_group}")
+    return groups
+
+
+def table_group(proposal: Proposal, table: str) -> str:
+    """Return the name of the group of the shards of a table."""
+    return f"table-{proposal.tables.index(table)}"
+
+
+def members_of_groups(proposal: Proposal, *, masks_scores: bool) -> dict[str, set[str]]:
+    """Return the nodes that share the secret of each group.
+
+    All nodes share that of the run. With masked scores the nodes of a join's two sides share
+    that of the join, and nobody else. The nodes of a table in several shards share the table's;
+    a table in one shard has nothing to share.
+    """
+    nodes = {
+        table: {part.node for part in proposal.shards_of(table).values()}
+        for table in proposal.tables
+    }
+    groups = {RUN_GROUP: set().union(*nodes.values())}
+    for table in proposal.tables:
+        if len(proposal.shards_of(table)) > 1:
+            groups[table_group(proposal, table)] = nodes[table]
+    for number, join in enumerate(proposal.joins if masks_scores else ()):
+        # both may be at sites that a prediction does without
+        if members := nodes[join.left] | nodes[join.right]:
+            groups[join_group(number)] = members
+    return groups
+
+
+def grouped_parts(proposal: Proposal) -> list[list[int]]:
+    """Return the participants that share a sub-query with GROUP BY, in groups of two and more.
+
+    UNION ALL may name one table twice: each branch groups on its own.
+    """
+    together: dict[tuple[str, int], list[int]] = {}
+    seen: Counter[tuple[str, str, int]] = Counter()
+    for number, part in sorted(proposal.parts.items()):
+        if part.fragment.get("subquery") is None:
+            continue
+        fragment = json.dumps(part.fragment, sort_keys=True)
+        place = (fragment, part.node, part.shard)
+        together.setdefault((fragment, seen[place]), []).append(number)
+        seen[place] += 1
+    return [numbers for numbers in together.values() if len(numbers) > 1]

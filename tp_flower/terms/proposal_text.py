@@ -1,0 +1,243 @@
+"""The text of a proposal for the owner of a table: the whole run, in plain words.
+
+Every name, expression and setting comes from the server. None of them can begin a line of the
+text or hide a part of it: line ends and invisible characters are escaped.
+"""
+
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from tp_flower import methods
+from tp_flower.errors import QueryError
+from tp_flower.features.choice import render_entries
+from tp_flower.protocol.proposal import EXPLAIN_AS_TRAIN, Proposal, ProposedJoin, ProposedPart
+from tp_flower.query import Fragment
+from tp_flower.query.fragment_text import fragment_text, printable
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EVALUATE, PREDICT, TRAIN
+from tp_flower.settings.run_config import changed_settings
+from tp_flower.settings.training import MLP
+
+KEY_DIGITS: Final = 16  # of a site's public key, to be compared with the one in allowed-keys
+_INDENT, _WIDTH = "  ", 100
+
+
+def proposal_text(proposal: Proposal, own_sites: Collection[str]) -> str:
+    """Return the text of a proposal for the sites of an owner.
+
+    TPFlowerError if a fragment or a setting is none that this version can read: what cannot
+    be explained is not to be approved.
+    """
+    # who approves training approves that it is explained
+    mode = proposal.settings.get("mode", TRAIN)
+    config = {**proposal.settings, "mode": EXPLAIN_AS_TRAIN.get(mode, mode)}
+    settings = Settings.from_run_config(config)
+    fragments = {number: _fragment(part) for number, part in sorted(proposal.parts.items())}
+    sections = {
+        f"RUN {proposal.digest}": (),
+        "TABLES": _tables(proposal, fragments, own_sites),
+        "TRAINING": _training(proposal, fragments, settings),
+        "PROTECTION": _protection(settings),
+        "YOU": _meaning(proposal, fragments, settings, own_sites),
+        "QUERY AND SETTINGS": (f"query: {printable(proposal.query)}", *_settings(config)),
+    }
+    # only a heading begins a line
+    return "\n".join(
+        line
+        for heading, lines in sections.items()
+        for line in (heading, *(wrapped for text in lines for wrapped in _wrapped(text)))
+    )
+
+
+def _fragment(part: ProposedPart) -> Fragment:
+    fragment = Fragment.from_json(part.fragment)
+    if fragment.table != part.table:
+        raise QueryError(f"table {part.table!r} of the proposal is {fragment.table!r} in its query")
+    return fragment
+
+
+def _wrapped(text: str) -> list[str]:
+    indent = f"{_INDENT}{text[: len(text) - len(text.lstrip(' '))]}"
+    return textwrap.wrap(
+        text.lstrip(" "),
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}{_INDENT}",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _tables(
+    proposal: Proposal, fragments: dict[int, Fragment], own_sites: Collection[str]
+) -> Iterator[str]:
+    """Yield each table of the query: who holds it, and what is read of it, joined with what."""
+    shards: dict[str, dict[Fragment, list[str]]] = {}
+    for number, fragment in fragments.items():
+        part = proposal.parts[number]
+        key = f"key {part.site_key[:KEY_DIGITS]}" if part.site_key else "no pinned key"
+        yours = ", yours" if part.site in own_sites else ""
+        holder = f"{printable(part.site)} ({key}{yours})"
+        shards.setdefault(part.table, {}).setdefault(fragment, []).append(holder)
+    first = {alias: next(iter(of_table)) for alias, of_table in shards.items()}
+    for alias, of_table in shards.items():
+        outer = ", LEFT JOINed" if alias in proposal.outer else ""
+        for fragment, holders in of_table.items():
+            table, *pieces = fragment_text(replace(fragment, keys=())).split("\n")
+            yield f"{printable(alias)}: {table}{outer}, at {', '.join(holders)}"
+            yield from (f"{_INDENT}{line}" for line in pieces)
+            yield from _keys(alias, fragment, proposal.joins, first)
+
+
+def _keys(
+    alias: str, fragment: Fragment, joins: Collection[ProposedJoin], first: dict[str, Fragment]
+) -> Iterator[str]:
+    """Yield the join keys of a table with those that they are compared with, and all others."""
+    compared = set()
+    for join in joins:
+        sides = ((join.left, join.left_key), (join.right, join.right_key))
+        for (name, key), (partner, partner_key) in (sides, sides[::-1]):
+            if name != alias:
+                continue
+            compared.add(key)
+            partner_expressions = _expressions(first.get(partner), partner_key)
+            yield (
+                f"{_INDENT}joined with {printable(partner)}: "
+                f"{_expressions(fragment, key)} = {partner_expressions}"
+            )
+    for key in range(len(fragment.keys)):
+        if key not in compared:
+            yield f"{_INDENT}names or holds out rows: {_expressions(fragment, key)}"
+
+
+def _expressions(fragment: Fragment | None, key: int) -> str:
+    if fragment is None or key >= len(fragment.keys):
+        return "no such key"
+    return f"({', '.join(map(printable, fragment.keys[key]))})"
+
+
+def _training(
+    proposal: Proposal, fragments: dict[int, Fragment], settings: Settings
+) -> Iterator[str]:
+    """Yield the label, the method and the models."""
+    table = printable(proposal.label_table)
+    labels = dict.fromkeys(f.label for f in fragments.values() if f.label is not None)
+    label = f"{', '.join(map(printable, labels))} of {table}" if labels else "none"
+    yield f"label: {label}"
+    if settings.mode in (PREDICT, EVALUATE):
+        doing = "predicts these rows" if settings.mode == PREDICT else "is measured on these rows"
+        yield f"nothing is trained: the saved model {printable(settings.model_name)} {doing}"
+        return
+    epochs = f"{settings.epochs} epoch{'s' if settings.epochs > 1 else ''}"
+    yield f"strategy: {settings.method_name}, at most {epochs}"
+    if settings.boost_from:
+        yield f"begins with the scores of the saved model {printable(settings.boost_from)}"
+    for alias in dict.fromkeys(fragment.table for fragment in fragments.values()):
+        kind = settings.method.only_model or settings.model_of(alias)
+        layers = ", ".join(map(str, settings.hidden_sizes))
+        of_layers = f", hidden layers of {layers}" if kind == MLP else ""
+        yield f"model of {printable(alias)}: {printable(kind)}{of_layers}"
+    for entry in settings.encoders:
+        yield f"encoder: {printable(render_entries([entry]))}"
+
+
+def _protection(settings: Settings) -> Iterator[str]:
+    """Yield what covers labels, models and scores, with the epsilons that are requested."""
+    privacy = settings.privacy
+    labels, models, sums, scores = "in the clear", "no noise", "in the clear", "in the clear"
+    if privacy.covers_labels:
+        strength = f"epsilon {privacy.label_epsilon:g}"
+        if not privacy.label_epsilon:
+            strength = f"standard deviation {privacy.label_noise:g}"
+        labels = f"noise of {strength} on each ({privacy.labels})"
+    if privacy.covers_features:
+        models = (
+            f"noise of epsilon {privacy.epsilon:g} in the run ({privacy.features}), which "
+            "protects the models, not features behind scores"
+        )
+    if privacy.unions == methods.SEALED:
+        sums = "sealed: the server reads none"
+    if privacy.scores == methods.MASKED:
+        scores = "masked: a server that follows the protocol reads their sums over the tables"
+    if privacy.covers_predictions:
+        scores += f"; noise of epsilon {privacy.predictions:g} on them"
+    yield f"labels: {labels}"
+    yield f"models: {models}; what shards of a table add up is {sums}"
+    yield f"scores: {scores}"
+
+
+def _meaning(
+    proposal: Proposal,
+    fragments: dict[int, Fragment],
+    settings: Settings,
+    own_sites: Collection[str],
+) -> Iterator[str]:
+    """Yield what the owner's sites would tell and learn, in a sentence or two for each table."""
+    holders: dict[str, list[str]] = {}
+    for number, fragment in fragments.items():
+        holders.setdefault(fragment.table, []).append(proposal.parts[number].site)
+    sites = dict.fromkeys(site for names in holders.values() for site in names)
+    others = [printable(site) for site in sites if site not in own_sites]
+    yield f"with you take part: {', '.join(('the server', *others))}"
+    hosted = {
+        fragment.table: fragment
+        for number, fragment in fragments.items()
+        if proposal.parts[number].site in own_sites
+    }
+    for alias, fragment in hosted.items():
+        name = printable(alias)
+        yield f"{name} tells the server {'; '.join(_told(fragment, settings))}"
+        if len(holders[alias]) > 1:
+            yield f"{name} tells the table's other shards statistics, and sums over all shards"
+        if tells_sites := _told_sites(settings, len(holders)):
+            yield f"{name} tells other sites {tells_sites}"
+
+
+def _told(fragment: Fragment, settings: Settings) -> Iterator[str]:
+    """Yield what the server learns of a table."""
+    privacy, joins_rows = settings.privacy, settings.method_name in methods.JOINING
+    is_used = settings.mode in (PREDICT, EVALUATE)
+    if fragment.keys:
+        yield "which of its rows take part, and have equal join keys"
+    if fragment.label is not None and (is_used or joins_rows):
+        yield "the label of each row" + (", with noise" if privacy.covers_labels else "")
+    if fragment.weight is not None:
+        yield "the weight of each row"
+    if not is_used and settings.method.solvers:
+        yield "the encoded features of the rows that are drawn"
+    elif not (is_used or joins_rows):
+        yield "a gradient, and metrics, of its rows in every epoch"
+    elif privacy.scores != methods.MASKED:
+        yield "the scores of each row, which tell its features"
+    else:
+        when = "once" if is_used else "in every epoch"
+        yield f"for each joined row the sum of its score and the other tables', {when}"
+
+
+def _told_sites(settings: Settings, tables: int) -> str:
+    """Return what the sites of other tables learn from a table; "" for nothing."""
+    method_name, is_used = settings.method_name, settings.mode in (PREDICT, EVALUATE)
+    has_derivatives = method_name in methods.JOINING and not settings.method.solvers
+    if is_used or not has_derivatives or tables == 1:
+        return ""
+    scores = "its score" if tables == 2 else "the sum of its score and those of third tables"
+    return (
+        f"{scores}, in every epoch, for each of their rows that is joined once: it follows from "
+        "how far their own score is to step. With as many persons whose features they know as "
+        "there are columns, they can compute the features of others. You learn the same of them"
+    )
+
+
+def _settings(config: Mapping[str, object]) -> Iterator[str]:
+    """Yield all settings: those that the operator has changed, and the others."""
+    changed = changed_settings(config)
+    others = {key: value for key, value in config.items() if key not in changed}
+    for title, values in (("settings", changed), ("as by default", others)):
+        listed = ", ".join(f"{printable(key)} = {_value(value)}" for key, value in values.items())
+        yield f"{title}: {listed or 'none'}"
+
+
+def _value(value: object) -> str:
+    return f'"{printable(value)}"' if isinstance(value, str) else printable(str(value))

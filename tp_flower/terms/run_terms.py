@@ -1,0 +1,206 @@
+"""The terms of a run that sites derive from its proposal, and compare later requests with."""
+
+import zlib
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+from tp_flower.errors import ProposalError, SettingsError
+from tp_flower.features.choice import TableChoice, choose_encoders
+from tp_flower.learning.models.local_model import CENTRES, NUMPY_KINDS, ModelSpec
+from tp_flower.methods import (
+    ADMM,
+    BOOST,
+    CG,
+    CLUSTERING,
+    JOINING,
+    LINEAR,
+    MASKED,
+    SEALED,
+    SGD,
+    SUMMARIES,
+    TREES,
+)
+from tp_flower.privacy import plan as privacy_plan
+from tp_flower.protocol.codec import parse
+from tp_flower.protocol.messages import Action
+from tp_flower.protocol.proposal import Proposal
+from tp_flower.protocol.setup_messages import ExtractPart, TableShards
+from tp_flower.protocol.training_messages import Outline, PrivacyTerms, Update
+from tp_flower.query import Fragment
+from tp_flower.settings import Settings
+from tp_flower.settings.run import EVALUATE, EXPLAIN, JOINED, PREDICT, TRAIN
+from tp_flower.settings.training import DISTDIM, IMPORTANCE
+from tp_flower.terms.extraction import extract_parts
+from tp_flower.terms.groups import JoinSide, join_sides, members_of_groups, table_group
+
+NO_GRAPH: Final = "none"
+SCORES_PER_EPOCH: Final = {BOOST: 2}
+"""By family, the vectors of scores that leave in an epoch, for each batch; otherwise one."""
+
+_UPDATES: Final = {
+    ADMM: (Update.GRAM, Update.CONSENSUS),
+    CG: (Update.GRAM,),
+    SGD: (Update.SUM,),
+    BOOST: (Update.LOCAL,),
+}
+"""By family, how the shards of a table may train together."""
+
+
+@dataclass(frozen=True)
+class RunTerms:
+    """The terms of one run; a ``ProposalError`` says that a proposal contradicts itself."""
+
+    proposal: Proposal
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The settings of the run; those of the operator alone have their defaults."""
+        try:
+            return parse(self.proposal.settings, "settings", Settings.from_run_config)
+        except SettingsError as error:
+            raise ProposalError(f"the settings of the run's proposal: {error}") from None
+
+    @cached_property
+    def fragments(self) -> dict[int, Fragment]:
+        """What the query asks of each part's table."""
+        parts = self.proposal.parts.items()
+        return {n: parse(part.fragment, "fragment", Fragment.from_json) for n, part in parts}
+
+    @cached_property
+    def extract_parts(self) -> dict[int, ExtractPart]:
+        """The requests for the parts' rows, without readings and types of columns."""
+        return extract_parts(self.proposal, self.settings)
+
+    def groups_of(self, node: str) -> dict[str, set[str]]:
+        """Return the nodes of the groups that a node shares a secret with."""
+        groups = members_of_groups(self.proposal, masks_scores=self.masks_scores)
+        return {group: nodes for group, nodes in groups.items() if node in nodes}
+
+    def join_sides(self, number: int) -> list[JoinSide]:
+        """Return the sides of the joins that a part's rows take part in."""
+        return join_sides(self.proposal, self.proposal.parts[number].table)
+
+    def allows(self, action: Action) -> bool:
+        """Return whether the run has a message of a kind, of those that begin something."""
+        settings = self.settings
+        is_joining, is_training = settings.method_name in JOINING, settings.mode == TRAIN
+        is_drawn = bool(settings.coreset_rows) and settings.coreset_kind == IMPORTANCE
+        return {
+            Action.STATISTICS: settings.mode in (TRAIN, EXPLAIN),
+            Action.MEASURE: is_training and is_joining and is_drawn,
+            Action.PREPARE: is_training and is_joining,
+            Action.PERSONALISE: is_training and not is_joining,
+            Action.SCORE: settings.mode in (PREDICT, EVALUATE) or bool(settings.boost_from),
+        }[action]
+
+    @property
+    def masks_scores(self) -> bool:
+        """Whether scores leave masked, by the joins."""
+        return self.settings.privacy.scores == MASKED
+
+    @property
+    def privacy(self) -> PrivacyTerms:
+        """The mechanisms for models and scores."""
+        return PrivacyTerms.of(self.settings.privacy)
+
+    @property
+    def outline(self) -> Outline:
+        """The schedule of training over joins."""
+        settings, method = self.settings, self.settings.method
+        sends = None
+        if method.solvers:
+            is_centres = settings.coreset_solver == DISTDIM
+            sends = privacy_plan.CENTRES if is_centres else privacy_plan.SAMPLED_ROWS
+        return Outline(
+            strategy=settings.method_name,
+            epochs=settings.epochs,
+            exchanges=settings.inner_rounds if method.solves_tables else None,
+            sends=sends,
+        )
+
+    def most_scores(self, batches: int) -> int:
+        """Return the highest number that scores may have, of a run with so many batches."""
+        settings = self.settings
+        of_epoch = SCORES_PER_EPOCH.get(settings.family, 1)
+        # those of boosting count from 2, so that their epochs follow from them
+        return settings.epochs * of_epoch * max(batches, 1) + of_epoch - 1
+
+    def most_sums(self, batches: int) -> int:
+        """Return how many arrays of a table's shards are summed, besides a Gram matrix."""
+        settings = self.settings
+        exchanges = settings.inner_rounds if settings.method.solves_tables else 1
+        return settings.epochs * exchanges * max(batches, 1) + 1
+
+    def updates(self, number: int) -> tuple[Update, ...]:
+        """Return how a part may train with the other shards of its table."""
+        settings = self.settings
+        if settings.method.solvers:
+            return (Update.GIVEN,)
+        if len(self.proposal.shards_of(self.proposal.parts[number].table)) == 1:
+            return (Update.LOCAL,)
+        return _UPDATES[settings.family]
+
+    def shards_of(self, number: int) -> TableShards | None:
+        """Return the shards of a part's table; None if it is the only one."""
+        table = self.proposal.parts[number].table
+        numbers = list(self.proposal.shards_of(table))
+        return TableShards(table_group(self.proposal, table), numbers) if numbers[1:] else None
+
+    def union_group(self, number: int) -> str | None:
+        """Return the group whose key seals the sums of a table's shards; None in the clear."""
+        if self.settings.privacy.unions != SEALED:
+            return None
+        return table_group(self.proposal, self.proposal.parts[number].table)
+
+    def spec(self, number: int, received: ModelSpec) -> ModelSpec:
+        """Return the model of a part, given one with the number and the scale of its outputs.
+
+        What it has of classes and labels does not follow from the proposal.
+        """
+        settings, table = self.settings, self.proposal.parts[number].table
+        kind = settings.model_of(table)
+        if received.kind == LINEAR:
+            # nothing is to be learned of features that are all constant
+            kind = LINEAR
+        if settings.method.only_model:
+            kind = settings.method.only_model
+        fields: dict[str, Any] = {
+            "intercept": table == self.proposal.label_table and kind != TREES,
+            "hidden_sizes": settings.hidden_sizes,
+            "seed": model_seed(settings.seed, table),
+        }
+        if settings.method_name == CLUSTERING:
+            kind, fields = CENTRES, {}
+        scale = received.output_scale
+        return ModelSpec(kind=kind, outputs=received.outputs, output_scale=scale, **fields)
+
+    def l2(self, spec: ModelSpec) -> float:
+        """Return the weight of the penalty of a model, in the unit of its parameters."""
+        unit = 1.0 if spec.kind in NUMPY_KINDS else spec.output_scale
+        return self.settings.l2 * unit**2
+
+    def choice(self, number: int) -> TableChoice:
+        """Return the encoders of a part's features."""
+        settings, fragments = self.settings, self.fragments.values()
+        return choose_encoders(
+            settings.encoders,
+            {of.table: [feature.name for feature in of.features] for of in fragments},
+            settings.max_categories,
+            for_trees=settings.method.only_model == TREES,
+            weighted=settings.row_weight != JOINED or any(of.weight for of in fragments),
+        )[self.fragments[number].table]
+
+    @property
+    def graph(self) -> str:
+        """The data that the graph of similar sites is made of, of personalised models."""
+        return self.settings.graph if self.settings.graph in SUMMARIES else NO_GRAPH
+
+
+def model_seed(seed: int, table: str) -> int:
+    """Return the seed of a table's model, which all its shards share.
+
+    >>> [model_seed(3, table) for table in "ab"]
+    [4056279928, 1758247618]
+    """
+    return zlib.crc32(f"{seed}/{table}".encode())
