@@ -80,7 +80,7 @@ def asks_ranks(inventory: Inventory) -> bool:
 
 
 def rank_rows(
-    joined: JoinedRows, sealed: Mapping[str, AnyArray | None], *, has_noise: bool
+    joined: JoinedRows, sealed: Mapping[str, AnyArray | None]
 ) -> Generator[Requests, Replies, Ranks]:
     """Ask how much the rows that take part vary; ``sealed`` are the tables' encoders."""
     bodies = {
@@ -91,7 +91,7 @@ def rank_rows(
         for layout in joined.layouts.values()
         for part in layout.parts
     }
-    return (yield from ask_ranks(RankRequest(has_noise=has_noise, parts=bodies), joined.parts))
+    return (yield from ask_ranks(RankRequest(parts=bodies), joined.parts))
 
 
 def ask_ranks(request: RankRequest, parts: Sequence[Part]) -> Generator[Requests, Replies, Ranks]:

@@ -38,7 +38,13 @@ from tp_flower.features.encoder import SiteEncoder
 from tp_flower.features.sparse import EncodedRows
 from tp_flower.learning import solvers
 from tp_flower.learning.models.local_model import CENTRES as CENTRES_MODEL
-from tp_flower.learning.models.local_model import NUMPY_KINDS, LinearModel, ModelSpec, on_host
+from tp_flower.learning.models.local_model import (
+    NUMPY_KINDS,
+    LinearModel,
+    LocalModel,
+    ModelSpec,
+    on_host,
+)
 from tp_flower.learning.models.trees import TreeModel
 from tp_flower.methods import DP_SGD, LINEAR, METHODS, NOISY_STATISTICS, TREES, Method
 from tp_flower.model_names import ModelVersion, software

@@ -12,10 +12,11 @@ from client_apps.handlers.inference import saved_part
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.cover import state_cover
 from client_apps.privacy.guard import check_rows
+from client_apps.privacy.proposal_checks import agree_in_rows
 from client_apps.privacy.score_limits import (
+    RANKED,
     EncodedPart,
     encoded_rank,
-    keep_rows,
     pays_for_scores,
     score_limit,
 )
@@ -34,12 +35,13 @@ def rank(site: Site, request: RankRequest) -> RankReply:
 
 def _ranked(site: Site, number: int, body: RankPart, request: RankRequest) -> RankedPart:
     source, extracted = site.source(number), site.extracted(number)
-    rows = np.flatnonzero(unpack_bits(body.rows, extracted.rows))
+    is_ranked = unpack_bits(body.rows, extracted.rows)
+    rows = np.flatnonzero(is_ranked)
     check_rows(source, len(rows), f"the rank of table {extracted.table!r}")
     # the ranks of two choices of rows would tell how these differ
-    keep_rows(site, number, rows)
+    agree_in_rows(site, number, RANKED, is_ranked)
     of_rows = _encoder(site, number, body, request)
-    is_private = request.has_noise
+    is_private = site.terms.privacy.covers_predictions
     features = site.tables.encode(number, of_rows, rows, is_private=is_private)
     part = EncodedPart(of_rows.encoder, features, rows)
     left, limit = None, score_limit(site, number, part)

@@ -6,8 +6,9 @@ rows vary in ``LEAST_RANK`` directions, sealed under the key that the run's site
 site counts the tables whose shards have all stated so, none of them at this site.
 
 **Guarantee.** Without the key of the run the server forges no statement, changes none and brings
-none of another run or shard. A site of the run can state what it likes about any shard: a dummy
-table that varies is a site that sides with the server. That is for the owner's ``partners``.
+none of another run or shard; which shards there are is in the run's proposal: it hides none. A site
+of the run can state what it likes about any shard: a dummy table that varies is a site that sides
+with the server. That is for the owner's ``partners``.
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from tp_flower.features.ranks import LEAST_RANK
 from tp_flower.keyed_hash import RUN_GROUP, KeyedHasher
 from tp_flower.privacy.shard_seals import ShardSeal
 from tp_flower.protocol.codec import parse
+from tp_flower.protocol.proposal import ProposedPart
 from tp_flower.protocol.rank_messages import CoverStatement
 
 _DOCUMENT: Final = "cover"
@@ -31,9 +33,7 @@ _PURPOSE: Final = "cover statements v1"
 
 def state_cover(site: Site, number: int, rank: int, rows: int) -> AnyArray:
     """Return a part's sealed statement about its rows."""
-    statement = CoverStatement(
-        table=site.fragment(number).table, site=run_key(site), rows=rows, varies=rank >= LEAST_RANK
-    )
+    statement = CoverStatement(site=run_key(site), rows=rows, varies=rank >= LEAST_RANK)
     text = msgspec.json.encode(statement)
     return _seal(site).seal(text, _DOCUMENT, number, site.round.digest)
 
@@ -41,21 +41,41 @@ def state_cover(site: Site, number: int, rank: int, rows: int) -> AnyArray:
 def check_cover(site: Site, number: int, sealed: Mapping[str, AnyArray]) -> None:
     """Refuse scores of a part that too few tables of other sites hide.
 
-    ``sealed`` are the statements that the server relays, by participant.
+    ``sealed`` are the statements that the server relays, by participant; which tables there are,
+    in which shards, the site has from the run's proposal.
     """
-    policy = site.source(number).policy
+    policy, proposal = site.source(number).policy, site.terms.proposal
     if not policy.cover:
         return
-    covers: dict[str, bool] = {}
-    for part, statement in _statements(site, sealed).items():
-        if not statement.rows:
-            continue
-        is_other = statement.site != run_key(site) and not site.store.has(f"source-{part}")
-        covers[statement.table] = (
-            covers.get(statement.table, True) and is_other and statement.varies
-        )
-    table = site.fragment(number).table
-    policy.check_cover(table, sum(is_cover for name, is_cover in covers.items() if name != table))
+    statements, table = _statements(site, sealed), proposal.parts[number].table
+    covering = [
+        name
+        for name in proposal.tables
+        if name != table and _covers(site, proposal.shards_of(name), statements)
+    ]
+    policy.check_cover(table, len(covering))
+
+
+def _covers(
+    site: Site, shards: Mapping[int, ProposedPart], statements: Mapping[int, CoverStatement]
+) -> bool:
+    """Return whether all shards of a table are at other sites, and have stated that they vary."""
+    own = {part.site for part in site.terms.proposal.parts.values() if part.node == _node(site)}
+    for number, part in shards.items():
+        statement = statements.get(number)
+        is_other = part.node != _node(site) and part.site not in own
+        if statement is None or not is_other or statement.site != site.public_keys[part.node]:
+            return False
+        # none of an empty shard's rows is joined
+        if statement.rows and not statement.varies:
+            return False
+    return any(statements[number].rows for number in shards)
+
+
+def _node(site: Site) -> str:
+    """Return the number of the run's node that this site is."""
+    key = run_key(site)
+    return next(node for node, public in site.public_keys.items() if public == key)
 
 
 def _statements(site: Site, sealed: Mapping[str, AnyArray]) -> dict[int, CoverStatement]:

@@ -49,8 +49,8 @@ _RULES: Final[Mapping[str, str]] = {
     'releases.labels = "never"': "no label, not even one in labels",
     'releases.statistics = "never"': "no statistics: encoders must be declared",
     "queries-per-day = 1000": "answers to more than {queries-per-day} queries in 24 hours",
-    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that allowed-keys "
-    "gives their keys",
+    'partners = ["clinic", "lab"]': "runs with these organisations alone, by the names that "
+    "allowed-keys gives their keys",
     "approved-runs = []": "no answer but in runs that you have approved: `tp-flower approve`\n"
     "## shows what each asks of whom",
     "epsilon = 4.0": "over all runs no more than this epsilon for a row, or for a "

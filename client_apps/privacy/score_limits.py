@@ -1,19 +1,18 @@
 """How many score vectors a table's policies let leave, by the rank of the rows behind them."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from client_apps.data.run_store import Entry
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.privacy.cover import check_cover
 from client_apps.privacy.guard import source_id
+from client_apps.privacy.proposal_checks import agree_in_rows, rows_of_run
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, IntArray
-from tp_flower.errors import MessageError, PolicyError
+from tp_flower.errors import PolicyError
 from tp_flower.features.encoder import TableEncoder
 from tp_flower.features.ranks import LEAST_RANK, effective_rank
 from tp_flower.features.sparse import EncodedRows
@@ -21,7 +20,8 @@ from tp_flower.query.fragment import Fragment, Role, reads
 from tp_flower.sources.shards import ShardSource
 
 _ROUNDING: Final = 1e-9
-_RANKED: Final = "ranked-{}"  # entry of a part: which rows its rank is of
+RANKED: Final = "ranked"
+"""The role of rows whose rank a run has been told: no others may take part."""
 _ALL_COLUMNS: Final = "*"
 """What a feature that names no column reads, such as a count of rows."""
 
@@ -121,7 +121,10 @@ def admit_scores(
     """
     if pays_for_scores(site.source(number), has_noise=has_noise):
         return None
-    check_rows_kept(site, number, part.positions)
+    if RANKED in rows_of_run(site, number):
+        takes_part = np.zeros(site.extracted(number).rows, np.bool_)
+        takes_part[part.positions] = True
+        agree_in_rows(site, number, RANKED, takes_part)
     if part.features.shape[1]:
         check_cover(site, number, cover)
     limit = score_limit(site, number, part)
@@ -143,22 +146,3 @@ def check_limit(site: Site, limit: ScoreLimit | None, vectors: int) -> None:
     used = site.ledger.scores_used(limit)
     if used + vectors > limit.allowed:
         raise PolicyError(limit.refusal(vectors, used))
-
-
-def keep_rows(site: Site, number: int, rows: IntArray) -> None:
-    """Keep which rows a rank is of, (n,); MessageError for others than those that are kept."""
-    name, digest = _RANKED.format(number), _digest(rows)
-    if not site.store.has(name):
-        site.store.save(name, Entry({}, {"rows": digest}))
-    check_rows_kept(site, number, rows)
-
-
-def check_rows_kept(site: Site, number: int, rows: IntArray) -> None:
-    """Refuse rows (n,), in any order, other than those whose rank the run has been told."""
-    name = _RANKED.format(number)
-    if site.store.has(name) and site.store.load(name).meta["rows"] != _digest(rows):
-        raise MessageError("other rows take part than those whose rank was asked for in this run")
-
-
-def _digest(rows: IntArray) -> str:
-    return hashlib.sha256(np.sort(rows).astype(np.int64).tobytes()).hexdigest()

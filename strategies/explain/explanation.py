@@ -302,9 +302,7 @@ class Explain(RoundStrategy):
         if asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
             sealed = {name: encoder.sealed for name, encoder in self._encoders.items()}
-            ranks = yield from rank_rows(
-                estimate.trained, sealed, has_noise=self.settings.privacy.covers_predictions
-            )
+            ranks = yield from rank_rows(estimate.trained, sealed)
             self._method.scores_left = ranks.by_number
             self._forecasts = estimate.forecast_scores(ranks)
             self.warn(*self._method.warnings_of_scores(self._forecasts))

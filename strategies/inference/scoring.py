@@ -93,7 +93,7 @@ def score(
     parts = [part for part in all_parts if masks[part.number].any()]
     cover: dict[str, AnyArray] = {}
     if asks_ranks(inventory):
-        cover = yield from _cover(manifest, settings, part_numbers, masks, parts)
+        cover = yield from _cover(manifest, part_numbers, masks, parts)
     unit = manifest.score_unit
     masking = mask_scores(settings, joined.bound, joined.extracted, joined.mapping, unit)
     request = ScoreRequest(
@@ -134,7 +134,6 @@ def score(
 
 def _cover(
     manifest: Manifest,
-    settings: Settings,
     model_parts: Mapping[int, ModelPart],
     masks: Mapping[int, BoolArray],
     parts: Sequence[Part],
@@ -145,7 +144,6 @@ def _cover(
         SettingsError: a policy lets no more scores leave.
     """
     request = RankRequest(
-        has_noise=settings.privacy.covers_predictions,
         model_name=manifest.name,
         model_version=manifest.model_version,
         parts={

@@ -270,9 +270,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.inventory):
             sealed = {name: encoder.sealed for name, encoder in encoders.items()}
-            ranks = yield from rank_rows(
-                joined, sealed, has_noise=settings.privacy.covers_predictions
-            )
+            ranks = yield from rank_rows(joined, sealed)
             self.scores_left = ranks.by_number
             for item in self.forecast_scores(ranks, joined, specs):
                 self.limit_epochs(item.epochs, str(item))

@@ -25,31 +25,25 @@ class RankPart(PartBody, frozen=True, kw_only=True):
 
 
 class RankRequest(Request, frozen=True, kw_only=True):
-    """Say how many more score vectors may leave, and state how much rows vary.
+    """Say how many more score vectors may leave, and state how much rows vary."""
 
-    ``has_noise`` says whether the run's scores have noise, which a budget may pay for.
-    """
-
-    has_noise: bool = False
     model_name: f.Name | None = None
     model_version: f.Name | None = None
     parts: dict[int, RankPart]
 
     discloses = (Discloses("which rows of the site are joined", fields=("rows",)),)
-    schedule = ("has_noise", "model_name", "model_version", "encoder", "model_part", "digest")
+    schedule = ("model_name", "model_version", "encoder", "model_part", "digest")
 
 
 class CoverStatement(Body, frozen=True, kw_only=True):
     """A shard's statement about itself, sealed to the run's sites.
 
     Attributes:
-        table: alias in the query.
         site: public key of its site in this run.
         rows: that take part.
         varies: whether their effective rank is ``LEAST_RANK`` or more.
     """
 
-    table: f.Name
     site: f.Digest
     rows: f.TableRowCount
     varies: bool

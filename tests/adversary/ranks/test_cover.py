@@ -64,17 +64,21 @@ def test_all_shards_of_a_table_that_covers_vary(tmp_path):
     """Rows that are joined with those of a flat shard would hide in nothing."""
     halves = {"clinic": slice(300), "branch": slice(300, None)}
 
-    def trained(name, **frames):
+    def trained(name, change=None, **frames):
         sites = written(tmp_path / name, RULES, payments=payments())
         for site, frame in frames.items():
             sites[site] = write_site(tmp_path / name / site, {"clinic": frame[halves[site]]})
-        with closing(WatchedGrid(sites, state=tmp_path / name / "state")) as grid:
+        with closing(WatchedGrid(sites, change, state=tmp_path / name / "state")) as grid:
             train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
         return counted(tmp_path / name)
 
     assert trained("varied", clinic=others(), branch=others()) == 1
     with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
         trained("flat", clinic=others(), branch=FLAT)
+    # nor does a server hide a shard: which there are is in the proposal of the run
+    without = relayed(lambda part, array: None if part == "1" else array)
+    with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
+        trained("hidden", without, clinic=others(), branch=others())
 
 
 def test_a_server_forges_no_statement(tmp_path):
@@ -150,7 +154,9 @@ def test_a_server_that_names_other_rows_gets_no_scores(tmp_path):
                 seen.arrays[part, name] = narrower[name](seen.arrays[part, name])
 
     for action in ("train.prepare", "query.rank"):
-        with pytest.raises(SiteError, match="other rows take part than those whose rank was"):
+        with pytest.raises(
+            SiteError, match=r"rows of part [01] are not those of an earlier message"
+        ):
             run(tmp_path / action, partial(narrow, action))
 
 
