@@ -10,7 +10,6 @@ The `privacy` entry of `report.json`::
     ledger    {site: [{release: {table, source, part, action, what, unit, neighbours,
                adversary, mechanism or null, scope, site, per}, limit, used, ...}]}
     totals    [{site, table, source, per, epsilon, delta, given, uncovered: [what]}]
-    readings  of a run over a join: see `strategies.score_readings`
 
 The ledger is each node's own account of the run. `mechanism` is the cost of one use, `used` the
 number of uses of the most used key, `limit` the planned number. A total composes all covered

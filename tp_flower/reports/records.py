@@ -41,7 +41,7 @@ Schema of `report.json` (`schema` 1; every number is finite or null)::
     deciles   [{rows, predicted, actual}]   means of test rows, by prediction
     personal  of strategy "personalised" alone: see `strategies.personalised.strategy`
     privacy   {adversary, delta, messages, ledger, totals, readings}   see
-              `strategies.disclosures`
+              `strategies.disclosures`, of readings `strategies.score_readings`
 
 Metrics: `loss`, and `rmse`, `mae`, `r2` (regression) or `auc`, `accuracy`, `log_loss`
 (classification). Up is from the sites to the server. `overhead-bytes` is what messages
