@@ -52,11 +52,11 @@ class EncodedPart:
 def score_limit(site: Site, number: int, part: EncodedPart) -> ScoreLimit | None:
     """Return how many score vectors of a part's rows may leave; None for any number.
 
-    Scores of a table without features are constants, and need no limit.
+    No rows have no scores, and those of a table without features are constants: no limit either.
     """
     source, fragment = site.source(number), site.fragment(number)
     rule = rule_of(site, source)
-    if rule is None or not part.features.shape[1]:
+    if rule is None or 0 in part.features.shape:
         return None
     rank = encoded_rank(source, fragment, part)
     return ScoreLimit(
@@ -125,7 +125,7 @@ def admit_scores(
         takes_part = np.zeros(site.extracted(number).rows, np.bool_)
         takes_part[part.positions] = True
         agree_in_rows(site, number, RANKED, takes_part)
-    if part.features.shape[1]:
+    if 0 not in part.features.shape:
         check_cover(site, number, cover)
     limit = score_limit(site, number, part)
     check_limit(site, limit, outputs)

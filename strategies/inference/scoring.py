@@ -93,7 +93,7 @@ def score(
     parts = [part for part in all_parts if masks[part.number].any()]
     cover: dict[str, AnyArray] = {}
     if asks_ranks(inventory):
-        cover = yield from _cover(manifest, part_numbers, masks, parts)
+        cover = yield from _cover(manifest, part_numbers, masks, all_parts)
     unit = manifest.score_unit
     masking = mask_scores(settings, joined.bound, joined.extracted, joined.mapping, unit)
     request = ScoreRequest(

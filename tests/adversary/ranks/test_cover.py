@@ -75,6 +75,12 @@ def test_all_shards_of_a_table_that_covers_vary(tmp_path):
     assert trained("varied", clinic=others(), branch=others()) == 1
     with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
         trained("flat", clinic=others(), branch=FLAT)
+    # rows that are not joined hide nothing, and tell nothing
+    far = FLAT.assign(id=FLAT["id"] + 10**6)
+    sites = written(tmp_path / "far", RULES, payments=payments(), clinic=others())
+    sites["branch"] = write_site(tmp_path / "far" / "branch", {"clinic": far})
+    with closing(WatchedGrid(sites, state=tmp_path / "far" / "state")) as grid:
+        train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
     # nor does a server hide a shard: which there are is in the proposal of the run
     without = relayed(lambda part, array: None if part == "1" else array)
     with pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"):
