@@ -9,7 +9,8 @@ from tp_flower.reports import blocks
 from tp_flower.reports.blocks import Record
 from tp_flower.reports.console import format_count
 
-COUNTS: Final = {"by site": "single", "by server": "frequent", "scores left": "left"}
+LEFT: Final = "left"
+COUNTS: Final = {"by site": "single", "by server": "frequent", "scores left": LEFT}
 
 
 def readings(privacy: Record) -> blocks.Table:
@@ -27,14 +28,18 @@ def readings(privacy: Record) -> blocks.Table:
 
 
 def reading_columns(records: Sequence[Record]) -> Iterator[blocks.Column]:
-    """Yield columns for a list of tables: each table's readings, added up over its sites."""
+    """Yield columns for a list of tables: each table's readings over all its sites."""
     for head, key in _counts(records).items():
-        yield blocks.Column(head, partial(_total, records, key))
+        yield blocks.Column(head, partial(_of_table, records, key))
 
 
-def _total(records: Sequence[Record], key: str, table: Record) -> str:
+def _of_table(records: Sequence[Record], key: str, table: Record) -> str:
+    """Return a count over the sites of a table; of score vectors the least."""
     of_table = (record for record in records if record.text("table") == table.text("table"))
-    return format_count(round(sum(record.amount(key) for record in of_table)))
+    counts = [count for record in of_table if (count := record.number(key)) is not None]
+    if not counts:
+        return "-"
+    return format_count(round(min(counts) if key == LEFT else sum(counts)))
 
 
 def readings_note(records: Sequence[Record]) -> str:

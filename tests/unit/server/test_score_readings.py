@@ -93,8 +93,13 @@ def test_nothing_is_worked_out_without_derivatives_or_another_table():
 
 
 def test_score_vectors_that_a_policy_leaves_are_shown(monkeypatch):
-    monkeypatch.setattr(JoinStrategy, "scores_left", {1: 3})
-    assert columns(readings_of(), "left") == [[None], [3], [None], [None]]
+    monkeypatch.setattr(JoinStrategy, "scores_left", {1: 3, 2: 5, 3: 4})
+    explanation = explain(SMALL_SQL, SMALL, **ALL)
+    assert columns(explanation["privacy"]["readings"], "left") == [[None], [3], [5], [4]]
+    screen = printed(explanation, is_full=False).splitlines()
+    # of a table the fewest of its shards
+    tables = [line.split() for line in screen if line.split()[:1] in (["o"], ["i"], ["c"])]
+    assert [line[-1] for line in tables] == ["-", "3", "4"]
     content = report_dict(train(SMALL, SMALL_SQL, "cg", **ALL).report)
     assert "scores left" in Page(render(content)).text
     assert "What each site, and the server, work out" in Page(render(content)).text
