@@ -32,6 +32,11 @@ class Ranks:
     left: Mapping[Part, int] = field(default_factory=dict)
     cover: dict[str, AnyArray] = field(default_factory=dict)
 
+    @property
+    def by_number(self) -> dict[int, int]:
+        """The score vectors that are left, by part number."""
+        return {part.number: left for part, left in self.left.items()}
+
 
 @dataclass(frozen=True)
 class ScoreForecast:

@@ -303,6 +303,7 @@ class Explain(RoundStrategy):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
             sealed = {name: encoder.sealed for name, encoder in self._encoders.items()}
             ranks = yield from rank_rows(estimate.trained, sealed)
+            self._method.scores_left = ranks.by_number
             self._forecasts = estimate.forecast_scores(ranks)
             self.warn(*self._method.warnings_of_scores(self._forecasts))
         yield ask(FinishRequest(), joined.extracted.all_parts)

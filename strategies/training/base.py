@@ -271,6 +271,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         if asks_ranks(self.inventory):
             sealed = {name: encoder.sealed for name, encoder in encoders.items()}
             ranks = yield from rank_rows(joined, sealed)
+            self.scores_left = ranks.by_number
             for item in self.forecast_scores(ranks, joined, specs):
                 self.limit_epochs(item.epochs, str(item))
             preparation = replace(preparation, cover=ranks.cover)
