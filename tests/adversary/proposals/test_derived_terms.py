@@ -264,4 +264,6 @@ def test_personalised_rounds_end_with_the_proposed_epochs():
 
     match = "the run was proposed with 2 rounds of parameters, and the request is one more"
     with pytest.raises(SiteError, match=match):
-        run_query("SELECT y AS label, x FROM t", sites, "personalised", fewer, num_epochs=3)
+        train(
+            WatchedGrid(sites, fewer), "SELECT y AS label, x FROM t", "personalised", num_epochs=3
+        )
