@@ -26,8 +26,13 @@ ALIASES = {"s": "stays", "b": "samples", "h": "histories"}
 
 def test_files_are_those_of_the_page() -> None:
     blocks = dict(FILE.findall(PAGE.read_text(encoding="utf-8")))
-    of_a = blocks["hospital-a/tables.toml"]
-    blocks["hospital-b/tables.toml"] = of_a.replace("hospital-a", "hospital-b")
+    # of the two, each is the other's partner
+    of_b = re.sub(
+        "(?<=hospital-)[ab]",
+        lambda name: "ba"["ab".index(name[0])],
+        blocks["hospital-a/tables.toml"],
+    )
+    blocks["hospital-b/tables.toml"] = of_b
     files = [*FOLDER.glob("*.toml"), *FOLDER.glob("*/tables.toml")]
     assert blocks == {str(file.relative_to(FOLDER)): file.read_text() for file in files}
 
