@@ -35,6 +35,7 @@ class PersonalisedModel:
     Attributes:
         labels: labels of all its rows, (n,), the trained ones first.
         noise_multiplier: multiplier of the noise on a summary; 0 for no noise.
+        most_rounds: of parameters, by the run's proposal.
     """
 
     part: Participant
@@ -43,6 +44,7 @@ class PersonalisedModel:
     curvature: float
     summary: str
     noise_multiplier: float
+    most_rounds: int
 
     def metrics(self, parameters: FloatArray) -> messages.SiteMetrics:
         """Return the metrics of the trained and of the held-out rows."""
@@ -73,7 +75,8 @@ def personalised_models(site: Site, base: Sequence[float]) -> Iterator[Personali
             l2=data.l2,
         )
         summary, multiplier = meta["summary"], meta["noise_multiplier"]
-        yield PersonalisedModel(part, objective, labels, meta["curvature"], summary, multiplier)
+        terms = meta["curvature"], summary, multiplier, meta["most_rounds"]
+        yield PersonalisedModel(part, objective, labels, *terms)
 
 
 def personal(site: Site, request: messages.PersonalRequest) -> messages.PersonalReply:
@@ -81,7 +84,7 @@ def personal(site: Site, request: messages.PersonalRequest) -> messages.Personal
     parts: dict[int, messages.TrackUpdates] = {}
     for personalised in personalised_models(site, request.base):
         part = personalised.part
-        _count_round(part, site.terms.settings.epochs + 1)
+        _count_round(part, personalised.most_rounds)
         body = body_of(request.parts, part)
         check_sizes(body, parameters=len(part.model.penalised))
         parts[part.number] = _track_updates(personalised, body, request)
@@ -92,7 +95,7 @@ def personal(site: Site, request: messages.PersonalRequest) -> messages.Personal
 
 
 def _count_round(part: Participant, most: int) -> None:
-    """Count a round of parameters; the last of a run brings metrics alone."""
+    """Count a round of parameters."""
     rounds = part.vectors[_ROUNDS] = part.vectors.get(_ROUNDS, np.zeros(1)) + 1.0
     if rounds[0] > most:
         raise ProposalError(

@@ -134,7 +134,7 @@ def personalise(site: Site, request: PersonaliseRequest) -> PersonaliseReply:
     }
     settings = site.terms.settings
     agree("graph", site.terms.graph, request.graph)
-    agree("graph-epsilon", settings.graph_epsilon, request.graph_epsilon)
+    agree("graph epsilon", settings.graph_epsilon, request.graph_epsilon)
     agree("delta", settings.privacy.delta, request.delta)
     return PersonaliseReply(ledger=site.ledger.lines(site.store.run), parts=starts)
 
@@ -210,6 +210,8 @@ def _start(
         curvature=curvature,
         summary=request.graph,
         noise_multiplier=multiplier,
+        # the last one brings metrics alone
+        most_rounds=site.terms.settings.epochs + 1,
     )
     return PersonalisedPart(
         features=features.shape[1],

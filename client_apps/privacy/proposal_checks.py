@@ -39,25 +39,25 @@ TRAINED, SAMPLED, TESTED, SCORED = "training", "sampled", "held-out", "scored"
 _LENGTH: Final = 200  # of a value in a message
 
 
-def contradiction(field: str, proposed: object, asked: object) -> ProposalError:
+def contradiction(field: str, proposed: object, requested: object) -> ProposalError:
     """Return the error about a request that says something else than the proposal."""
-    texts = (shorten(repr(value), _LENGTH, placeholder=" ...") for value in (proposed, asked))
+    texts = (shorten(repr(value), _LENGTH, placeholder=" ...") for value in (proposed, requested))
     return ProposalError(
         "{}: the run was proposed with {}, and the request says {}".format(repr(field), *texts)
     )
 
 
-def agree(field: str, proposed: object, asked: object) -> None:
+def agree(field: str, proposed: object, requested: object) -> None:
     """Refuse a request that says something else than the proposal."""
-    if proposed != asked:
-        raise contradiction(field, proposed, asked)
+    if proposed != requested:
+        raise contradiction(field, proposed, requested)
 
 
-def agree_in_all(proposed: Body, asked: Body, *, but: tuple[str, ...] = ()) -> None:
+def agree_in_all(proposed: Body, requested: Body, *, but: tuple[str, ...] = ()) -> None:
     """Refuse a structure that differs from the proposed one, and name the first such field."""
     for field in msgspec.structs.fields(proposed):
         if field.name not in but:
-            values = (getattr(body, field.name) for body in (proposed, asked))
+            values = (getattr(body, field.name) for body in (proposed, requested))
             agree(field.encode_name, *values)
 
 
@@ -67,9 +67,9 @@ def check_proposal(site: Site, request: ExtractRequest) -> None:
     node = next(n for n, key in request.public_keys.items() if key == run_key(site))
     _check_joins(site)
     nodes = {part.node for part in proposal.parts.values()}
-    agree("public-keys", sorted(nodes), sorted(request.public_keys))
+    agree("public keys", sorted(nodes), sorted(request.public_keys))
     for part in proposal.parts.values():
-        agree("site-keys", part.site_key, request.site_keys.get(part.node, ""))
+        agree("site keys", part.site_key, request.site_keys.get(part.node, ""))
     members = {group: sorted(sealed.members) for group, sealed in request.sealed.items()}
     groups = terms.groups_of(node)
     agree("sealed", {group: sorted(groups[group]) for group in sorted(groups)}, members)
@@ -132,8 +132,8 @@ def check_begins(site: Site, action: Action) -> None:
     """Refuse a message that a run as proposed does not have."""
     settings = site.terms.settings
     if not site.terms.allows(action):
-        asked = f"{action}, which such a run does not have"
-        raise contradiction("mode", f"{settings.mode}, strategy {settings.method_name}", asked)
+        begun = f"{action}, which such a run does not have"
+        raise contradiction("mode", f"{settings.mode}, strategy {settings.method_name}", begun)
 
 
 def check_protection(site: Site, privacy: PrivacyTerms, masking: Masking | None) -> None:
@@ -220,10 +220,10 @@ def agree_in_rows(site: Site, number: int, role: str, rows: BoolArray) -> None:
 
 
 def _agree_in_rows(site: Site, number: int, role: str, bits: AnyArray) -> None:
-    known = rows_of_run(site, number)
-    if role not in known:
-        site.store.save(_ROWS.format(number), Entry({**known, role: bits}, {}))
-    elif not np.array_equal(known[role], bits):
+    by_role = rows_of_run(site, number)
+    if role not in by_role:
+        site.store.save(_ROWS.format(number), Entry({**by_role, role: bits}, {}))
+    elif not np.array_equal(by_role[role], bits):
         raise ProposalError(
             f"the {role} rows of part {number} are not those of an earlier message of the run"
         )

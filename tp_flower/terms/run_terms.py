@@ -63,7 +63,7 @@ class RunTerms:
 
     @cached_property
     def fragments(self) -> dict[int, Fragment]:
-        """What the query asks of each part's table."""
+        """The query's fragment of each part."""
         parts = self.proposal.parts.items()
         return {n: parse(part.fragment, "fragment", Fragment.from_json) for n, part in parts}
 

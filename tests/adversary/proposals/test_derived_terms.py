@@ -52,8 +52,8 @@ LATER = [
     ("query.extract", header("proposal", "query", value=7), {}, "proposal"),
     ("query.extract", header("proposal", "parts", "0", "site", value="else"), {}, "site"),
     ("query.extract", header("proposal", "parts", "0", "shard", value=3), {}, "shard"),
-    ("query.extract", header("proposal", "parts", "0", "node", value="4"), {}, "public-keys"),
-    ("query.extract", header("proposal", "parts", "0"), {}, "public-keys"),
+    ("query.extract", header("proposal", "parts", "0", "node", value="4"), {}, "public keys"),
+    ("query.extract", header("proposal", "parts", "0"), {}, "public keys"),
     ("query.extract", header("proposal", "joins", 0, "right", value="o"), {}, "joins 'o' to its"),
     ("query.extract", header("proposal", "joins", 0, "left-key", value=1), {}, "keys of table 'o'"),
     ("query.extract", header("proposal", "joins", value=[]), {}, "sealed"),
@@ -185,7 +185,7 @@ def test_a_site_key_that_the_proposal_names_is_the_one_that_the_secret_is_sealed
             seen.header["proposal"]["parts"]["1"]["site-key"] = "ab" * 32
 
     grid = KeyedGrid(tmp_path, AB, rename).pin()
-    with pytest.raises(SiteError, match="'site-keys': the run was proposed with 'abab"):
+    with pytest.raises(SiteError, match="'site keys': the run was proposed with 'abab"):
         train(grid, SQL)
     assert not grid.leaked()
 
@@ -264,4 +264,6 @@ def test_personalised_rounds_end_with_the_proposed_epochs():
 
     match = "the run was proposed with 2 rounds of parameters, and the request is one more"
     with pytest.raises(SiteError, match=match):
-        run_query("SELECT y AS label, x FROM t", sites, "personalised", fewer, num_epochs=3)
+        train(
+            WatchedGrid(sites, fewer), "SELECT y AS label, x FROM t", "personalised", num_epochs=3
+        )

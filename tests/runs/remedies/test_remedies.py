@@ -64,6 +64,8 @@ def sites():
 def outcome(sql=SQL, settings=None):
     """The error of a run, "" for none, and its warnings."""
     options = dict(settings or {})
+    if "private" in options:
+        options["privacy"] = PrivacySettings(**options.pop("private"))
     try:
         run = train(sites(), sql, options.pop("method", "cg"), **options)
     except TPFlowerError as error:
@@ -130,7 +132,8 @@ def files(folder, tables):
         connection.executemany("INSERT INTO a VALUES (?, ?, ?)", rows)
         connection.commit()
     pd.DataFrame({"k": range(6), "z": [1, 4, 2, 7, 5, 3]}).to_csv(folder / "b.csv", index=False)
-    text = f"[tables.a]\nsite = 'A'\npolicy = 'open'\n{tables}\n"
+    policy = "" if "policy" in tables else "policy = 'open'\n"
+    text = f"[tables.a]\nsite = 'A'\n{policy}{tables}\n"
     text += "[tables.b]\nsite = 'B'\npath = 'b.csv'\npolicy = 'open'\n"
     (folder / "tables.toml").write_text(text)
 

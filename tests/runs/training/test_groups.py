@@ -2,18 +2,21 @@
 
 import pandas as pd
 import pytest
+from msgspec.structs import replace
 
 from client_apps.privacy.ledger_entries import OF_BASE_ROWS, OF_GROUPS, of_groups
 from strategies.run.exchange import Part, Replies
-from strategies.setup.extract import check_groups, split_groups
+from strategies.setup.extract import check_groups
 from tests.support import federated
 from tests.support.federated import WatchedGrid
 from tp_flower.errors import QueryError, ReplyError
 from tp_flower.privacy.mechanisms import Gaussian
+from tp_flower.protocol.proposal import Proposal, ProposedPart
 from tp_flower.protocol.setup_messages import ExtractedPart
 from tp_flower.query import Fragment
 from tp_flower.query.fragment import SubQuery
 from tp_flower.settings import PrivacySettings
+from tp_flower.terms.groups import grouped_parts
 
 CUSTOMERS = pd.DataFrame({"id": [1, 2, 3, 4, 5, 6], "y": [1.0, 2.0, 4.0, 3.0, 6.0, 5.0]})
 SQL = """SELECT c.y AS label, p.mean, p.n FROM customers c JOIN (
@@ -98,11 +101,15 @@ def test_two_equal_branches_of_a_union_are_not_one_crossing():
 
 def test_groups_are_sent_only_where_there_are_several_shards():
     sub = SubQuery((), groups=('"k"',))
-    one, two = Part(0, "p", "a", 2, 0), Part(1, "p", "b", 3, 0)
-    other = Part(2, "q", "b", 3, 0)
-    fragment, plain = Fragment("p", "t", subquery=sub), Fragment("q", "t")
-    assert split_groups({one: fragment, other: plain}) == []
-    assert split_groups({one: fragment, two: fragment, other: plain}) == [[one, two]]
+    grouped, plain = Fragment("p", "t", subquery=sub), Fragment("q", "t")
+    at = [("2", grouped), ("3", grouped), ("3", plain)]
+    parts = {
+        n: ProposedPart(table=of.table, site="s", node=node, shard=0, fragment=of.to_json())
+        for n, (node, of) in enumerate(at)
+    }
+    run = Proposal(query="", parts=parts, joins=[], outer=[], settings={})
+    assert grouped_parts(run) == [[0, 1]]
+    assert grouped_parts(replace(run, parts={0: parts[0], 2: parts[2]})) == []
 
 
 def test_site_that_sends_no_groups():

@@ -14,9 +14,12 @@ from tests.support.files import ROOT
 from tp_flower.errors import SettingsError
 from tp_flower.methods import METHODS
 from tp_flower.settings import SETTINGS, Settings
+from tp_flower.terms import run_terms
 
 PACKAGE = str(Path(tp_flower.settings.__file__).parent)
 PACKAGES = ("tp_flower", "strategies", "client_apps")
+COMPARING = (run_terms.__file__, str(ROOT / "client_apps"))
+"""Sites read settings to compare requests with what was proposed."""
 DERIVED = {
     "epochs": ("num_epochs",),
     "model_of": ("model", "models"),
@@ -61,7 +64,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> set[str]:
     def record(self: Settings, name: str) -> object:
         if name in names or name in DERIVED:
             reader = sys._getframe(1).f_code.co_filename
-            if not reader.startswith((PACKAGE, dataclasses.__file__, "<")):
+            if not reader.startswith((PACKAGE, *COMPARING, dataclasses.__file__, "<")):
                 fields.update(DERIVED.get(name, (name,)))
         return object.__getattribute__(self, name)
 

@@ -69,6 +69,7 @@ def test_a_policy_with_every_key(tmp_path):
         scores_tell_features=True,
         most_unmatched=0.25,
         approved_queries=("sha256:00",),
+        partners=("lab",),
         queries_per_day=9,
     )
     # one that this test does not write would go untested

@@ -1,0 +1,91 @@
+"""The advice of messages about saved models and stopped runs is applied to what raised it."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from strategies.run.grid import InProcessGrid
+from tests.faults.test_resume import app, killed, sites_of, strategy_in
+from tests.support.federated import FEATURES, SOURCE, store, whole
+from tests.support.predicted import on, train_store
+from tp_flower.errors import QueryError, SettingsError, SiteError, TPFlowerError
+from tp_flower.settings import PrivacySettings
+
+UNLABELLED = f"SELECT {FEATURES} {SOURCE}"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return train_store(tmp_path_factory.mktemp("model"), "squared", on(whole, store()))
+
+
+def test_a_row_key_of_another_table(model):
+    with pytest.raises(QueryError, match="the rows of 'o' are predicted: name columns of o"):
+        model.table(on(whole, store()), UNLABELLED, row_key="c.age")
+    assert model.table(on(whole, store()), UNLABELLED, row_key="o.day").num_rows
+
+
+def test_a_row_key_with_the_name_of_a_column_of_predictions(model):
+    frames = store()
+    frames["orders"]["score"] = frames["orders"]["day"]
+    sites = on(whole, frames)
+    with pytest.raises(SettingsError, match=r"would clash with .*: rename it in a sub-query"):
+        model.table(sites, UNLABELLED, row_key="o.score")
+    orders = "FROM (SELECT *, score AS own_score FROM orders) o"
+    renamed = UNLABELLED.replace("FROM orders o", orders)
+    assert model.table(sites, renamed, row_key="o.own_score").num_rows
+
+
+def test_the_query_of_another_model(model):
+    other = "SELECT p.price, p.part FROM items p"
+    advice = (
+        "are to be predicted, but the query has p: name the model of this query with model-name"
+    )
+    with pytest.raises(QueryError, match=advice):
+        model.table(on(whole, store()), other)
+
+
+def test_a_row_far_outside_of_the_training_rows(model):
+    frames = store()
+    frames["orders"].loc[3, "day"] = 1e9
+    sites = on(whole, frames)
+    with pytest.raises(SiteError, match=r"leave such rows out by WHERE, or set privacy.scores"):
+        model.table(sites, UNLABELLED)
+    assert model.table(sites, f"{UNLABELLED} WHERE o.day < 1e6").num_rows
+    assert model.table(sites, UNLABELLED, privacy=PrivacySettings(scores="clear")).num_rows
+
+
+def test_sites_that_are_gone(model):
+    sites = on(whole, store())
+    del sites["items"]
+    with pytest.raises(TPFlowerError, match="items"):
+        model.table(sites, UNLABELLED)
+    assert model.table(sites, UNLABELLED, on_missing="mean").num_rows
+
+
+def test_sites_without_a_state_folder(model):
+    with pytest.raises(SiteError, match=r"this site keeps no models: .* give it a folder"):
+        replace(model, state=None).table(on(whole, store()), UNLABELLED)
+    assert model.table(on(whole, store()), UNLABELLED).num_rows
+
+
+@pytest.mark.parametrize("remedy", ["resume", "remove", "choose"])
+def test_the_folder_of_a_stopped_run(tmp_path, remedy):
+    grid = killed(tmp_path, "admm", False, 5)
+    advice = "resume that run, remove the folder, or choose another output-dir"
+    with pytest.raises(SettingsError, match=advice):
+        strategy_in(tmp_path, "admm").start(grid)
+    folder, settings = tmp_path, {}
+    if remedy == "resume":
+        settings["resume"] = str(tmp_path)
+        again = InProcessGrid(app, sites_of(False), state=tmp_path / "sites")
+    else:
+        again = InProcessGrid(app, sites_of(False))
+    if remedy == "remove":
+        shutil.rmtree(tmp_path)
+    elif remedy == "choose":
+        folder = tmp_path / "another"
+    run = strategy_in(folder, "admm", **settings)
+    run.start(again)
+    assert run.report.final_train
