@@ -110,7 +110,7 @@ def _measure(
     site: Site, number: int, body: messages.MeasurePart, request: messages.MeasureRequest
 ) -> tuple[Entry, messages.MeasuredPart]:
     source, extracted = site.source(number), site.extracted(number)
-    agree("is-shard", site.terms.shards_of(number) is not None, body.is_shard)
+    agree("is a shard", site.terms.shards_of(number) is not None, body.is_shard)
     kinds = [SCORES]
     kinds += [MODELS] if body.is_shard else []
     kinds += [LABELS] if body.label is not None else []

@@ -294,4 +294,4 @@ def check_named(site: Site, name: str, version: str) -> None:
     settings = site.terms.settings
     proposed = settings.boost_from or settings.model_name
     if proposed:
-        agree("model-name", proposed, f"{name}@{version}" if "@" in proposed else name)
+        agree("model name", proposed, f"{name}@{version}" if "@" in proposed else name)

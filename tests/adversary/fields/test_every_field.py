@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -25,50 +23,17 @@ from strategies.training.saving import make_manifest
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation, Lie, Record
+from tests.support.peers.lying_sites import SQL, STRICT, tables
 from tests.support.peers.more_told import clear_facts, hidden_facts
 from tp_flower.protocol.messages import Action
 from tp_flower.query import Query
 
 AUDITED = tomllib.loads(AUDIT.read_text(encoding="utf-8"))
 
-ORDERS = 16
-SQL = (
-    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders o "
-    "JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
-)
 MOST = 3
 """Lies of a field, besides those that follow from what it means."""
 
 
-def customers(*ids: int) -> pd.DataFrame:
-    columns = {
-        "id": ids,
-        "age": [20.0 + 7 * k * k for k in ids],
-        "kind": [f"k{k % 2}" for k in ids],
-    }
-    return pd.DataFrame({**columns, "pay": [1.5 * k for k in ids]})
-
-
-def tables() -> dict[str, dict[str, pd.DataFrame]]:
-    rng, row = np.random.default_rng(3), np.arange(ORDERS)
-    orders = {"cust": row % 8, "friend": row * 3 % 8, "item": row % 5}
-    numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
-    items = {name: rng.normal(size=5) for name in ("cost", "size")}
-    return {
-        "shop": {"orders": pd.DataFrame({**orders, **numbers, "day": rng.integers(1, 29, ORDERS)})},
-        "us": {"customers": customers(0, 1, 2, 3)},
-        "uk": {"customers": customers(4, 5, 6, 7)},
-        "lab": {"items": pd.DataFrame({"item": np.arange(5), **items})},
-    }
-
-
-RULES = 'min-rows = 3\nreleases = { models = "sealed", scores = "masked", statistics = "moments" }'
-STRICT = {
-    "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'
-    f"most-unmatched = 0\n{RULES}",
-    "customers": f"most-unmatched = 0\n{RULES}",
-    "items": f"most-unmatched = 0\n{RULES}",
-}
 TRAINING = {
     "cg": {"num_epochs": 2},
     "admm": {"num_epochs": 1},
@@ -229,3 +194,9 @@ def test_two_lies_at_once_gain_nothing_either(place, kind):
         assert not gains(honest, record, joined, lies), [lie[:2] for lie in lies]
 
     check()
+
+
+def test_every_message_is_lied_in():
+    # a session is opened before a run, and attacked in tests/faults/test_sessions.py
+    attacked = {action for _, actions in ATTACKED.values() for action in actions}
+    assert attacked == {*Action} - {Action.SESSION}

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from strategies import Personalised
-from tests.adversary.fields.test_every_field import SQL, STRICT, tables
 from tests.support import federated
 from tests.support.peers import lying
 from tests.support.peers.lying import Federation
+from tests.support.peers.lying_sites import SQL, STRICT, tables
 from tests.support.peers.told import foreign
 from tp_flower.protocol.packet import Packet, pack_bits, unpack_bits
 

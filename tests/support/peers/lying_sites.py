@@ -1,0 +1,41 @@
+"""The organisations whose sites a lying server asks: a shop, its customers in two, a laboratory."""
+
+import numpy as np
+import pandas as pd
+
+ORDERS = 16
+SQL = (
+    "SELECT o.qty AS label, o.price, o.day, c.age, c.kind, i.cost, i.size FROM orders o "
+    "JOIN customers c ON o.cust = c.id JOIN items i ON o.item = i.item"
+)
+
+
+def customers(*ids: int) -> pd.DataFrame:
+    columns = {
+        "id": ids,
+        "age": [20.0 + 7 * k * k for k in ids],
+        "kind": [f"k{k % 2}" for k in ids],
+    }
+    return pd.DataFrame({**columns, "pay": [1.5 * k for k in ids]})
+
+
+def tables() -> dict[str, dict[str, pd.DataFrame]]:
+    rng, row = np.random.default_rng(3), np.arange(ORDERS)
+    orders = {"cust": row % 8, "friend": row * 3 % 8, "item": row % 5}
+    numbers = {name: rng.normal(size=ORDERS) for name in ("price", "qty", "salary")}
+    items = {name: rng.normal(size=5) for name in ("cost", "size")}
+    return {
+        "shop": {"orders": pd.DataFrame({**orders, **numbers, "day": rng.integers(1, 29, ORDERS)})},
+        "us": {"customers": customers(0, 1, 2, 3)},
+        "uk": {"customers": customers(4, 5, 6, 7)},
+        "lab": {"items": pd.DataFrame({"item": np.arange(5), **items})},
+    }
+
+
+RULES = 'min-rows = 3\nreleases = { models = "sealed", scores = "masked", statistics = "moments" }'
+STRICT = {
+    "orders": 'columns = ["price", "day", "cust", "item", "friend"]\nlabels = ["qty"]\n'
+    f"most-unmatched = 0\n{RULES}",
+    "customers": f"most-unmatched = 0\n{RULES}",
+    "items": f"most-unmatched = 0\n{RULES}",
+}
