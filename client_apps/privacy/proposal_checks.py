@@ -249,6 +249,7 @@ def check_aliases(site: Site, numbers: Iterable[int]) -> None:
         for other_is_sorted, other in by_source.setdefault(source_id(source), []):
             if is_sorted or other_is_sorted or len(other) != len(bits):
                 source.policy.check_rows(1, what)
+                continue
             for rows in (bits & ~other, other & ~bits):
                 if count := int(np.bitwise_count(rows).sum()):
                     source.policy.check_rows(count, what)
