@@ -60,10 +60,12 @@ def _covers(
     site: Site, shards: Mapping[int, ProposedPart], statements: Mapping[int, CoverStatement]
 ) -> bool:
     """Return whether all shards of a table are at other sites, and have stated that they vary."""
-    own = {part.site for part in site.terms.proposal.parts.values() if part.node == _node(site)}
+    sites_here = {
+        part.site for part in site.terms.proposal.parts.values() if part.node == _node(site)
+    }
     for number, part in shards.items():
         statement = statements.get(number)
-        is_other = part.node != _node(site) and part.site not in own
+        is_other = part.node != _node(site) and part.site not in sites_here
         if statement is None or not is_other or statement.site != site.public_keys[part.node]:
             return False
         # none of an empty shard's rows is joined
