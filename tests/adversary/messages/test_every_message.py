@@ -65,7 +65,7 @@ def own_parameters(packet):
 
 def rows_too(packet):
     """Ask for the rows in the middle of ADMM."""
-    return Action.ROWS, Packet({**envelope(packet), "seed": 0, "clusters": 5}, {})
+    return Action.ROWS, Packet({**envelope(packet), "seed": 0, "clusters": 10}, {})
 
 
 TRIGGERS = {Action.ROWS: Action.ADMM, Action.CONSENSUS: Action.ADMM}

@@ -378,7 +378,7 @@ ASKED = {
     ),
     "a place beyond all": (
         *(Action.WEIGH, SHOP, header("parts", 0, "place", value=3)),
-        "part 3 of 3; at most",
+        "'place': the run was proposed with 0, and the request says 3",
     ),
     "classes of another label": (
         *(Action.MEASURE, SHOP, header("parts", 0, "label", "classes", value=[1])),
