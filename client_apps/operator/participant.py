@@ -1,7 +1,7 @@
 """The client operator: one shard of one table in training, and what leaves it.
 
 Algorithm 1 of the paper gives a client three functions: *receive* (the message), *compute* (the
-methods of :class:`Participant`) and *send* (:class:`Releaser`). A participant is rebuilt from the
+methods of :class:`Participant`) and *send* (``releases.py``). A participant is rebuilt from the
 state of its site, changed by at most one method per message, and saved again.
 
 Notation:
@@ -10,9 +10,8 @@ Notation:
     theta    ``model.parameters``  (p,)        w, u  ``consensus``, ``consensus_duals``
 """
 
-from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
@@ -23,21 +22,20 @@ import numpy.typing as npt
 from client_apps.data.run_store import Entry
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator.masks import GroupKeys, Masked, masks_entry, read_masks
+from client_apps.operator.releases import Releaser
 from tp_flower import errors
 from tp_flower.arrays import AnyArray, FloatArray, IntArray
 from tp_flower.learning.models import local_model
-from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, Solver, gram
-from tp_flower.privacy.mechanisms import Spend, private_scores
-from tp_flower.privacy.plan import BATCH_SCORES, GRADIENTS, GRAM, MODEL, MOMENTS, SCORES, PartPlan
+from tp_flower.learning.solvers import IterativeSolver, RidgeSolver, Solver
+from tp_flower.privacy.plan import MOMENTS, PartPlan
 from tp_flower.privacy.score_masks import RowIndex, ScoreMasks
 from tp_flower.privacy.sealed_sums import ShardUnion
-from tp_flower.privacy.statistics_update import Rows, noisy_gram, noisy_moments
+from tp_flower.privacy.statistics_update import Rows
 from tp_flower.privacy.units import Units
 from tp_flower.protocol.codec import required
 from tp_flower.protocol.fields import PartBody
 from tp_flower.protocol.packet import row_numbers
 from tp_flower.protocol.training_messages import Update
-from tp_flower.randomness import NoiseSource
 
 if TYPE_CHECKING:
     import lightgbm
@@ -490,92 +488,6 @@ class Participant:
         if not isinstance(self.model, local_model.LinearModel):
             raise TypeError(f"{type(self.model).__name__} has no exact solution")
         return self.model
-
-
-@dataclass(frozen=True)
-class Releaser:
-    """The releases of one participant, with the noise of its plan.
-
-    ``uses`` and ``masked`` are those of the message that the site is answering, ``scored`` how
-    many score vectors leave in it without noise, by part, where a policy limits them.
-    """
-
-    number: int
-    plan: PartPlan
-    noise: NoiseSource = field(repr=False)
-    uses: list[Spend] = field(default_factory=list)
-    scored: Counter[tuple[int, ScoreLimit]] = field(default_factory=Counter)
-    masked: list[Masked] = field(default_factory=list, repr=False)
-
-    def check_clear(self, what: str) -> None:
-        """Refuse to compute something without noise in a run that protects models.
-
-        A plan follows the announced schedule; a later request may need a release that
-        the plan has no noise for.
-        """
-        if self.plan.is_private:
-            raise errors.SiteError(
-                f"the run protects the models, but its plan has no noise for {what}: "
-                "the run does not follow its announced schedule"
-            )
-
-    def scores(self, scores: FloatArray, batch: int | None = None) -> FloatArray:
-        """Return scores (n, d_c) of all or held-out rows, or of a batch, as planned."""
-        if (plan := self.plan.scores) is not None:
-            self.uses.append((self.number, SCORES if batch is None else BATCH_SCORES, batch or 0))
-            scores = private_scores(scores, plan, self.noise)
-        return scores
-
-    def gradient(
-        self,
-        model: local_model.LocalModel,
-        features: local_model.Features,
-        messages: FloatArray,
-        batch: int,
-        units: Units | None = None,
-    ) -> FloatArray:
-        """Return sum_j Y_j^T dh_j/dtheta over the rows of a batch (Eq. 18), (p,)."""
-        plan = self.plan.gradients
-        if plan is None:
-            self.check_clear(GRADIENTS)
-            return model.pullback(features, messages)
-        # opacus takes a second to import
-        from tp_flower.privacy.gradients import private_sum
-
-        self.uses.append((self.number, GRADIENTS, batch))
-        return private_sum(model, local_model.on_host(features), messages, plan, self.noise, units)
-
-    def fit(
-        self,
-        model: local_model.LocalModel,
-        problem: local_model.FitProblem,
-        learning_rate: float,
-        units: Units | None = None,
-    ) -> None:
-        """Fit a model in place by DP-SGD; learning rate 0 takes the plan's."""
-        if self.plan.fit is None:
-            raise TypeError("the part has no plan for DP-SGD")
-        from tp_flower.privacy.gradients import fit_privately
-
-        self.uses.append((self.number, MODEL, 0))
-        # the size of a step is not secret, and costs nothing
-        plan = replace(self.plan.fit, learning_rate=learning_rate)
-        fit_privately(model, problem, plan, self.noise, units)
-
-    def gram(self, rows: Rows) -> FloatArray:
-        """Return [T, 1]^T diag(G) [T, 1] of the trained rows, (p, p)."""
-        if self.plan.statistics is None:
-            self.check_clear(GRAM)
-            return gram(rows.features, rows.multiplicity, intercept=rows.intercept)
-        self.uses.append((self.number, GRAM, 0))
-        return noisy_gram(self.plan.statistics, rows, self.noise)
-
-    def moments(self, rows: Rows, residual: FloatArray) -> FloatArray:
-        """Return [T, 1]^T (G * residual), (p, d_c), of a residual (n, d_c)."""
-        if self.plan.statistics is None:
-            raise TypeError("the part has no plan for private statistics")
-        self.uses.append((self.number, MOMENTS, 0))
-        return noisy_moments(self.plan.statistics, rows, residual, self.noise)
 
 
 def body_of(bodies: Mapping[int, AnyBody], part: Participant) -> AnyBody:

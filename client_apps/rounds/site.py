@@ -29,6 +29,7 @@ from client_apps.data.run_store import CommittedRound, Entry, SiteStore, lost_st
 from client_apps.data.score_counts import ScoreLimit
 from client_apps.operator import participant
 from client_apps.operator.masks import Masked
+from client_apps.operator.releases import Releaser
 from tp_flower.arrays import AnyArray, FloatArray
 from tp_flower.errors import MessageError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
@@ -342,11 +343,9 @@ class Site:
         self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
         return data
 
-    def releaser(self, number: int, plan: PartPlan) -> participant.Releaser:
+    def releaser(self, number: int, plan: PartPlan) -> Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""
-        return participant.Releaser(
-            number, plan, self.round.noise, self.uses, self.scored, self.masked
-        )
+        return Releaser(number, plan, self.round.noise, self.uses, self.scored, self.masked)
 
     def pay(self) -> None:
         """Record this message's releases, and what masks hide, with the round's commit.

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from client_apps.operator.participant import Participant, Releaser, ShardData
+from client_apps.operator.participant import Participant, ShardData
+from client_apps.operator.releases import Releaser
 from tp_flower.learning.models.local_model import LinearModel
 from tp_flower.learning.solvers import RidgeSolver, exact_update, gram
 from tp_flower.randomness import NoiseSource
