@@ -109,6 +109,7 @@ def honest_run(place, kind, name) -> Record:
     if (place, kind, name) not in HONEST:
         HONEST[place, kind, name] = record = federation(place, kind).run(run(name))
         assert not record.error
+        assert all(record.told.keys.values())
     return HONEST[place, kind, name]
 
 
