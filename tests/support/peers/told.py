@@ -16,7 +16,7 @@ import numpy as np
 
 from client_apps.handlers import conjugate_gradients, coreset, inference, prepare
 from client_apps.operator.participant import Participant
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import SECRET, Site
 from tp_flower.privacy.sealed_sums import ShardUnion
 from tp_flower.privacy.shard_seals import ShardSeal
 
@@ -57,12 +57,11 @@ class Told:
     rows: dict[int, np.ndarray] = field(default_factory=dict)
     scored: dict[int, np.ndarray] = field(default_factory=dict)
 
-    def learn_keys(self, sites: list[Site]) -> None:
-        """Note which nodes have which keys, after a run's secrets are distributed."""
-        for site in sites:
-            if site.store.has("secret"):
-                for key in site.store.load("secret").arrays.values():
-                    self.keys[key.tobytes()].add(site.context.node_id)
+    def learn_keys(self, site: Site) -> None:
+        """Note which keys a site has, once the run's secrets are distributed."""
+        if site.store.has(SECRET):
+            for key in site.store.load(SECRET).arrays.values():
+                self.keys[key.tobytes()].add(site.context.node_id)
 
     def note_scores(self, part: int, positions: Any, masks: Any, scores: Any, index: Any) -> Any:
         """Note scores of rows at their positions in the table."""
