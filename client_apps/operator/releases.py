@@ -1,4 +1,4 @@
-"""What leaves a participant, with the noise of its plan."""
+"""The releases of a participant, with the noise of its plan."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
