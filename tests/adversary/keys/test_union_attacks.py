@@ -11,6 +11,7 @@ from tp_flower.settings import PrivacySettings
 CLEAR = PrivacySettings(unions="clear", scores="clear")
 READABLE, SUMMED = {"parameters", "coefficients", "theta"}, {"share", "sum"}
 NOT_THE_SUM = "the server's sum is not that of the shares of all"
+OTHER_SHARDS = "'shards': the run was proposed with "
 RUNS = {
     "gram": ("squared", "admm", {}),
     "consensus": ("squared", "admm", {"lou": "consensus", "inner_rounds": 2}),
@@ -177,7 +178,10 @@ def without(number):
 
 
 def test_shards_that_know_of_different_shards_do_not_open_a_sum():
+    """A consensus is of the shards with rows; all others are of all shards, as proposed."""
     with pytest.raises(SiteError, match=NOT_THE_SUM):
+        fit(Grid(without(0)), "consensus")
+    with pytest.raises(SiteError, match=OTHER_SHARDS):
         fit(Grid(without(0)), "gram")
 
 
@@ -188,8 +192,8 @@ def own_left_out(seen):
 
 
 def test_a_shard_with_rows_is_in_the_sum():
-    match = "'union' lacks this shard, which has rows to train on"
-    for kind in ("gram", "sgd", "consensus"):
+    missing = "'union' lacks this shard, which has rows to train on"
+    for kind, match in (("gram", OTHER_SHARDS), ("sgd", OTHER_SHARDS), ("consensus", missing)):
         with pytest.raises(SiteError, match=match):
             fit(Grid(own_left_out), kind)
 
@@ -198,7 +202,7 @@ def test_a_shard_with_rows_is_in_the_sum():
     ("group", "match"),
     [
         *((group, MALFORMED) for group in ("run", "join-0", "table-x")),
-        ("table-9", "no key of group 'table-9'"),
+        ("table-9", "'group': the run was proposed with 'table-.', and the request says 'table-9'"),
     ],
 )
 def test_only_a_table_s_key_seals_its_sums(group, match):
@@ -221,7 +225,7 @@ def test_two_shards_of_one_number_have_different_masks():
                 first = min(union["shards"], key=int)
                 union["shards"] = {str(part["id"]): union["shards"][first]}
 
-    with pytest.raises(SiteError, match="'union' lacks this shard"):
+    with pytest.raises(SiteError, match=OTHER_SHARDS):
         fit(Grid(renumber), "gram")
 
 

@@ -12,6 +12,7 @@ from client_apps.rounds.site import Site
 from tests.support.federated import WatchedGrid, write_site
 from tp_flower.privacy.key_agreement import PublicKeys
 from tp_flower.protocol.proposal import Proposal
+from tp_flower.query import Fragment
 
 FIRST_NODE = 2
 
@@ -96,7 +97,7 @@ def proposal_of(header):
 
 def propose_a_stranger(header, node):
     """Propose a table of another site, which nothing is joined to and no site hosts."""
-    fragment = {"table": "z", "name": "z", "features": [], "keys": []}
+    fragment = Fragment("z", "z").to_json()
     part = {"table": "z", "site": "z", "node": node, "shard": 0, "fragment": fragment}
     header["proposal"]["parts"]["99"] = part
 
