@@ -97,7 +97,7 @@ def label_sums(labels: FloatArray, classes: int) -> list[float]:
 
 LABEL_SUMS: Final = "label-sums"
 SUMMARY: Final = "summaries"
-_SUMMARISED: Final = "summarised"  # entry: the site has answered ``train.summarise``
+_SUMMARISED: Final = "summarised"  # entry: the request that was answered, by its digest
 
 _ACTIONS: Final = {
     LABEL_SUMS: Action.PERSONALISE,
@@ -244,11 +244,13 @@ MOST_TORCH_STEPS: Final = 300  # an MLP alone takes about as many as with others
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     """Reply with the metrics of the model trained alone, and the graph's summary.
 
-    A summary leaves once: those of other random features would tell more of the rows.
+    A summary leaves once: those of other random features would tell more of the rows. The same
+    request is answered again, as a site that has lost its state is sent all rounds anew.
     """
-    if site.store.has(_SUMMARISED):
+    digest = {"request": site.round.digest}
+    if site.store.has(_SUMMARISED) and site.store.load(_SUMMARISED).meta != digest:
         raise SiteError("the site has been summarised in this run")
-    site.store.save(_SUMMARISED, Entry({}, {}))
+    site.store.save(_SUMMARISED, Entry({}, digest))
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
         kind = model.summary if request.summaries else ""
