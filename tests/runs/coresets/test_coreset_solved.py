@@ -285,7 +285,7 @@ class Asking(InProcessGrid):
             message.metadata.__dict__["_message_type"] = str(Action.ROWS)
             header = unpack(message.content).header
             place = {name: header.get(name) for name in ("run", "round", "after")}
-            asked = encode(RowsRequest(seed=0, clusters=3))
+            asked = encode(RowsRequest(seed=0, clusters=10))
             message.content = pack(Packet({**asked.header, **place}))
         return super()._deliver(message)
 
