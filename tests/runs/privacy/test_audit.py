@@ -33,7 +33,7 @@ from tp_flower.sources.shards import load_tables
 
 FIELDS = {
     *("seq", "time", "event", "run", "ident", "action", "round", "flower-run", "app"),
-    *("part", "table", "site", "query", "digest", "proposal", "policy", "checksum"),
+    *("part", "table", "site", "query", "digest", "proposal", "policy", "salt", "checksum"),
 }
 QUERY = {"table": "t", "source": "F"}
 HOSTILE = "</td><script>alert(1)</script>'\"&\u202e"
