@@ -82,7 +82,7 @@ def test_wide_tables_build_no_gram_matrix(layout_of, monkeypatch, strategy, layo
     def refused(*_: object, **__: object) -> None:
         raise AssertionError("a Gram matrix of a wide table")
 
-    monkeypatch.setattr("client_apps.operator.participant.gram", refused)
+    monkeypatch.setattr("client_apps.operator.releases.gram", refused)
     without = finished(strategy, layout, **settings)
     np.testing.assert_allclose(without.flat, built.flat, rtol=1e-3, atol=1e-5)
 

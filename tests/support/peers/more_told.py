@@ -134,7 +134,7 @@ def _facts(record: Record) -> dict[tuple[Any, ...], Any]:
         seen[action, node] += 1
         if "error" in packet.header:
             continue
-        for name in packet.header.keys() - {"parts", "round", "seconds", "at"}:
+        for name in packet.header.keys() - {"parts", "round", "seconds", "at", "ledger-end"}:
             facts[(*where, None, name)] = packet.header[name]
         for own in packet.header.get("parts", ()):
             facts |= {(*where, own["id"], name): own[name] for name in own.keys() - {"id"}}
