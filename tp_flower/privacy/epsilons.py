@@ -48,7 +48,7 @@ NONE: Final = "none"
 _OTHERS: Final = "others"
 KINDS: Final[Mapping[str, tuple[str, ...]]] = {
     FEATURES: (
-        *("statistics", "features", "weights", "times", "metrics", "trees"),
+        *("statistics", "features", "ranks", "weights", "times", "metrics", "trees"),
         *("sensitivities", "drawn-rows", "masked-sensitivities"),
         *(plan.SAMPLED_ROWS, plan.CENTRES),
     ),
