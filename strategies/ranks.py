@@ -13,6 +13,7 @@ import numpy as np
 from strategies.run.exchange import Part, Replies, Requests, ask
 from strategies.run.replies import array_of
 from strategies.run.sites import Inventory
+from strategies.setup.encoding import TableEncoding
 from strategies.setup.joined_rows import JoinedRows, TableLayout
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.protocol.fields import Document
@@ -80,13 +81,13 @@ def asks_ranks(inventory: Inventory) -> bool:
 
 
 def rank_rows(
-    joined: JoinedRows, sealed: Mapping[str, AnyArray | None]
+    joined: JoinedRows, encoders: Mapping[str, TableEncoding]
 ) -> Generator[Requests, Replies, Ranks]:
-    """Ask how much the rows that take part vary; ``sealed`` are the tables' encoders."""
+    """Ask how much the rows that take part vary, as the tables' encoders encode them."""
     bodies = {
         part.number: RankPart(
             rows=pack_bits(_taking_part(layout, part, joined.extracted.rows[part.number])),
-            encoder=sealed[layout.name],
+            encoder=encoders[layout.name].sealed,
         )
         for layout in joined.layouts.values()
         for part in layout.parts

@@ -15,7 +15,7 @@ import numpy as np
 
 from client_apps.data.run_store import Entry
 from client_apps.privacy import ledger_entries
-from client_apps.privacy.guard import check_rows, visible_schema
+from client_apps.privacy.guard import check_rows, counts_evenly, visible_schema
 from client_apps.privacy.ledger_entries import note
 from client_apps.privacy.proposal_checks import (
     TRAINED,
@@ -24,10 +24,10 @@ from client_apps.privacy.proposal_checks import (
     check_begins,
     check_encoders,
 )
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import AnyArray
 from tp_flower.duckdb_engine import quote_name
-from tp_flower.errors import MessageError, SchemaError, SiteError, TPFlowerError
+from tp_flower.errors import MessageError, SchemaError, TPFlowerError
 from tp_flower.features.choice import TableChoice
 from tp_flower.features.columns import nearly_numbers
 from tp_flower.features.encoder import SiteEncoder, TableEncoder
@@ -83,13 +83,12 @@ def statistics(site: Site, request: StatisticsRequest) -> StatisticsReply:
 
 def _statistics_of(site: Site, number: int, body: StatisticsPart) -> FittedPart:
     name, digest = _STATISTICS.format(number), site.round.digest
-    if site.store.has(name) and site.store.load(name).meta["request"] != digest:
-        raise SiteError("another request has already fitted this run's encoders")
+    site.check_once(name, "another request has already fitted this run's encoders")
     choice = _choice(body.encoders)
     computed = _computed(site, number, body, choice)
     check_encoders(site, number, choice, body)
     shards = msgspec.to_builtins(body.shards)
-    meta = {"request": digest, "encoders": body.encoders, "shards": shards}
+    meta = {REQUEST: digest, "encoders": body.encoders, "shards": shards}
     site.store.save(name, Entry({}, meta))
     is_fitted = not all(column.is_declared for column in computed.values())
     describes = _description(site, number, body) if body.describes and is_fitted else None
@@ -114,13 +113,12 @@ def _description(site: Site, number: int, body: StatisticsPart) -> Detail | None
         return None
     if policy.min_rows <= 1:
         return Detail.PERCENT
-    counts = body.multiplicity
+    fewest, counts = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit, body.multiplicity
     if counts is None:
-        total, largest = _selected(site, number, body), 1
+        is_even = _selected(site, number, body) >= fewest
     else:
-        total, largest = int(counts.sum()), int(counts.max(initial=0))
-    fewest = max(FEWEST_ROWS, policy.min_rows) * policy.rows_per_unit
-    return Detail.STEPS if largest * fewest <= total else None
+        is_even = counts_evenly(counts, fewest)
+    return Detail.STEPS if is_even else None
 
 
 def _selected(site: Site, number: int, body: StatisticsPart) -> int:

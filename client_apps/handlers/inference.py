@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from client_apps.data.database import cannot_write
 from client_apps.data.saved_models import SavedModel, part_folder
-from client_apps.operator.masks import Masked, MaskedRows, score_masks
+from client_apps.operator.masks import Masked, MaskedRows, are_masked, score_masks
 from client_apps.operator.participant import make_model, sent_scores
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_model, check_plan, check_rows
@@ -70,7 +70,7 @@ def _scored(
 ) -> tuple[ScoredPart, Release]:
     """Return the scores of a part's rows, and how their plan protects them."""
     source, sides = site.source(number), site.terms.join_sides(number)
-    is_masked = request.masking is not None and bool(sides)
+    is_masked = are_masked(request.masking, sides)
     check_plan(source, (SCORES,), request.privacy, is_masked=is_masked)
     rows = _rows(site, number, body)
     saved, model = _loaded(site, number, body, request)

@@ -20,7 +20,7 @@ from client_apps.operator.participant import Participant, ShardData, make_model
 from client_apps.privacy.guard import check_model, check_plan, check_rows
 from client_apps.privacy.ledger_entries import release, set_aside
 from client_apps.privacy.proposal_checks import agree, agree_in_model, check_begins, check_trained
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import REQUEST, Site
 from tp_flower.arrays import FloatArray
 from tp_flower.errors import MessageError, QueryError, SiteError
 from tp_flower.extraction.extracted import LabelColumn, check_no_null
@@ -244,13 +244,10 @@ MOST_TORCH_STEPS: Final = 300  # an MLP alone takes about as many as with others
 def summarise(site: Site, request: SummariseRequest) -> SummariseReply:
     """Reply with the metrics of the model trained alone, and the graph's summary.
 
-    A summary leaves once: those of other random features would tell more of the rows. The same
-    request is answered again, as a site that has lost its state is sent all rounds anew.
+    A summary leaves once: those of other random features would tell more of the rows.
     """
-    digest = {"request": site.round.digest}
-    if site.store.has(_SUMMARISED) and site.store.load(_SUMMARISED).meta != digest:
-        raise SiteError("the site has been summarised in this run")
-    site.store.save(_SUMMARISED, Entry({}, digest))
+    site.check_once(_SUMMARISED, "the site has been summarised in this run")
+    site.store.save(_SUMMARISED, Entry({}, {REQUEST: site.round.digest}))
     parts: dict[int, SiteSummary] = {}
     for model in personalised_models(site, request.base):
         kind = model.summary if request.summaries else ""

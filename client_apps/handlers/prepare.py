@@ -19,7 +19,7 @@ from client_apps.handlers import training_rows
 from client_apps.handlers.boosting import add_trees
 from client_apps.handlers.encoding import fitted_encoder
 from client_apps.operator import participant
-from client_apps.operator.masks import MaskedRows, score_masks
+from client_apps.operator.masks import MaskedRows, are_masked, score_masks
 from client_apps.privacy import ledger_entries
 from client_apps.privacy.guard import check_model, check_plan, counts_evenly
 from client_apps.privacy.keys import run_key
@@ -134,7 +134,7 @@ def _prepare_part(
         source,
         (ROWS if sends_rows else MODELS, SCORES),
         privacy,
-        is_masked=request.masking is not None and bool(sides),
+        is_masked=are_masked(request.masking, sides),
         # nothing is summed of a table in one shard
         is_sealed=update is Update.LOCAL
         or (body.union is not None and body.union.group is not None),
@@ -193,7 +193,7 @@ def _prepare_part(
         label_scale=body.label_scale,
         limit=limit,
         table_rows=None if limit is None else rows.place,
-        is_even=counts_evenly(source.policy, rows.counts),
+        is_even=counts_evenly(rows.counts, source.policy.min_rows),
         most_scores=site.terms.most_scores(batches.count),
         most_sums=site.terms.most_sums(batches.count),
     )

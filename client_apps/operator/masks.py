@@ -81,6 +81,11 @@ def read_masks(entry: Entry, keys: GroupKeys) -> ScoreMasks | None:
     return ScoreMasks(FixedPoint(*meta[_POINT]), joins)
 
 
+def are_masked(masking: Masking | None, sides: "Sequence[JoinSide]") -> bool:
+    """Return whether masks hide the scores; a table without joins has none."""
+    return masking is not None and bool(sides)
+
+
 @dataclass(frozen=True)
 class MaskedRows:
     """The rows of a part whose scores leave, and by what they are masked.

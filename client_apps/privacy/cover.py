@@ -11,12 +11,12 @@ of the run can state what it likes about any shard: a dummy table that varies is
 with the server. That is for the owner's ``partners``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
 
-from client_apps.privacy.keys import run_key
+from client_apps.privacy.keys import own_node, run_key
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import SiteError
@@ -48,36 +48,34 @@ def check_cover(site: Site, number: int, sealed: Mapping[str, AnyArray]) -> None
     if not policy.cover:
         return
     statements, table = _statements(site, sealed), proposal.parts[number].table
+    here = own_node(site)
+    sites_here = {part.site for part in proposal.parts.values() if part.node == here}
     covering = [
         name
         for name in proposal.tables
-        if name != table and _covers(site, proposal.shards_of(name), statements)
+        if name != table
+        and _covers(proposal.shards_of(name), sites_here, statements, site.public_keys)
     ]
     policy.check_cover(table, len(covering))
 
 
 def _covers(
-    site: Site, shards: Mapping[int, ProposedPart], statements: Mapping[int, CoverStatement]
+    shards: Mapping[int, ProposedPart],
+    sites_here: Collection[str],
+    statements: Mapping[int, CoverStatement],
+    public_keys: Mapping[str, str],
 ) -> bool:
     """Return whether all shards of a table are at other sites, and have stated that they vary."""
-    sites_here = {
-        part.site for part in site.terms.proposal.parts.values() if part.node == _node(site)
-    }
     for number, part in shards.items():
         statement = statements.get(number)
-        is_other = part.node != _node(site) and part.site not in sites_here
-        if statement is None or not is_other or statement.site != site.public_keys[part.node]:
+        if statement is None or part.site in sites_here:
+            return False
+        if statement.site != public_keys[part.node]:
             return False
         # none of an empty shard's rows is joined
         if statement.rows and not statement.varies:
             return False
     return any(statements[number].rows for number in shards)
-
-
-def _node(site: Site) -> str:
-    """Return the number of the run's node that this site is."""
-    key = run_key(site)
-    return next(node for node, public in site.public_keys.items() if public == key)
 
 
 def _statements(site: Site, sealed: Mapping[str, AnyArray]) -> dict[int, CoverStatement]:

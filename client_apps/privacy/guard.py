@@ -20,7 +20,7 @@ from tp_flower.privacy.mechanisms import Budget
 from tp_flower.protocol.training_messages import PrivacyTerms
 from tp_flower.query.fragment import Fragment, Read, Role, reads
 from tp_flower.query.fragment_text import fragment_text, text_digest
-from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS, Policy
+from tp_flower.sources.policy import MODELS, SCORES, WEIGHTS
 from tp_flower.sources.shards import ShardSchema, ShardSource
 
 
@@ -147,13 +147,14 @@ def check_rows(source: ShardSource, rows: int, what: str) -> None:
         source.policy.check_rows(rows, what)
 
 
-def counts_evenly(policy: Policy, counts: AnyArray | None) -> bool:
-    """Return whether no row counts for more than one in ``min-rows`` of all rows that count.
+def counts_evenly(counts: AnyArray, fewest: int) -> bool:
+    """Return whether no row counts for more than one in ``fewest`` of all rows that count.
 
-    ``counts`` (n,) are the server's: how many joined rows each row is in, None if each is in one.
-    A sum over rows of which one counts for nearly all tells that row.
+    ``counts`` (n,) are the server's: in how many joined rows each row is, or their weights. A sum
+    over rows of which one counts for nearly all tells that row.
     """
-    return counts is None or bool(counts.max(initial=0) * policy.min_rows <= counts.sum())
+    # Python's numbers: a product of 32 bits might wrap around
+    return bool(counts.max(initial=0).item() * fewest <= counts.sum().item())
 
 
 def check_plan(

@@ -16,7 +16,7 @@ import numpy as np
 
 from client_apps.data.key_files import read_allowed_keys, site_key
 from client_apps.data.run_store import Entry
-from client_apps.rounds.site import SECRET, Site
+from client_apps.rounds.site import REQUEST, SECRET, Site
 from tp_flower.arrays import AnyArray
 from tp_flower.errors import MessageError, SettingsError, SiteError
 from tp_flower.events import log_event
@@ -33,7 +33,6 @@ from tp_flower.privacy.key_agreement import (
 from tp_flower.protocol.setup_messages import ExtractRequest, SealReply, SealRequest
 
 _KEYS, _PUBLIC, _SEALED = "keys", "public", "sealed"
-_REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 _DIGITS: Final = 16  # digits of a public key that identify it in error messages
 _LOGGED: Final = 8  # digits of a fingerprint in the log
 
@@ -72,7 +71,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
     """
     if site.store.has(_SEALED):
         entry = site.store.load(_SEALED)
-        if entry.meta[_REQUEST] == site.round.digest:
+        if entry.meta[REQUEST] == site.round.digest:
             return SealReply(entry.meta[_SEALED])
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
@@ -93,7 +92,7 @@ def seal(site: Site, request: SealRequest) -> SealReply:
             for node, member in members.items()
         }
     _record(site, source, groups)
-    site.store.save(_SEALED, Entry({}, {_REQUEST: site.round.digest, _SEALED: sealed}))
+    site.store.save(_SEALED, Entry({}, {REQUEST: site.round.digest, _SEALED: sealed}))
     return SealReply(sealed)
 
 
@@ -102,9 +101,8 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 
     Done once in a run; a repeat of the same request finds the stored keys.
     """
+    site.check_once(SECRET, "another request has already extracted this run's rows")
     if site.store.has(SECRET):
-        if site.store.load(SECRET).meta[_REQUEST] != site.round.digest:
-            raise SiteError("another request has already extracted this run's rows")
         return
     source, keys = key_source(site), _site_keys(site)
     _check_source(source, request.keys)
@@ -129,7 +127,7 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
         key = secret.of_run(int(site.run, 16), public, group, proposal=fingerprint)
         arrays[group] = np.frombuffer(key, np.uint8)
     _record(site, source, groups)
-    site.store.save(SECRET, Entry(arrays, {_REQUEST: site.round.digest}))
+    site.store.save(SECRET, Entry(arrays, {REQUEST: site.round.digest}))
     # no secret is opened twice: a second request for rows would get hashes that can be
     # compared with those of the first
     site.store.drop(_KEYS)
@@ -138,6 +136,12 @@ def take_secrets(site: Site, request: ExtractRequest) -> None:
 def run_key(site: Site) -> str:
     """Return the site's public key of the run."""
     return _public_keys(site).run.hex()
+
+
+def own_node(site: Site) -> str:
+    """Return the number of the run's node that this site is, by the public keys that it has."""
+    key = run_key(site)
+    return next(node for node, public in site.public_keys.items() if public == key)
 
 
 def site_public_key(site: Site) -> str:

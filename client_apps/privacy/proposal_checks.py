@@ -15,7 +15,7 @@ import numpy as np
 from client_apps.data.key_files import read_allowed_keys
 from client_apps.data.run_store import Entry
 from client_apps.privacy.guard import source_id
-from client_apps.privacy.keys import key_source, run_key, site_public_key
+from client_apps.privacy.keys import key_source, own_node, site_public_key
 from client_apps.rounds.site import Site
 from tp_flower.arrays import AnyArray, BoolArray
 from tp_flower.errors import MessageError, ProposalError
@@ -64,7 +64,7 @@ def agree_in_all(proposed: Body, requested: Body, *, but: tuple[str, ...] = ()) 
 def check_proposal(site: Site, request: ExtractRequest) -> None:
     """Refuse a proposal that contradicts itself, its request or the site."""
     proposal, terms = request.proposal, site.terms
-    node = next(n for n, key in request.public_keys.items() if key == run_key(site))
+    node = own_node(site)
     _check_joins(site)
     nodes = {part.node for part in proposal.parts.values()}
     agree("public keys", sorted(nodes), sorted(request.public_keys))

@@ -31,7 +31,7 @@ from client_apps.operator import participant
 from client_apps.operator.masks import Masked
 from client_apps.operator.releases import Releaser
 from tp_flower.arrays import AnyArray, FloatArray
-from tp_flower.errors import MessageError, TPFlowerError
+from tp_flower.errors import MessageError, SiteError, TPFlowerError
 from tp_flower.keyed_hash import KEY_BYTES, RUN_GROUP, KeyedHasher
 from tp_flower.learning.solvers import RidgeSolver
 from tp_flower.node_config import IN_MEMORY, TABLES, cache_limit, site_id, state_dir
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 SECRET: Final = "secret"
 PROPOSAL: Final = "proposal"
+REQUEST: Final = "request"  # in an entry: the digest of the request that brought it
 RULES: Final = "rules"  # stored where a table of the run has rules
 _NOISE: Final = "noise"
 _ID_DIGITS: Final = 32
@@ -342,6 +343,14 @@ class Site:
         data = participant.ShardData.read(entry, features, self.group_key)
         self.store.memory[name] = Entry({}, {"data": data, "entry": entry})
         return data
+
+    def check_once(self, name: str, refusal: str) -> None:
+        """Refuse, in these words, another request than the one that has brought an entry.
+
+        The same one comes again where the site has lost its state, and is sent all rounds anew.
+        """
+        if self.store.has(name) and self.store.load(name).meta[REQUEST] != self.round.digest:
+            raise SiteError(refusal)
 
     def releaser(self, number: int, plan: PartPlan) -> Releaser:
         """Return how a participant's arrays leave with this message, by its plan."""

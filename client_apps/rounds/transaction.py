@@ -40,7 +40,7 @@ from flwr.app import RecordDict
 
 from client_apps.data.ledger import ANSWER, REFUSE, Line
 from client_apps.data.run_store import CommittedRound, Entry
-from client_apps.rounds.site import Site
+from client_apps.rounds.site import REQUEST, Site
 from tp_flower import errors
 from tp_flower.events import Value, is_printed, log_event
 from tp_flower.node_config import app_sha256, site_id
@@ -141,7 +141,7 @@ def _answered_once(
             is_over = site.round.is_over
     except errors.OfRowsError:
         with site.store.together(site.features.make_room):
-            site.store.save(STOPPED, Entry({}, {"request": request.digest}))
+            site.store.save(STOPPED, Entry({}, {REQUEST: request.digest}))
         raise
     except errors.LostStateError as error:
         if last is None:
@@ -191,7 +191,7 @@ def _check_not_stopped(site: Site, request: IncomingRequest, message: Request) -
     """Refuse all but the end of a run that a refusal has told of the rows."""
     if isinstance(message, FinishRequest) or not site.store.has(STOPPED):
         return
-    if site.store.load(STOPPED).meta["request"] != request.digest:
+    if site.store.load(STOPPED).meta[REQUEST] != request.digest:
         raise errors.SiteError(
             "the site has refused a request of this run because of its rows, and answers nothing "
             "but that request again and the end of the run: many such refusals would tell the rows"

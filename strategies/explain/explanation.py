@@ -301,8 +301,7 @@ class Explain(RoundStrategy):
         self._encoders = yield from fit_encoders(joined, self._method)
         if asks_ranks(self.inventory):
             estimate = CostEstimate(joined, self._encoders, self._method, ())
-            sealed = {name: encoder.sealed for name, encoder in self._encoders.items()}
-            ranks = yield from rank_rows(estimate.trained, sealed)
+            ranks = yield from rank_rows(estimate.trained, self._encoders)
             self._method.scores_left = ranks.by_number
             self._forecasts = estimate.forecast_scores(ranks)
             self.warn(*self._method.warnings_of_scores(self._forecasts))

@@ -82,8 +82,8 @@ def _waiting(rounds: int) -> str:
     seconds = waiting_seconds(rounds).items()
     parts = (f"{format_seconds(value)} ({channel})" for channel, value in seconds)
     return (
-        f"In a deployment {blocks.counted(rounds, 'round')} would wait {' or '.join(parts)} "
-        "besides computing."
+        f"In a deployment, {blocks.counted(rounds, 'round')} would wait, besides "
+        f"computing and a round trip of the network each: {' or '.join(parts)}."
     )
 
 

@@ -269,8 +269,7 @@ class JoinStrategy(RelationalStrategy[TrainingProblem]):
         )
         specs = {name: self.model_spec(preparation, name) for name in joined.layouts}
         if asks_ranks(self.inventory):
-            sealed = {name: encoder.sealed for name, encoder in encoders.items()}
-            ranks = yield from rank_rows(joined, sealed)
+            ranks = yield from rank_rows(joined, encoders)
             self.scores_left = ranks.by_number
             for item in self.forecast_scores(ranks, joined, specs):
                 self.limit_epochs(item.epochs, str(item))

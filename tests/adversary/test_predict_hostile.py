@@ -77,21 +77,29 @@ def test_refused_row_keys(trained):
     check_all_refused(grid.answers, "'row-key' must be at most")
 
 
-@pytest.mark.parametrize(("place", "value"), case_table(__file__)["fragments"])
-def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
-    """A server that chose the features could read the model off the scores."""
+def proposed_otherwise(*place, value):
+    """A server that asks for another fragment of orders, and tells all sites so."""
 
     def instead(action, node, packet):
         if action != "query.extract":
             return packet
-        if node == hostile.SHOP:
-            return hostile.header(*FRAGMENT, *place, value=value)(packet)
-        # all sites are told of the same run
-        fragment = hostile.header(*PROPOSED, *place, value=value)
-        return fragment(packet)
+        fragment = FRAGMENT if node == hostile.SHOP else PROPOSED
+        return hostile.header(*fragment, *place, value=value)(packet)
+
+    return instead
+
+
+@pytest.mark.parametrize(("place", "value"), case_table(__file__)["fragments"])
+def test_rows_that_are_made_otherwise_are_not_scored(trained, place, value):
+    """A server that chose the features could read the model off the scores."""
 
     with pytest.raises(SiteError, match="model's part is for another table or query"):
-        predict(trained, instead=instead)
+        predict(trained, instead=proposed_otherwise(*place, value=value))
+
+
+def test_rows_of_another_alias_are_not_scored(trained):
+    with pytest.raises(SiteError, match=r"'table': the run was proposed with 'o', .* says 'x'"):
+        predict(trained, instead=proposed_otherwise("table", value="x"))
 
 
 def test_another_tables_part_is_refused(tmp_path):

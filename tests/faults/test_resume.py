@@ -13,7 +13,7 @@ from strategies import STRATEGIES
 from strategies.run.grid import InProcessGrid
 from strategies.run.journal import FILE, FOLDER, LARGE_BYTES, Frame, Journal
 from strategies.run.resume import resumed
-from tests.support.children.killed_servers import SETTINGS, killed, sites_of, strategy_in
+from tests.support.examples.killed_servers import SETTINGS, killed, sites_of, strategy_in
 from tp_flower.errors import MissingSiteError, SchemaError, SettingsError
 from tp_flower.protocol.packet import Parcel
 from tp_flower.query import Query

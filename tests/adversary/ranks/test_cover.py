@@ -60,6 +60,17 @@ def test_a_table_that_varies_covers(tmp_path):
     assert counted(tmp_path / "flat") == counted(tmp_path / "two") == 0
 
 
+def test_another_table_of_the_site_covers_nothing(tmp_path):
+    """Scores hide in those of other sites alone."""
+    own = {"payments": payments(), "clinic": others()}
+    sites = {"shop": write_site(tmp_path / "shop", own, {"payments": RULES})}
+    with (
+        closing(WatchedGrid(sites, state=tmp_path / "state")) as grid,
+        pytest.raises(SiteError, match=r"\(cover = 1\) refuses: .* and 0 tables of other sites"),
+    ):
+        train(grid, SQL, TablePuppetCG, test_fraction=0.0, num_epochs=1)
+
+
 def test_all_shards_of_a_table_that_covers_vary(tmp_path):
     """Rows that are joined with those of a flat shard would hide in nothing."""
     halves = {"clinic": slice(300), "branch": slice(300, None)}

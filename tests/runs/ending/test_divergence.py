@@ -7,6 +7,7 @@ import pytest
 
 from client_apps.data.saved_models import SavedModel
 from strategies import STRATEGIES
+from tests.support.examples.killed_servers import Killed, KilledServer
 from tests.support.examples.store_runs import FRAMES, LAYOUTS, query
 from tests.support.federated import WatchedGrid, one_per_site, run_query
 from tp_flower.errors import DivergedError
@@ -70,25 +71,8 @@ def check_ends_with(finished, folder, epoch: int, short) -> None:
     )
 
 
-class Killed(BaseException):
-    """Of the server."""
-
-
-class KilledGrid(WatchedGrid):
-    """Kill the server before, or after, the messages of one round are answered."""
-
-    kill_at: int | None = None
-
-    def push_messages(self, messages):
-        messages = list(messages)
-        at = self.kill_at
-        is_it = at is not None and messages[0].metadata.group_id == str(abs(at))
-        if is_it and at < 0:
-            raise Killed
-        sent = super().push_messages(messages)
-        if is_it:
-            raise Killed
-        return sent
+class KilledGrid(KilledServer, WatchedGrid):
+    pass
 
 
 @pytest.mark.parametrize("strategy", ["cg", "admm"])

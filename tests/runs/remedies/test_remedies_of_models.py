@@ -7,7 +7,7 @@ import pytest
 
 from client_apps.app import app
 from strategies.run.grid import InProcessGrid
-from tests.support.children.killed_servers import killed, sites_of, strategy_in
+from tests.support.examples.killed_servers import killed, sites_of, strategy_in
 from tests.support.federated import FEATURES, SOURCE, store, whole
 from tests.support.predicted import on, train_store
 from tp_flower.errors import QueryError, SettingsError, SiteError, TPFlowerError

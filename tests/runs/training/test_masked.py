@@ -44,9 +44,7 @@ def traffic(finished: Run) -> list[tuple[str, int, int]]:
 def test_masked_scores_train_the_same_model(source, loss, layout, how):
     how = {"source": source, "num_epochs": 4, **how}
     masked, clear = (trained(loss, layout, privacy=privacy, **how) for privacy in (MASKED, CLEAR))
-    # a network's steps enlarge what the fixed point rounds
-    rtol = 1e-3 if "models" in how else 1e-4
-    np.testing.assert_allclose(history(masked), history(clear), rtol=rtol, atol=1e-6)
+    np.testing.assert_allclose(history(masked), history(clear), rtol=1e-4, atol=1e-6)
     for finished, dtype in ((masked, "uint32"), (clear, "float32")):
         assert {array.dtype.name for array in scores_sent(finished)} == {dtype}
     assert traffic(masked) == traffic(clear)

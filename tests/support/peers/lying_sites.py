@@ -39,3 +39,6 @@ STRICT = {
     "customers": f"most-unmatched = 0\n{RULES}",
     "items": f"most-unmatched = 0\n{RULES}",
 }
+RANKED = {**STRICT, "orders": f"{STRICT['orders']}\ncover = 1\nscores-per-rank = 0.5"}
+POLICIES = {"strict": STRICT, "ranked": RANKED}
+"""The sites' policies, by kind; those that ask for ranks let no scores of so few rows leave."""

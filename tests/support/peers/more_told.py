@@ -15,7 +15,10 @@ from tests.support.peers.told import Row, Told, foreign
 from tp_flower.protocol.messages import Action
 
 MASKED = {"scores", "batch-scores", "tested-scores", "share", "products", "masked"}
-HIDDEN = {"sealed", "ledger", "public-key", "site-key", "digest", "gradient-noise"}
+HIDDEN = {
+    *("sealed", "statement", "ledger", "ledger-end", "public-key", "site-key", "digest"),
+    "gradient-noise",
+}
 """Fields of replies that are looked at as they are made, or are new in every run."""
 KEYS = {"hashes", "codes", "group-hashes", "row-hashes", "subset"}
 """Those that follow from hashes under a new key: which are equal is compared."""
@@ -134,7 +137,7 @@ def _facts(record: Record) -> dict[tuple[Any, ...], Any]:
         seen[action, node] += 1
         if "error" in packet.header:
             continue
-        for name in packet.header.keys() - {"parts", "round", "seconds", "at", "ledger-end"}:
+        for name in packet.header.keys() - {"parts", "round", "seconds", "at"}:
             facts[(*where, None, name)] = packet.header[name]
         for own in packet.header.get("parts", ()):
             facts |= {(*where, own["id"], name): own[name] for name in own.keys() - {"id"}}

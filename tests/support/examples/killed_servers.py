@@ -17,21 +17,28 @@ class Killed(BaseException):
     """Of the server."""
 
 
-class KilledGrid(InProcessGrid):
-    """Kill the server before, or after, the messages of one round are answered."""
+class KilledServer:
+    """A grid whose server is killed after the messages of round ``kill_at`` are answered.
+
+    Of round ``-kill_at`` it is killed before they leave.
+    """
 
     kill_at: int | None = None
-    kills_after: bool = False
 
     def push_messages(self, messages):
         messages = list(messages)
-        is_it = str(self.kill_at) == messages[0].metadata.group_id
-        if is_it and not self.kills_after:
+        at = self.kill_at
+        is_it = at is not None and messages[0].metadata.group_id == str(abs(at))
+        if is_it and at < 0:
             raise Killed
         sent = super().push_messages(messages)
         if is_it:
             raise Killed
         return sent
+
+
+class KilledGrid(KilledServer, InProcessGrid):
+    pass
 
 
 def sites_of(is_sharded: bool):
@@ -48,7 +55,7 @@ def strategy_in(folder: Path, name: str, **settings):
 def killed(place: Path, name: str, is_sharded: bool, at: int, **settings):
     """Kill a run's server, before or after the sites answered; return its grid."""
     grid = KilledGrid(app, sites_of(is_sharded), state=place / "sites")
-    grid.kill_at, grid.kills_after = abs(at), at > 0
+    grid.kill_at = at
     with pytest.raises(Killed):
         strategy_in(place, name, **settings).start(grid)
     grid.kill_at = None
