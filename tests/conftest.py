@@ -3,12 +3,14 @@
 import subprocess
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.support.servers import mariadb, postgresql
+from tp_flower.files import HOME_VARIABLE
 
 __all__ = ["mariadb", "postgresql"]
 # the first example may start an engine, and machines differ: none is too slow
@@ -36,6 +38,14 @@ LONGEST = (
 """Files that take longest, those that wait beside those that compute. Begun last, one
 of them would be run while the other workers have nothing left to do."""
 SHARE = 14
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the tests' runs, models and sites' state apart from those of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(HOME_VARIABLE, str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -238,8 +238,8 @@ class Database:
             )
         elif version != self._version:
             raise SettingsError(
-                f"{path.name} has version {version}, expected {self._version}: use the version of "
-                "tp_flower that wrote it, or move it away"
+                f"{path} has version {version}, expected {self._version}: use the version of "
+                "tp_flower that wrote it, or move the file away"
             )
         if self._is_exclusive:
             # the lock is taken with the first transaction
