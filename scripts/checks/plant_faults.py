@@ -9,8 +9,9 @@ Every fault of ``faults.toml`` is made in a copy of the checkout, and the test f
 that it names are run there until the first of their tests fails. They are run without
 a fault first: they must pass then.
 
-What becomes of a fault: ``caught`` (a test fails), ``missed`` (all pass), ``late`` (the time limit
-was over), or ``stale`` (its snippet is not found exactly once, or no tests were run).
+What becomes of a fault: ``caught`` (a test fails), ``missed`` (all pass), ``late`` (the
+time limit was over), or ``stale`` (its snippet is not found exactly once, or no tests
+were run).
 
 Exit status: 0 all faults are caught (with ``--against``: all that were caught then),
 1 some are not, 2 the tests fail without a fault.
@@ -29,7 +30,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
+from typing import Self
 
 import hypothesis
 
@@ -38,6 +41,7 @@ from scripts.checks.checkouts import ROOT, run_python
 FAULTS = Path(__file__).with_name("faults.toml")
 PACKAGES = ("tp_flower", "strategies", "client_apps")
 CAUGHT, MISSED, LATE, STALE = "caught", "missed", "late", "stale"
+LAYOUT = re.compile(r'"\s*[rf]?"|,(?=\s*[)\]}])|\s+')
 SECONDS = 180.0
 """Time limit of a test file with a fault."""
 PASSED, FAILED = 0, 1
@@ -90,21 +94,56 @@ def read_faults(path: Path = FAULTS) -> list[Fault]:
     return [Fault(**fault) for group in groups.values() for fault in group]
 
 
+@dataclass(frozen=True)
+class Layoutless:
+    """A program's text without what a formatter may change.
+
+    White space, commas before a closing bracket and the joints of adjacent string
+    literals are left out; ``positions`` are those of the characters that stay.
+    """
+
+    text: str
+    positions: Sequence[int]
+
+    @classmethod
+    def of(cls, source: str) -> Self:
+        """Leave the layout out of a source."""
+        skipped = {i for match in LAYOUT.finditer(source) for i in range(*match.span())}
+        positions = [i for i in range(len(source)) if i not in skipped]
+        return cls("".join(source[i] for i in positions), positions)
+
+
 def find_snippet(fault: Fault, root: Path = ROOT) -> Path:
     """Return the one product file that has the fault's snippet, once."""
+    snippet = Layoutless.of(fault.old).text
     places = [
         path
         for package in PACKAGES
         for path in sorted((root / package).rglob("*.py"))
         if fnmatch(path.relative_to(root).as_posix(), fault.file)
-        for _ in range(path.read_text(encoding="utf-8").count(fault.old))
+        for _ in range(_layoutless(path).text.count(snippet))
     ]
     if len(places) != 1:
         listed = ", ".join(str(path.relative_to(root)) for path in places)
         raise StaleFaultError(
-            f"the snippet is found {len(places)} times ({listed or 'nowhere'}): {fault.old!r}"
+            f"the snippet is found {len(places)} times ({listed or 'nowhere'}): "
+            f"{fault.old!r}"
         )
     return places[0]
+
+
+def plant(fault: Fault, path: Path) -> str:
+    """Return a file's text with the fault in place of its snippet."""
+    file, snippet = _layoutless(path), Layoutless.of(fault.old).text
+    first = file.text.index(snippet)
+    start, last = (file.positions[i] for i in (first, first + len(snippet) - 1))
+    source = path.read_text(encoding="utf-8")
+    return source[:start] + fault.new.strip() + source[last + 1 :]
+
+
+@cache
+def _layoutless(path: Path) -> Layoutless:
+    return Layoutless.of(path.read_text(encoding="utf-8"))
 
 
 def find_tests(patterns: Sequence[str], root: Path = ROOT) -> list[str]:
@@ -135,7 +174,7 @@ def planted(fault: Fault, copy: Path) -> Iterator[None]:
     """Have the fault in a copy of the checkout."""
     path = find_snippet(fault, copy)
     text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
+    path.write_text(plant(fault, path), encoding="utf-8")
     try:
         yield
     finally:

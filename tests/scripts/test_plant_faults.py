@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 
 from scripts.checks import plant_faults
-from scripts.checks.plant_faults import CAUGHT, LATE, MISSED, STALE, Fault, StaleFaultError, Verdict
+from scripts.checks.plant_faults import (
+    CAUGHT,
+    LATE,
+    MISSED,
+    STALE,
+    Fault,
+    StaleFaultError,
+    Verdict,
+)
 
 FAULT = Fault("sum", "a + b", "a - b", ("test_adding.py",))
-TEST = "from tp_flower.adding import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+TEST = (
+    "from tp_flower.adding import add\n\ndef test_add():\n    assert add(1, 2) == 3\n"
+)
 
 
 @pytest.fixture
@@ -28,12 +38,14 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("fault", plant_faults.read_faults(), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", plant_faults.read_faults(), ids=lambda fault: fault.name
+)
 def test_a_fault_fits_the_code(fault: Fault) -> None:
-    text = plant_faults.find_snippet(fault).read_text(encoding="utf-8")
+    path = plant_faults.find_snippet(fault)
     assert plant_faults.find_tests(fault.tests)
     assert fault.new != fault.old
-    ast.parse(text.replace(fault.old, fault.new))
+    ast.parse(plant_faults.plant(fault, path))
 
 
 def test_names_are_unique() -> None:
@@ -67,7 +79,10 @@ def test_a_snippet_of_two_files_needs_a_file(copy: Path) -> None:
     (copy / "tp_flower" / "twin.py").write_text("a + b\n")
     with pytest.raises(StaleFaultError, match="found 2 times"):
         plant_faults.find_snippet(FAULT, copy)
-    assert plant_faults.find_snippet(replace(FAULT, file="*/twin.py"), copy).name == "twin.py"
+    assert (
+        plant_faults.find_snippet(replace(FAULT, file="*/twin.py"), copy).name
+        == "twin.py"
+    )
 
 
 def test_verdicts_are_compared_with_earlier_ones(tmp_path: Path) -> None:
